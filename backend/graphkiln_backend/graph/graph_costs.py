@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCost:
-    """One node. Activations are those of one sample; dimensions that vary beside the batch count as 1.
+    """One node. Activations are those of one sample; dimensions that vary count as 1 where nobody says it.
 
     Attributes:
         name: Of the node.

@@ -97,14 +97,35 @@ def spread_model(
     _check_outputs(version)
     split = plan_split(
         numbers,
-        cache(partial(count_costs, version.graph_path)),
+        cache(partial(count_costs, version.graph_path, shapes=_sample_shapes(version))),
         places_of,
         devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
         largest_batch=largest_batch,
         signature=promised_signature(version),
         times=find_times(version),
     )
-    return Spread(numbers=split.numbers, places=split.places, split=split, note=_note(resources))
+    note = "\n".join(filter(None, (_unknown_sizes(version), _note(resources))))
+    return Spread(numbers=split.numbers, places=split.places, split=split, note=note)
+
+
+def _sample_shapes(version: ModelVersion) -> dict[str, tuple[int, ...]]:
+    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples."""
+    if golden := version.golden:
+        whole = {name: array.shape for name, array in golden.inputs.items()}
+        return whole if golden.whole else {name: (1, *shape[1:]) for name, shape in whole.items()}
+    return {}
+
+
+def _unknown_sizes(version: ModelVersion) -> str:
+    """What the plan does not know of requests; empty where it does."""
+    inputs = promised_signature(version).inputs
+    varying = dict.fromkeys(dim for spec in inputs for dim in spec.shape[1:] if isinstance(dim, str))
+    if version.golden or not varying:
+        return ""
+    return (
+        f"sizes that vary ({', '.join(varying)}) count as 1, since no golden samples tell them: costs and activations "
+        "are larger (graphkiln convert FILE.onnx --samples DIR)"
+    )
 
 
 def _note(resources: Resources) -> str:

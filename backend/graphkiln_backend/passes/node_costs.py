@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir
@@ -36,6 +37,12 @@ _FUSING = frozenset(
 Source: ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations)."""
 _OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))
 """What runtimes fuse into the node behind."""
+
+_NO_TENSORS = frozenset(
+    ("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap")
+    + ("SplitToSequence",)
+)
+"""What computes sequences and optionals."""
 
 
 def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
@@ -73,6 +80,38 @@ def _name_nodes(model: onnx_ir.Model) -> None:
         taken.add(node.name)
 
 
+def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Writes the sizes of a request into a graph whose costs are counted next; it is not to be written any more.
+
+    Args:
+        model: The graph, or a shard of it.
+        shapes: Of its inputs, by name.
+    """
+    for value in model.graph.inputs:
+        value.shape = onnx_ir.Shape(shapes[value.name]) if value.name in shapes else value.shape
+    varying = [value for node in model.graph for value in node.outputs if value.shape and value.shape.is_dynamic()]
+    before = [value.shape for value in varying]
+    for value in varying:
+        value.shape = None
+    with _sums_as_identities(model):
+        ShapeInferencePass()(model)
+    for value, shape in zip(varying, before, strict=True):
+        value.shape = value.shape or shape  # what cannot be inferred is as far known as it was
+
+
+@contextmanager
+def _sums_as_identities(model: onnx_ir.Model) -> Iterator[None]:
+    """Shows sums of shards as what keeps a shape: the operator is ours, and ONNX knows nothing of it."""
+    sums = [(node, node.domain) for node in model.graph if node.op_type == ALL_REDUCE]
+    for node, _ in sums:
+        node.op_type, node.domain = "Identity", ""
+    try:
+        yield
+    finally:
+        for node, domain in sums:
+            node.op_type, node.domain = ALL_REDUCE, domain
+
+
 def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> GraphCosts:
     """The costs of a graph as `load_for_splitting` gives it.
 
@@ -90,8 +129,24 @@ def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> Gr
 
 
 def _can_be_handed(value: onnx_ir.Value) -> bool:
-    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type."""
-    return isinstance(value.type, onnx_ir.TensorType)
+    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type.
+
+    What a graph does not say of a sequence, the inference of shapes takes for a tensor: its operator tells.
+    """
+    node = value.producer()
+    if not isinstance(value.type, onnx_ir.TensorType) or (node and node.op_type in _NO_TENSORS):
+        return False
+    return all(map(_can_be_handed, _same_kind(node, value.index() or 0))) if node else True
+
+
+def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
+    """What an output of a node is handed on from."""
+    if node.op_type == "Identity":
+        yield from (value for value in node.inputs if value is not None)
+    for attribute in node.attributes.values():
+        if attribute.type == onnx_ir.AttributeType.GRAPH and node.op_type in ("If", "Loop"):
+            outputs = attribute.as_graph().outputs
+            yield from outputs[index + (node.op_type == "Loop") :][:1]  # a loop's first is its condition
 
 
 def _cost(node: onnx_ir.Node) -> NodeCost:

@@ -22,6 +22,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import spreading
@@ -29,6 +30,7 @@ from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.parallel import sums
+from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
@@ -105,6 +107,21 @@ class TestReading:
         assert "stage 1 on core" in deployment.plan.explain()
         assert deployment.places == chosen.places
 
+    def test_samples_tell_the_sizes_that_vary(self, tmp_path: Path) -> None:
+        """Without them a sentence counts as one token, which is said."""
+        path = split_graphs.save(split_graphs.decoder(), tmp_path / "1")
+        version = ModelVersion(graph_path=path, manifest=None, golden=None)
+        settings = Settings(parallel=Parallelism(pipeline=2))
+        unknown = spread(settings, version)
+        assert "sizes that vary (tokens) count as 1" in unknown.explain()
+        x = draw(3, 64, 24)
+        golden = GoldenSamples(inputs={"x": x}, source_outputs={"y": x}, graph_outputs={"y": x})
+        known = spread(settings, replace(version, golden=golden))
+        assert "sizes that vary" not in known.explain()
+        assert unknown.split
+        assert known.split
+        assert known.split.stages[0].activation_bytes > 30 * unknown.split.stages[0].activation_bytes
+
     @pytest.mark.parametrize("own", [True, False])
     def test_cores_under_a_quota_may_be_taken_twice(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, own: bool
@@ -121,6 +138,40 @@ class TestReading:
             found = Spread(numbers=Parallelism(data=2), places=(Place(CPU, cores),))
             assert found.apply(Settings(), resources)[1].shared_folder == tmp_path / folder
             assert (tmp_path / folder).is_dir()
+
+
+def keep(version: ModelVersion, seconds: dict[str, float], graph: str = "") -> None:
+    times = NodeTimes(
+        graph=graph or graph_digest(version), runtime="onnxruntime 1", machine="a core", batches={"1": seconds}
+    )
+    times.write(version.graph_path.parent / NODE_TIMES_FILE)
+
+
+class TestMeasuredTimes:
+    def test_decide_where_the_graph_is_cut(self, tmp_path: Path) -> None:
+        version, settings = version_of(tmp_path, "attention"), Settings(parallel=Parallelism(pipeline=2))
+        counted = spread(settings, version)
+        assert counted.split
+        nodes = counted.split.whole.nodes
+        first, second = [number for number, node in enumerate(nodes) if node.op_type == "MatMul"][:2]
+        keep(version, {node.name: 1.0 if number in {first, second} else 1e-6 for number, node in enumerate(nodes)})
+        measured = spread(settings, version)
+        assert measured.split
+        assert "costs: measured by onnxruntime 1 on a core for batches of 1" in measured.explain()
+        assert first < measured.split.cuts[0] <= second < counted.split.cuts[0]
+
+    @pytest.mark.parametrize("auto", [True, False])
+    def test_of_another_graph_are_refused(self, tmp_path: Path, *, auto: bool) -> None:
+        version = version_of(tmp_path, "attention")
+        keep(version, {"n": 1.0}, graph="another")
+        numbers = Parallelism(auto=True, memory_bytes=1 << 30) if auto else Parallelism(pipeline=2)
+        with pytest.raises(LoweringError, match="it was measured of another graph"):
+            spread(Settings(parallel=numbers), version)
+
+    def test_say_nothing_of_whole_copies(self, tmp_path: Path) -> None:
+        version = version_of(tmp_path, "attention")
+        keep(version, {"n": 1.0}, graph="another")
+        assert not spread(Settings(parallel=Parallelism(data=1)), version).split
 
 
 class TestRefusals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir
 import pytest
 from graphs import draw, graph
@@ -13,7 +14,7 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.lowering.parallel.cuts import find_cuts, find_stages
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
-from graphkiln_backend.passes.node_costs import count_costs, load_for_splitting
+from graphkiln_backend.passes.node_costs import bind_sizes, count_costs, load_for_splitting
 
 MLP = """(float[b,4] x, bool c) => (float[b,3] y, float[b,5] r) {
     h = MatMul(x, w)
@@ -82,6 +83,53 @@ def test_what_is_no_tensor_stays_in_its_stage(tmp_path: Path) -> None:
     )
     assert costs.local == {"s"}
     assert find_cuts(costs, 2) == [0, 1, 3, 4]
+
+
+def test_a_sequence_that_nothing_calls_one(tmp_path: Path) -> None:
+    """Most graphs do not say it, and inference takes it for a tensor; also where a branch or an alias hands it on."""
+    model = graph(
+        """(float[b,4] x, bool c) => (float[b,8] y) {
+            s = SequenceConstruct(x, x)
+            r = Identity(s)
+            t = If (c) <then_branch = t () => (seq(float[b,4]) u) { u = SequenceConstruct(x, x) },
+                        else_branch = e () => (seq(float[b,4]) v) { v = Identity(r) }>
+            y = ConcatFromSequence<axis=1>(t)
+        }"""
+    )
+    for node in model.graph:
+        if node.outputs[0].name != "y":
+            node.outputs[0].type = None
+    onnx_ir.save(model, tmp_path / "model.onnx")
+    assert count_costs(load_for_splitting(tmp_path / "model.onnx")).local == {"s", "r", "t"}
+
+
+VARYING = """(float[batch,tokens,4] x) => (float[batch,tokens,4] y) {
+    flat = Reshape(x, rows)
+    h = MatMul(flat, w)
+    shape = Shape(x)
+    y = Reshape(h, shape)
+}"""
+
+
+def test_sizes_of_samples_are_counted(tmp_path: Path) -> None:
+    """Where nothing says it, a sentence is one token long, and costs next to nothing."""
+    onnx_ir.save(graph(VARYING, w=draw(4, 4), rows=np.array([-1, 4])), tmp_path / "model.onnx")
+    model = load_for_splitting(tmp_path / "model.onnx")
+    unknown = count_costs(model)
+    bind_sizes(model, {"x": (1, 128, 4)})
+    known = count_costs(model)
+    assert (unknown.flops, known.flops) == (2 * 4 * 4, 128 * 2 * 4 * 4)
+    assert unknown.inputs == {"x": 16}
+    assert known.inputs == {"x": 128 * 16}
+    assert [sum(node.writes.values()) for node in known.nodes] == [2048, 2048, 24, 2048]
+    assert [node.name for node in known.nodes] == [node.name for node in unknown.nodes]
+
+
+def test_sizes_that_contradict_the_graph_leave_what_is_known(tmp_path: Path) -> None:
+    onnx_ir.save(graph(VARYING, w=draw(4, 4), rows=np.array([-1, 4])), tmp_path / "model.onnx")
+    model = load_for_splitting(tmp_path / "model.onnx")
+    bind_sizes(model, {"x": (1, 3, 5), "of_another_graph": (7,)})
+    assert count_costs(model).flops == 2 * 4 * 4
 
 
 def test_what_has_no_known_type_stays_in_its_stage(tmp_path: Path) -> None:

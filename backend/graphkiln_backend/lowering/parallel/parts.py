@@ -6,6 +6,7 @@ FOLDER/parts.json     FOLDER/part-0-shard-0.onnx     FOLDER/part-0-shard-1.onnx 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,12 +54,13 @@ def graph_of(folder: Path, part: int, shard: int) -> Path:
     return folder / f"part-{part}-shard-{shard}.onnx"
 
 
-def count_costs(graph_path: Path, shards: int) -> GraphCosts:
+def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int]] | None = None) -> GraphCosts:
     """The costs of one shard of a graph.
 
     Args:
         graph_path: The graph.
         shards: How many there are; 1 for the whole graph.
+        shapes: Of a sample of each input, by name, with a batch of 1; None where nobody knows what varies.
 
     Raises:
         LoweringError: The graph cannot be read or split.
@@ -66,9 +68,13 @@ def count_costs(graph_path: Path, shards: int) -> GraphCosts:
     from graphkiln_backend.passes import node_costs, sharding  # a second of imports
 
     if shards == 1:
-        return node_costs.count_costs(node_costs.load_for_splitting(graph_path))
-    sharded = sharding.shard_graph(graph_path, shards, 0)
-    return node_costs.count_costs(sharded.model, sharded.local)
+        model, local = node_costs.load_for_splitting(graph_path), frozenset[str]()
+    else:
+        sharded = sharding.shard_graph(graph_path, shards, 0)
+        model, local = sharded.model, sharded.local
+    if shapes:
+        node_costs.bind_sizes(model, shapes)
+    return node_costs.count_costs(model, local)
 
 
 def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Path) -> None:

@@ -46,3 +46,13 @@ def test_a_folder_that_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "parts.json").write_text('{"parts": [{"stage": "first"}]}')
     with pytest.raises(CacheError, match="cannot read the parts of a graph"):
         read_parts(tmp_path)
+
+
+def test_sizes_of_samples_are_those_of_shards_too(tmp_path: Path) -> None:
+    graph = split_graphs.save(split_graphs.decoder(), tmp_path)
+    shapes = {"x": (1, 16, split_graphs.WIDTH)}
+    whole, shard = count_costs(graph, 1, shapes), count_costs(graph, 2, shapes)
+    assert whole.flops > 10 * count_costs(graph, 1).flops
+    assert shard.flops * 2 == whole.flops
+    sums = [node for node in shard.nodes if node.op_type == "AllReduce"]
+    assert [sum(node.writes.values()) for node in sums] == [16 * split_graphs.WIDTH * 4]

@@ -11,6 +11,7 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
+from graphkiln_backend.graph.node_times import NodeTimes
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.places import find_places
@@ -50,11 +51,14 @@ def planned(
     batch: int = 32,
     signature: Signature = BATCH,
     count_costs: CountCosts = costs,
+    times: NodeTimes | None = None,
 ) -> Split:
     def places(found: Parallelism) -> Any:
         return find_places(found, instances=1, instance=0, device=CPU, cores=range(cores), gpus=0)
 
-    return plan_split(numbers, count_costs, places, devices=cores, largest_batch=batch, signature=signature)
+    return plan_split(
+        numbers, count_costs, places, devices=cores, largest_batch=batch, signature=signature, times=times
+    )
 
 
 def test_stages_in_words() -> None:
@@ -69,6 +73,15 @@ def test_stages_in_words() -> None:
     assert "(50% of the model's)" in lines[2]
     assert "stage 1 on cores 4-7: nodes 2-3" in lines[3]
     assert "takes 16 bytes from the stage before; 100% of the slowest stage's time" in lines[3]
+
+
+def test_measured_costs_are_told() -> None:
+    seconds = {"n0": 9.0, "n1": 1.0, "n2": 1.0, "n3": 1.0}
+    times = NodeTimes(graph="", runtime="onnxruntime 1", machine="a core", batches={"1": seconds})
+    lines = planned(Parallelism(pipeline=2), times=times).explain().splitlines()
+    assert "the fastest by measured costs" in lines[1]
+    assert lines[2].startswith("costs: measured by onnxruntime 1 on a core for batches of 1 (node_times.json), 4 of 4")
+    assert lines[3].startswith("stage 0 on cores 0-3: nodes 0-0")
 
 
 def test_shards_hold_a_part_of_each_weight() -> None:
