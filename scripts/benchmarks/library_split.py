@@ -23,6 +23,7 @@ from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.lowering.parallel.parts import count_costs
+from graphkiln_backend.lowering.spreading import sample_shapes
 from graphkiln_backend.passes.sharding import left_whole
 from graphkiln_backend.repository.version import ModelVersion, read_version
 from graphkiln_converters.convert import convert
@@ -101,7 +102,7 @@ def rows_of(name: str, made: Made, version: ModelVersion, cache: ArtifactCache) 
         version: What it was converted to.
         cache: Where artifacts are kept.
     """
-    costs = count_costs(version.graph_path, 1)
+    costs = count_costs(version.graph_path, 1, sample_shapes(version))
     whole = plan_instance(version, None, cores=_CORES, largest_batch=_LARGEST_BATCH)
     with prove(whole, cache, batch_sizes=(1, _LARGEST_BATCH)).session as session:
         together, alone = session.run(made.feeds), run_alone(session, made.feeds)

@@ -42,12 +42,14 @@ _NUMBERS = {
     _STAGES: Parallelism(pipeline=2),
     _SHARDS: Parallelism(tensor=2),
 }
-_THROUGHPUT, _LATENCY = f"batches of {_BATCH}", "one row"
-_REFERENCE = {_THROUGHPUT: _COPIES, _LATENCY: _ONE}
-"""What is measured -> the set-up that others are compared with."""
+_COUNTS = {f"micro_batches={count}": count for count in (1, 2, 4, 8, 16)}
+_NUMBERS |= {name: Parallelism(pipeline=2, micro_batches=count) for name, count in _COUNTS.items()}
+_THROUGHPUT, _LATENCY, _PARTS = f"batches of {_BATCH}", "one row", f"one batch of {_BATCH}"
+_REFERENCE = {_THROUGHPUT: _COPIES, _LATENCY: _ONE, _PARTS: _STAGES}
+"""What is measured -> the set-up that others are compared with: of parts of a batch, as many as the plan chooses."""
 _MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "large product": {_LATENCY: (_ONE, _TWO, _SHARDS)},
-    "resnet50": {_THROUGHPUT: (_COPIES, _STAGES, *WAYS)},
+    "large product": {_LATENCY: (_ONE, _TWO, _SHARDS), _PARTS: (_STAGES, *_COUNTS)},
+    "resnet50": {_THROUGHPUT: (_COPIES, _STAGES, *WAYS), _PARTS: (_STAGES, *_COUNTS)},
     "vit_b_16": {_LATENCY: (_ONE, _TWO, _SHARDS)},
     "bert_base": {_LATENCY: (_ONE, _TWO, _SHARDS), _THROUGHPUT: (_COPIES, _STAGES)},
 }
@@ -102,7 +104,7 @@ def _measure_model(name: str, rounds: int, seconds: float) -> list[dict[str, obj
     graph, rows = GRAPHS[name](), list[dict[str, object]]()
     with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache:
         for what, set_ups in _MEASURED[name].items():
-            batch = _BATCH if what == _THROUGHPUT else 1
+            batch = 1 if what == _LATENCY else _BATCH
             with ExitStack() as opened:
                 built = _build_all(name, graph, set_ups, batch, cache, opened)
                 found = measure(_set_ups(built, synthetic_rows(graph, batch)), rounds, seconds)
@@ -171,11 +173,12 @@ def _row(  # noqa: PLR0917 - the columns
 ) -> dict[str, object]:
     ratio = ratio_of(found[set_up].rates, found[_REFERENCE[what]].rates)
     split = built.spread.split if built.spread else None
+    chosen = f": {split.numbers.micro_batches} chosen" if split and (what, set_up) == (_PARTS, _STAGES) else ""
     share = max(stage.weight_bytes for stage in split.stages) / split.whole.weight_bytes if split else 1.0
     return {
         "model": model,
         "measured": what,
-        "set-up": set_up,
+        "set-up": f"{set_up}{chosen}",
         "samples/s": round(found[set_up].per_second * batch, 2),
         "p50 ms": round(found[set_up].p50_ms, 1),
         "ratio": ratio.median,

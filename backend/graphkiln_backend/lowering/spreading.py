@@ -97,7 +97,7 @@ def spread_model(
     _check_outputs(version)
     split = plan_split(
         numbers,
-        cache(partial(count_costs, version.graph_path, shapes=_sample_shapes(version))),
+        cache(partial(count_costs, version.graph_path, shapes=sample_shapes(version))),
         places_of,
         devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
         largest_batch=largest_batch,
@@ -106,14 +106,6 @@ def spread_model(
     )
     note = "\n".join(filter(None, (_unknown_sizes(version), _note(resources))))
     return Spread(numbers=split.numbers, places=split.places, split=split, note=note)
-
-
-def _sample_shapes(version: ModelVersion) -> dict[str, tuple[int, ...]]:
-    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples."""
-    if golden := version.golden:
-        whole = {name: array.shape for name, array in golden.inputs.items()}
-        return whole if golden.whole else {name: (1, *shape[1:]) for name, shape in whole.items()}
-    return {}
 
 
 def _unknown_sizes(version: ModelVersion) -> str:
@@ -126,6 +118,18 @@ def _unknown_sizes(version: ModelVersion) -> str:
         f"sizes that vary ({', '.join(varying)}) count as 1, since no golden samples tell them: costs and activations "
         "are larger (graphkiln convert FILE.onnx --samples DIR)"
     )
+
+
+def sample_shapes(version: ModelVersion) -> dict[str, tuple[int, ...]]:
+    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples.
+
+    Args:
+        version: The version.
+    """
+    if golden := version.golden:
+        whole = {name: array.shape for name, array in golden.inputs.items()}
+        return whole if golden.whole else {name: (1, *shape[1:]) for name, shape in whole.items()}
+    return {}
 
 
 def _note(resources: Resources) -> str:

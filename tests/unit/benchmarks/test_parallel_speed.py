@@ -10,11 +10,12 @@ from typing import Any
 import parallel_speed
 import pytest
 from measurement import Summary
-from parallel_speed import _COPIES, _LATENCY, _ONE, _SHARDS, _THROUGHPUT, _Built
+from parallel_speed import _COPIES, _LATENCY, _ONE, _PARTS, _SHARDS, _STAGES, _THROUGHPUT, _Built
 from split_sessions import Stopwatch
 
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
+from graphkiln_backend.graph.parallelism import Parallelism
 
 
 def test_the_share_of_sums_is_that_of_all_runs() -> None:
@@ -30,7 +31,8 @@ def spread(*held: int, whole: int) -> Any:
         nodes=(NodeCost(name="n", op_type="MatMul", weights={"w": whole}),), inputs={}, outputs=frozenset()
     )
     listed = [SimpleNamespace(weight_bytes=size) for size in held]
-    return SimpleNamespace(split=SimpleNamespace(stages=listed, whole=costs))
+    numbers = Parallelism(pipeline=2, micro_batches=4)
+    return SimpleNamespace(split=SimpleNamespace(stages=listed, whole=costs, numbers=numbers))
 
 
 def test_a_row_is_compared_with_the_reference_of_what_is_measured() -> None:
@@ -45,6 +47,9 @@ def test_a_row_is_compared_with_the_reference_of_what_is_measured() -> None:
     }  # fmt: skip
     copies = {_COPIES: Summary(per_second=0.5, p50_ms=2000.0, p99_ms=2000.0, rates=(0.5,))}
     row = parallel_speed._row("m", _THROUGHPUT, _COPIES, _Built(run=dict), copies, 16)
+    chosen = {_STAGES: Summary(per_second=1.0, p50_ms=1.0, p99_ms=1.0, rates=(1.0,))}
+    staged = parallel_speed._row("m", _PARTS, _STAGES, built, chosen, 16)
+    assert staged["set-up"] == "pipeline=2: 4 chosen"
     assert (row["samples/s"], row["ratio"], row["weights a device"]) == (8.0, 1.0, "100%")
 
 

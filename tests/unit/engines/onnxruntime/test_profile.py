@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.engines.onnxruntime.profile import summarize_profile
+from graphkiln_backend.engines.onnxruntime.profile import seconds_of_nodes, summarize_profile
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA
 from graphkiln_backend.graph.precision import Precision
 
@@ -98,3 +98,10 @@ def test_all_products_that_left_a_fused_kernel_leave_none_in_it() -> None:
     found = summarize_profile(kernels, "TensorrtExecutionProvider", {"fp32": 2})
     assert found.products == {}
     assert found.elsewhere == ("a", "a")
+
+
+def test_a_node_takes_the_median_of_its_runs() -> None:
+    """The first run is a cold one; what is no kernel counts for nothing."""
+    runs = [kernel("a", "Conv", CPU, microseconds=taken) for taken in (900, 10, 12)]
+    other = [kernel("b", "Relu", CPU, microseconds=0), {"cat": "Session", "name": "model_run", "dur": 999}]
+    assert seconds_of_nodes([*runs, *other]) == {"a": pytest.approx(12e-6), "b": 0.0}
