@@ -11,10 +11,12 @@ import openvino
 from openvino.properties.hint import ModelDistributionPolicy
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.errors import LoweringError, MeasurementError
 
 WAYS: Mapping[str, str] = {"OpenVINO, 2 streams": "CPU", "OpenVINO HETERO:CPU": "HETERO:CPU"}
 """Set-up -> OpenVINO's name of what it runs on."""
+LIMIT_S = 300.0
+"""Of a request, which takes seconds."""
 CALLERS = 2
 """Requests under way: one for each stream, or for each stage that HETERO would make."""
 
@@ -50,9 +52,16 @@ class Peer:
         return tuple(self._model.get_property("EXECUTION_DEVICES"))
 
     def run(self, feeds: Mapping[str, AnyArray]) -> object:
-        """Computes a batch on the next request that is free; from as many threads as there are callers."""
+        """Computes a batch on the next request that is free; from as many threads as there are callers.
+
+        Raises:
+            MeasurementError: OpenVINO does not answer.
+        """
         request = self._free.get()
         try:
-            return request.infer(dict(feeds))
+            request.start_async(dict(feeds), share_inputs=True)
+            if not request.wait_for(int(LIMIT_S * 1000)):
+                raise MeasurementError(f"OpenVINO did not answer within {LIMIT_S:g} s")
+            return request.results
         finally:
             self._free.put(request)
