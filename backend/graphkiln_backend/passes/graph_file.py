@@ -19,17 +19,22 @@ _EXTERNAL_DATA_FROM_BYTES = 2**30
 """A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
 
 
-def load(path: Path) -> onnx_ir.Model:
+def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
     """Reads a graph and its weights, so that it no longer depends on where they lie.
 
     Up to IR version 3 every initializer had to be an input as well: such a graph is read as one of version 4, where an
     input is what a request brings.
+
+    Args:
+        path: The file.
+        weights: Whether weights in other files are read, too; else they are when somebody asks for one.
     """
     proto = onnx.load(path, load_external_data=False)
     make_dense(proto)
     model = onnx_ir.from_proto(proto)
     onnx_ir.external_data.set_base_dir(model.graph, path.parent)
-    onnx_ir.external_data.load_to_model(model)
+    if weights:
+        onnx_ir.external_data.load_to_model(model)
     if model.ir_version < _FREE_INITIALIZERS:
         model.ir_version = _FREE_INITIALIZERS
         inputs = model.graph.inputs

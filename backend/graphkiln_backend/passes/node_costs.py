@@ -45,14 +45,18 @@ _NO_TENSORS = frozenset(
 """What computes sequences and optionals."""
 
 
-def load_for_splitting(graph_path: Path) -> onnx_ir.Model:
+def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Model:
     """A graph with its weights, sorted, with as many shapes as can be inferred; no node is computed otherwise.
+
+    Args:
+        graph_path: The graph.
+        weights: As for `graph_file.load`: costs are counted without them.
 
     Raises:
         LoweringError: It cannot be read, or has an input with a default, which no stage could be handed.
     """
     try:
-        model = load(graph_path)
+        model = load(graph_path, weights=weights)
         InlinePass()(model)
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         RemoveUnusedNodesPass()(model)

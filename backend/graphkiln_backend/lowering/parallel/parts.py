@@ -68,7 +68,7 @@ def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int
     from graphkiln_backend.passes import node_costs, sharding  # a second of imports
 
     if shards == 1:
-        model, local = node_costs.load_for_splitting(graph_path), frozenset[str]()
+        model, local = node_costs.load_for_splitting(graph_path, weights=False), frozenset[str]()
     else:
         sharded = sharding.shard_graph(graph_path, shards, 0)
         model, local = sharded.model, sharded.local

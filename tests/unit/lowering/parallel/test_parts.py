@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+import onnx_ir
 import pytest
 import split_graphs
 
@@ -56,3 +57,14 @@ def test_sizes_of_samples_are_those_of_shards_too(tmp_path: Path) -> None:
     assert shard.flops * 2 == whole.flops
     sums = [node for node in shard.nodes if node.op_type == "AllReduce"]
     assert [sum(node.writes.values()) for node in sums] == [16 * split_graphs.WIDTH * 4]
+
+
+def test_weights_in_a_file_of_their_own_are_counted_and_not_read(tmp_path: Path) -> None:
+    """A model of many gigabytes is planned by every instance."""
+    graph = split_graphs.save(split_graphs.mlp(), tmp_path / "inside")
+    apart = tmp_path / "apart" / "model.onnx"
+    apart.parent.mkdir()
+    onnx_ir.save(split_graphs.mlp(), apart, external_data="weights.bin", size_threshold_bytes=2048)
+    expected = count_costs(graph, 1)
+    (apart.parent / "weights.bin").unlink()
+    assert count_costs(apart, 1) == expected
