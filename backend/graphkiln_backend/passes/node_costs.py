@@ -39,8 +39,10 @@ _OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))
 """What runtimes fuse into the node behind."""
 
 _NO_TENSORS = frozenset(
-    ("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap")
-    + ("SplitToSequence",)
+    (
+        *("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
+        "SplitToSequence",
+    )
 )
 """What computes sequences and optionals."""
 
