@@ -102,7 +102,7 @@ def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> Non
     with _sums_as_identities(model):
         ShapeInferencePass()(model)
     for value, shape in zip(varying, before, strict=True):
-        value.shape = value.shape or shape  # what cannot be inferred is as far known as it was
+        value.shape = shape if value.shape is None else value.shape  # as far known as it was, where nothing is inferred
 
 
 @contextmanager
