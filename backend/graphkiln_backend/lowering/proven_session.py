@@ -239,7 +239,7 @@ class _Proof:
 
     @property
     def _replayed_together(self) -> int:
-        """Rows of the batch that is replayed, too, so that as many parts are under way as serve requests; 1 for none."""
+        """Rows of the batch that is replayed, too, so that all of its parts are under way together; 1 for none."""
         numbers, golden = self.config.parallel, self.artifacts.version.golden
         splits = numbers is not None and numbers.pipeline > 1 and numbers.micro_batches > 1
         return self.requirements.largest_batch if splits and not (golden and golden.whole) else 1
