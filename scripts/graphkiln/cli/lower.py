@@ -24,7 +24,7 @@ def lower(
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure", help="Measure each node on one core first, into node_times.json: `parallel` balances stages by it."
+            "--measure", help="First measure each node on one core: `parallel` balances stages by node_times.json."
         ),
     ] = False,
     as_json: AsJson = False,
