@@ -143,7 +143,7 @@ def _build(graph: Path, set_up: str, batch: int, cache: ArtifactCache, opened: E
     runs, sums = Stopwatch(), Stopwatch()
     added = time_sums(session, sums)
     return _Built(
-        run=partial(runs.time, session.run), spread=planned.spread, runs=runs, sums=sums if added else None
+        run=lambda feeds: runs.time(session.run, feeds), spread=planned.spread, runs=runs, sums=sums if added else None
     )
 
 

@@ -39,8 +39,8 @@ class GraphCosts:
         nodes: The nodes.
         inputs: Bytes of each input of the graph, by name.
         outputs: Names of the outputs of the graph.
-        local: Names of activations that cannot be handed to another stage: every shard holds a part of them, or they are
-            no tensors of a known type.
+        local: Names of activations that cannot be handed to another stage: every shard holds a part of them, or they
+            are no tensors of a known type.
     """
 
     nodes: tuple[NodeCost, ...]

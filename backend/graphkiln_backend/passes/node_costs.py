@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import onnx_ir
@@ -24,6 +23,8 @@ from graphkiln_backend.repository.onnx_file import PRODUCTS
 
 ALL_REDUCE = "AllReduce"
 """Operator of ours, between the shards of a stage: the sum of what all of them computed."""
+PARTIAL = "_partial"
+"""Ends the name of what shards compute and an `AllReduce` adds up, which has the name itself."""
 _FUSING = frozenset(
     (
         *("Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu"),
@@ -90,32 +91,38 @@ def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> Non
     """Writes the sizes of a request into a graph whose costs are counted next; it is not to be written any more.
 
     Args:
-        model: The graph, or a shard of it.
+        model: The graph.
         shapes: Of its inputs, by name.
     """
     for value in model.graph.inputs:
-        value.shape = onnx_ir.Shape(shapes[value.name]) if value.name in shapes else value.shape
+        value.shape = onnx_ir.Shape(shapes[str(value.name)]) if value.name in shapes else value.shape
     varying = [value for node in model.graph for value in node.outputs if value.shape and value.shape.is_dynamic()]
     before = [value.shape for value in varying]
     for value in varying:
         value.shape = None
-    with _sums_as_identities(model):
-        ShapeInferencePass()(model)
+    ShapeInferencePass()(model)
     for value, shape in zip(varying, before, strict=True):
         value.shape = shape if value.shape is None else value.shape  # as far known as it was, where nothing is inferred
 
 
-@contextmanager
-def _sums_as_identities(model: onnx_ir.Model) -> Iterator[None]:
-    """Shows sums of shards as what keeps a shape: the operator is ours, and ONNX knows nothing of it."""
-    sums = [(node, node.domain) for node in model.graph if node.op_type == ALL_REDUCE]
-    for node, _ in sums:
-        node.op_type, node.domain = "Identity", ""
-    try:
-        yield
-    finally:
-        for node, domain in sums:
-            node.op_type, node.domain = ALL_REDUCE, domain
+def bind_shard(shard: onnx_ir.Model, whole: onnx_ir.Model) -> None:
+    """As `bind_sizes`, of a shard: sizes that vary are those of the whole graph, since what is cut never varies.
+
+    Args:
+        shard: A shard; its values have the names of the whole graph's.
+        whole: The graph, its sizes bound.
+    """
+    sizes = {value.name: value.shape for value in _values(whole)}
+    for value in _values(shard):
+        known = sizes.get(str(value.name).removesuffix(PARTIAL))
+        if value.shape is not None and known is not None and len(known) == len(value.shape):
+            pairs = zip(value.shape, known, strict=True)
+            value.shape = onnx_ir.Shape(own if isinstance(own, int) else size for own, size in pairs)
+
+
+def _values(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:
+    yield from model.graph.inputs
+    yield from (value for node in model.graph for value in node.outputs)
 
 
 def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> GraphCosts:

@@ -20,7 +20,7 @@ import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.passes.node_costs import ALL_REDUCE, load_for_splitting
+from graphkiln_backend.passes.node_costs import ALL_REDUCE, PARTIAL, load_for_splitting
 from graphkiln_backend.passes.sharding_cuts import (
     CannotShard,
     Cut,
@@ -243,5 +243,5 @@ def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
 
 def _add_up(model: onnx_ir.Model, value: Value) -> str:
     """Puts an `AllReduce` behind a partial sum, which gets another name; that name."""
-    insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), "_partial")
+    insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), PARTIAL)
     return str(value.name)

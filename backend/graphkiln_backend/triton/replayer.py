@@ -1,10 +1,10 @@
 """Replays the golden samples while an instance serves: memory, cores and runtimes may fail long after the start.
 
 When the instance is idle, and in any case at times; sample by sample, each under the lock that requests take, so that a
-request waits for one sample at most (of stages that compute parts of a batch: for one batch) and never runs beside one. Outputs that the policy refuses are a fault at once. An
-engine that fails is asked again, because memory may be short for a moment; when it fails every time, that is a fault,
-too. After a request on which the engine failed, the samples are replayed at once: they tell a bad request from a device
-that is lost.
+request waits for one sample at most (of stages that compute parts of a batch: for one batch) and never runs beside one.
+Outputs that the policy refuses are a fault at once. An engine that fails is asked again, because memory may be short
+for a moment; when it fails every time, that is a fault, too. After a request on which the engine failed, the samples
+are replayed at once: they tell a bad request from a device that is lost.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class TestBatches:
         alone = replay(session)
         both = Replay.of_golden(session, GOLDEN, REPLAY[Precision.FP32], together=6)  # type: ignore[arg-type]
         assert [len(feeds["x"]) for feeds in both.samples] == [1, 1, 1, 6]
-        assert "batch 1, 6" in verdict(both, ("y", "z"))
+        assert "batch sizes 1, 6" in verdict(both, ("y", "z"))
         session.swapped = True
         assert verdict(alone, ("y", "z"))
         with pytest.raises(VerificationError, match="the outputs changed"):

@@ -345,19 +345,15 @@ class TestReplays:
             fault(session)
             with pytest.raises(VerificationError, match="the outputs changed"):
                 judged(replay)
-            if version.golden:  # which one sample at a time does not tell
+            if version.golden and fault is swap:  # which one sample at a time does not tell
                 alone = replace(replay, samples=replay.samples[:-1], reference=version.golden.graph_outputs)
                 assert judged(alone)
 
-    def test_stages_that_take_turns_and_shards_get_no_batch(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        for name, numbers in (
-            ("convolutions", Parallelism(pipeline=2, micro_batches=1)),
-            ("attention", Parallelism(tensor=2)),
-        ):
-            proven = build(version_of(tmp_path, name), numbers, cache)
-            proven.session.close()
-            assert proven.replay
-            assert {len(feeds["x"]) for feeds in proven.replay.samples} == {1}
+    def test_stages_that_take_turns_get_no_batch(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        proven = build(version_of(tmp_path, "convolutions"), Parallelism(pipeline=2, micro_batches=1), cache)
+        proven.session.close()
+        assert proven.replay
+        assert {len(feeds["x"]) for feeds in proven.replay.samples} == {1}
 
 
 def test_a_stage_that_fails_while_it_serves_is_the_requests_error(tmp_path: Path, cache: ArtifactCache) -> None:

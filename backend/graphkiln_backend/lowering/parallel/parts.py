@@ -67,14 +67,14 @@ def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int
     """
     from graphkiln_backend.passes import node_costs, sharding  # a second of imports
 
-    if shards == 1:
-        model, local = node_costs.load_for_splitting(graph_path, weights=False), frozenset[str]()
-    else:
-        sharded = sharding.shard_graph(graph_path, shards, 0)
-        model, local = sharded.model, sharded.local
+    whole = node_costs.load_for_splitting(graph_path, weights=False)
     if shapes:
-        node_costs.bind_sizes(model, shapes)
-    return node_costs.count_costs(model, local)
+        node_costs.bind_sizes(whole, shapes)
+    if shards == 1:
+        return node_costs.count_costs(whole)
+    sharded = sharding.shard_graph(graph_path, shards, 0)
+    node_costs.bind_shard(sharded.model, whole)
+    return node_costs.count_costs(sharded.model, sharded.local)
 
 
 def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Path) -> None:

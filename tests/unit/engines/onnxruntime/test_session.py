@@ -186,11 +186,11 @@ class TestPlacement:
     ) -> None:
         profile, places = OnnxRuntimeSession._profile, []
 
-        def fail_once(session: OnnxRuntimeSession, feeds: Any, place: Path | None) -> Any:
+        def fail_once(session: OnnxRuntimeSession, feeds: Any, place: Path | None, runs: int) -> Any:
             places.append(place)
             if place is None:
                 raise fault
-            return profile(session, feeds, place)
+            return profile(session, feeds, place, runs)
 
         with build(tmp_path, zoo.scale(("batch", 3))) as session:
             usual = session.placement(self.FEEDS)

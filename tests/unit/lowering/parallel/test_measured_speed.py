@@ -26,9 +26,7 @@ COUNTED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e12, link_s
 
 def chain(*flops: int) -> GraphCosts:
     nodes = tuple(
-        NodeCost(
-            name=f"n{number}", op_type="MatMul", flops=each, reads=(f"t{number}",), writes={f"t{number + 1}": 4}
-        )
+        NodeCost(name=f"n{number}", op_type="MatMul", flops=each, reads=(f"t{number}",), writes={f"t{number + 1}": 4})
         for number, each in enumerate(flops)
     )
     return GraphCosts(nodes=nodes, inputs={"t0": 4}, outputs=frozenset([f"t{len(flops)}"]))
@@ -98,9 +96,7 @@ SLOW = {"Conv": 5.0, "MatMul": 1.0, "Gemm": 1.0, "Softmax": 40.0, "Gelu": 30.0, 
 
 @pytest.mark.parametrize("make", [split_graphs.convolutions, split_graphs.attention])
 @pytest.mark.parametrize("stages", [2, 3])
-def test_stages_are_balanced_better_or_as_well(
-    tmp_path: Path, make: Callable[[], onnx_ir.Model], stages: int
-) -> None:
+def test_stages_are_balanced_better_or_as_well(tmp_path: Path, make: Callable[[], onnx_ir.Model], stages: int) -> None:
     """A net of convolutions and a block of a transformer, on a machine that is not as counted."""
     costs = count_costs(split_graphs.save(make(), tmp_path), 1)
     counted = CPU_CORE.node_seconds(costs, 4)

@@ -94,9 +94,7 @@ def test_a_second_start_compiles_nothing_and_cuts_nothing(setting: Setting, monk
 
 def test_what_is_compiled_computes_the_same_bits(setting: Setting) -> None:
     setting.start()
-    np.testing.assert_array_equal(
-        setting.answer, setting.ask(OnnxRuntimeEngine(), setting.by_hand, setting.config)
-    )
+    np.testing.assert_array_equal(setting.answer, setting.ask(OnnxRuntimeEngine(), setting.by_hand, setting.config))
 
 
 def test_damage_to_one_stage_is_found_and_only_that_one_is_made_again(
