@@ -98,11 +98,7 @@ def show_progress(text: str) -> None:
 
 
 def listen_to_progress(listener: Callable[[str], None]) -> None:
-    """Tells somebody, too, what happens from now on.
-
-    Args:
-        listener: Gets each text of `show_progress`.
-    """
+    """Hands each text of `show_progress` to a function, too, from now on."""
     _listeners.append(listener)
 
 

@@ -189,9 +189,5 @@ def _row(  # noqa: PLR0917 - the columns
 
 
 def sum_share(built: _Built) -> str:
-    """Of all that a set-up ran, the share that adding up took; `-` where nothing is added up.
-
-    Args:
-        built: After its last run.
-    """
+    """Of all that a set-up ran, the share that adding up took; `-` where nothing is added up."""
     return f"{built.sums.seconds / built.runs.seconds:.1%}" if built.sums and built.runs.seconds else "-"

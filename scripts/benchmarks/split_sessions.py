@@ -88,10 +88,9 @@ class Stopwatch:
     def time(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Calls, and takes the time."""
         begun = time.perf_counter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self.seconds += time.perf_counter() - begun
+        found = call(*args, **kwargs)
+        self.seconds += time.perf_counter() - begun
+        return found
 
 
 class TimedSums:

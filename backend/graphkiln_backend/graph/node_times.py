@@ -43,17 +43,13 @@ class NodeTimes:
         """Seconds of each node for a batch size of `sizes`."""
         return self.batches[str(size)]
 
-    def write(self, path: Path) -> None:
-        """Writes the file.
-
-        Raises:
-            OSError: It cannot be written.
-        """
-        path.write_text(json.dumps(encode(self), indent=1) + "\n")
+    def text(self) -> str:
+        """What the file holds."""
+        return json.dumps(encode(self), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> NodeTimes:
-        """Reads what `write` wrote.
+        """Reads a file of `text`.
 
         Raises:
             LoweringError: It cannot be read, or holds something else.
@@ -68,12 +64,7 @@ class NodeTimes:
 
 
 def unusable(path: Path, reason: str) -> LoweringError:
-    """The error for a file of times that is no use.
-
-    Args:
-        path: The file.
-        reason: Why.
-    """
+    """The error for a file of times that is no use, and why."""
     return LoweringError(f"{path} cannot be used", attempts=(reason,), hint=_HINT)
 
 

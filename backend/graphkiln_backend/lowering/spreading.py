@@ -121,15 +121,10 @@ def _unknown_sizes(version: ModelVersion) -> str:
 
 
 def sample_shapes(version: ModelVersion) -> dict[str, tuple[int, ...]]:
-    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples.
-
-    Args:
-        version: The version.
-    """
-    if golden := version.golden:
-        whole = {name: array.shape for name, array in golden.inputs.items()}
-        return whole if golden.whole else {name: (1, *shape[1:]) for name, shape in whole.items()}
-    return {}
+    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples."""
+    golden = version.golden
+    shapes = {name: array.shape for name, array in golden.inputs.items()} if golden else {}
+    return shapes if golden and golden.whole else {name: (1, *shape[1:]) for name, shape in shapes.items()}
 
 
 def _note(resources: Resources) -> str:

@@ -82,8 +82,7 @@ def _name_nodes(model: onnx_ir.Model) -> None:
     """Gives each node of the main graph a name of its own: by it, costs and times are found again."""
     taken = set[str]()
     for position, node in enumerate(model.graph):
-        if not node.name or node.name in taken:
-            node.name = f"{node.name or node.op_type}#{position}"
+        node.name = node.name if node.name and node.name not in taken else f"{node.name or node.op_type}#{position}"
         taken.add(node.name)
 
 

@@ -144,7 +144,7 @@ def keep(version: ModelVersion, seconds: dict[str, float], graph: str = "") -> N
     times = NodeTimes(
         graph=graph or graph_digest(version), runtime="onnxruntime 1", machine="a core", batches={"1": seconds}
     )
-    times.write(version.graph_path.parent / NODE_TIMES_FILE)
+    (version.graph_path.parent / NODE_TIMES_FILE).write_text(times.text())
 
 
 class TestMeasuredTimes:

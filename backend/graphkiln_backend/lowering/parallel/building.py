@@ -12,7 +12,7 @@ from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.device_sums import handing_for, sums_for
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, config_at
-from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of
+from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
@@ -33,7 +33,7 @@ def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, 
     numbers = config.parallel
     if numbers is None:
         raise LoweringError("there is nothing to split", attempts=("the configuration has no `parallel`",))
-    builder = _Builder(engine, prepared, config, prepared.read())
+    builder = _Builder(engine, prepared, config, read_parts(prepared.folder))
     with ExitStack() as opened:
         stages = [builder.build_stage(number, opened) for number in range(builder.parts.stages)]
         whole = _whole_signature(signature, [stage.session.signature for stage in stages])

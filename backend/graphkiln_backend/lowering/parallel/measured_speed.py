@@ -39,10 +39,8 @@ class MeasuredSpeed(Speed):
     def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
         """See `Speed.node_seconds`."""
         counted = Speed.node_seconds(self, costs, rows) + _LEAST_S
-        sizes = self.times.sizes
-        factors = np.stack([self._factors(costs, size) for size in sizes])
-        taken = [np.interp(rows, sizes, of_node) for of_node in factors.T]
-        return counted * np.array(taken, np.float64)
+        factors = np.stack([self._factors(costs, size) for size in self.times.sizes])
+        return counted * [np.interp(rows, self.times.sizes, of_node) for of_node in factors.T]
 
     def explain(self) -> str:
         """What was measured, and of how many nodes."""

@@ -18,7 +18,7 @@ from graphkiln_backend.engines.base import Engine, SessionConfig
 from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.source_digest import source_digest
-from graphkiln_backend.lowering.parallel.parts import PARTS_FILE, Parts, graph_of, read_parts, write_parts
+from graphkiln_backend.lowering.parallel.parts import PARTS_FILE, graph_of, read_parts, write_parts
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -55,14 +55,6 @@ class PreparedParts:
     folder: Path
     compiled: Mapping[tuple[int, int], Path] = field(default_factory=dict)
 
-    def read(self) -> Parts:
-        """What the parts are.
-
-        Raises:
-            CacheError: The folder cannot be read.
-        """
-        return read_parts(self.folder)
-
 
 def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) -> PreparedParts:
     """What is kept of a split graph, made where it is not there.
@@ -89,12 +81,7 @@ def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) ->
 
 
 def config_at(config: SessionConfig, place: Place) -> SessionConfig:
-    """How a part runs.
-
-    Args:
-        config: Of the split graph.
-        place: Where a shard of one of its stages runs.
-    """
+    """How a part of a split graph runs at its place."""
     threads = min(config.threads, len(place.cores) or config.threads)
     return replace(config, device=place.device, threads=threads, parallel=None, places=(), cuts=())
 

@@ -58,7 +58,7 @@ def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
     """
     path = version.graph_path.parent / NODE_TIMES_FILE
     try:
-        times.write(path)
+        path.write_text(times.text())
     except OSError as error:
         raise LoweringError(
             f"cannot write {path}", attempts=(str(error.strerror),), hint="measure in a store that can be written"

@@ -120,10 +120,10 @@ class TestFile:
 
     def test_of_the_graph(self, version: ModelVersion) -> None:
         own = replace(times(of_1={"n0": 1.0}), graph=graph_digest(version))
-        own.write(version.graph_path.parent / NODE_TIMES_FILE)
+        (version.graph_path.parent / NODE_TIMES_FILE).write_text(own.text())
         assert find_times(version) == own
 
     def test_of_another_graph(self, version: ModelVersion) -> None:
-        times(of_1={"n0": 1.0}).write(version.graph_path.parent / NODE_TIMES_FILE)
+        (version.graph_path.parent / NODE_TIMES_FILE).write_text(times(of_1={"n0": 1.0}).text())
         with pytest.raises(LoweringError, match="it was measured of another graph"):
             find_times(version)

@@ -21,7 +21,7 @@ from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.lowering.parallel import part_artifacts
 from graphkiln_backend.lowering.parallel.building import build_split
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, SplitSource, config_at, prepare_parts
-from graphkiln_backend.lowering.parallel.parts import graph_of
+from graphkiln_backend.lowering.parallel.parts import graph_of, read_parts
 from graphkiln_backend.repository.onnx_file import read_signature
 
 X = draw(4, 3, 16, 16, seed=1)
@@ -151,7 +151,7 @@ class TestWhereNothingIsCompiled:
             prepared = prepare_parts(setting.source(cache, "one"), OnnxRuntimeEngine(), off)
             assert not prepared.compiled
             assert graph_of(prepared.folder, 1, 0).is_file()
-            assert prepared.read().stages == 2
+            assert read_parts(prepared.folder).stages == 2
 
 
 def test_a_part_runs_alone_on_the_cores_of_its_place(setting: Setting) -> None:
