@@ -1,29 +1,47 @@
 """One configuration is measured again and again between the others, to see when the machine becomes slower or faster.
 
-Where its throughput leaves the level by more than `TOLERANCE`, the work that was going on is done again, and from then
-on loads and results are converted to the machine of the first reading: on a machine that is k times slower, k times
-fewer requests a second make the same queue in slow motion. A smaller drift lies within the noise of a short reading.
-The confirmation at the end of a search is measured without conversion: its promise holds on the machine as it is.
+Where its throughput leaves the level, the work that was going on is done again, and from then on loads and results are
+converted to the machine of the first reading: on a machine that is k times slower, k times fewer requests a second make
+the same queue in slow motion. The confirmation at the end of a search is measured without conversion: its promise holds
+on the machine as it is.
 
-Before each reading the same load runs for a moment that does not count: a server that has just started is slower than
-the machine, and readings would differ by how long it had been running.
+Work that is done again costs as much as it did, a reading a second or two. A change of speed therefore counts when two
+readings in a row say the same: each is off by more than `TOLERANCE`, and its interval at 95% meets that of no reading at
+the level until now. A reading's rate follows from the mean latency of callers that always wait for one response
+(Little's law), because responses that come in whole batches are too few in a second to be counted, and its interval
+from the means of successive requests; noise that is slower than that is what the second reading is for.
+
+Before a reading the same load runs for a moment that does not count: a server that has just started is slower than the
+machine, and readings would differ by how long it had been running.
+
+Sources: J. D. C. Little, "A Proof for the Queuing Formula: L = lambda W" (1961); A. M. Law, "Simulation Modeling and
+Analysis", 5th ed. (2015), 9.5.3 (batch means); D. C. Montgomery, "Introduction to Statistical Quality Control", 7th ed.
+(2013), 5.3 (rules that ask for several points in a row, where one alone is a false alarm too often).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 TOLERANCE = 0.08
+"""How far a reading may be from the level, as a share of it: what is nearer changes no choice."""
 _EVERY_S = 45.0
 """Seconds between readings: a reading costs a tenth of that."""
 _WARM_S = 1.0
 """Of the load before a reading."""
+_AGREEING = 2
+"""Readings in a row that must say the same."""
+_REMEMBERED = 4
+"""Readings at a level that a new one is compared with."""
 _REPEATS = 2
 _SEEDS = 1000
 """Between the seeds of work that is done again; more than a search uses."""
@@ -38,11 +56,15 @@ class Reading:
         spent_s: Of the budget, when it was over.
         rate: Responses per second.
         level: Speed of the machine, as a share of that at the first reading.
+        lowest: Least level that the requests allow, at 95%.
+        highest: Greatest level that they allow.
     """
 
     spent_s: float
     rate: float
     level: float
+    lowest: float = 0.0
+    highest: float = math.inf
 
 
 class Reference:
@@ -60,6 +82,7 @@ class Reference:
         self.level = 1.0
         self.readings: list[Reading] = []
         self.notes: list[str] = []
+        self._steady: deque[Reading] = deque(maxlen=_REMEMBERED)
         self._epoch = 0
 
     def begin(self, candidates: Iterable[Candidate]) -> dict[Candidate, str]:
@@ -70,9 +93,10 @@ class Reference:
         """
         failed = {}
         for candidate in candidates:
-            outcome = self._read(candidate)
+            outcome = self._read(candidate, warms_up=True)
             if isinstance(outcome, Measured):
                 self.candidate = candidate
+                self._steady.append(self.readings[-1])
                 break
             failed[candidate] = outcome.reason
             if self.trials.budget.searching_s <= 0:
@@ -123,34 +147,83 @@ class Reference:
         return f"{self.trials.spent_s:.0f} s"
 
     def _has_shifted(self) -> bool:
-        """Whether a reading that is due finds another level; it counts from then on."""
-        if self.candidate is None or self.trials.spent_s - self.readings[-1].spent_s < _EVERY_S:
+        """Whether readings that are due find another level; it counts from then on."""
+        if self.candidate is None or not self._is_due(self.candidate):
             return False
-        if not self.affords(self.candidate, 2 * _WARM_S + self._seconds):  # a second warm-up comes with it
-            return False
-        if isinstance(self._read(self.candidate), Failed):
-            self.notes.append(f"the reference failed at {self.trials.spent_s:.0f} s")
-            return False
-        level = self.readings[-1].level
-        if abs(level / self.level - 1) <= TOLERANCE:
-            return False
+        found = self._read_in_turn(self.candidate)
+        sides = {self._side(each) for each in found}
+        if sides in ({-1}, {1}) and len(found) == _AGREEING:
+            self._move_to(found)
+            return True
+        if {-1, 1} <= sides:
+            self.notes.append(f"the machine's speed changed from second to second at {self._now}: doubtful")
+        self._steady.extend(each for each in found if self._is_near(each))
+        return False
+
+    def _is_due(self, candidate: Candidate) -> bool:
+        """Whether it is time for a reading, and the budget bears it; a second warm-up comes with it."""
+        is_time = self.trials.spent_s - self.readings[-1].spent_s >= _EVERY_S
+        return is_time and self.affords(candidate, 2 * _WARM_S + self._seconds)
+
+    def _read_in_turn(self, candidate: Candidate) -> list[Reading]:
+        """Readings, until one says that nothing changed; nothing where the reference fails."""
+        found: list[Reading] = []
+        while len(found) < _AGREEING and (not found or self.affords(candidate, self._seconds)):
+            if isinstance(self._read(candidate, warms_up=not found), Failed):
+                self.notes.append(f"the reference failed at {self._now}")
+                return []
+            found.append(self.readings[-1])
+            if not self._side(found[-1]):
+                break
+        return found
+
+    def _side(self, reading: Reading) -> int:
+        """1 where a reading says that the machine is faster than it was, -1 for slower, 0 where nothing is sure."""
+        if self._is_near(reading):
+            return 0
+        if reading.lowest > max(each.highest for each in self._steady):
+            return 1
+        return -1 if reading.highest < min(each.lowest for each in self._steady) else 0
+
+    def _is_near(self, reading: Reading) -> bool:
+        return abs(reading.level / self.level - 1) <= TOLERANCE
+
+    def _move_to(self, found: Sequence[Reading]) -> None:
+        level = sum(each.level for each in found) / len(found)
         self.notes.append(
-            f"the machine's speed went from {self.level:.0%} to {level:.0%} by {self.trials.spent_s:.0f} s: "
-            "measured again"
+            f"the machine's speed went from {self.level:.0%} to {level:.0%} by {self._now}: measured again"
         )
         self.level = level
+        self._steady.clear()
+        self._steady.extend(found)
         self._epoch += 1
-        return True
 
-    def _read(self, candidate: Candidate) -> Measured | Failed:
-        callers = 2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE))
+    def _read(self, candidate: Candidate, *, warms_up: bool) -> Measured | Failed:
+        load = ClosedLoop(2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE)))
         seed = self._seed * 1_000_000 + _SEEDS * _SEEDS // 2 + len(self.readings)
-        load = ClosedLoop(callers)
-        outcome = self.trials.measure(candidate, load, _WARM_S, seed + _SEEDS)
+        warm = self.trials.measure(candidate, load, _WARM_S, seed + _SEEDS) if warms_up else None
+        outcome = warm if isinstance(warm, Failed) else self.trials.measure(candidate, load, self._seconds, seed)
         if isinstance(outcome, Measured):
-            outcome = self.trials.measure(candidate, load, self._seconds, seed)
-        if isinstance(outcome, Measured):
-            rate = outcome.throughput.value
-            level = rate / self.readings[0].rate if self.readings and self.readings[0].rate else 1.0
-            self.readings.append(Reading(spent_s=self.trials.spent_s, rate=rate, level=level or self.level))
+            self._note_reading(outcome, load.callers)
         return outcome
+
+    def _note_reading(self, outcome: Measured, callers: int) -> None:
+        rates = _rates(outcome, callers)
+        first = self.readings[0].rate if self.readings else rates.value
+        levels = rates.scaled(1 / first) if first else Interval(1.0, 0.0, math.inf)
+        self.readings.append(
+            Reading(
+                spent_s=self.trials.spent_s,
+                rate=rates.value,
+                level=levels.value or self.level,
+                lowest=levels.lower,
+                highest=levels.upper,
+            )
+        )
+
+
+def _rates(outcome: Measured, callers: int) -> Interval:
+    """Responses per second of callers that always wait for one, by how long they wait."""
+    mean_s, margin_s = outcome.latency.mean_s, outcome.latency.mean_margin_s
+    shortest_s = mean_s - margin_s
+    return Interval(callers / mean_s, callers / (mean_s + margin_s), callers / shortest_s if shortest_s > 0 else math.inf)

@@ -13,7 +13,7 @@ from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 
 Outcome = Bare | Measured | Failed
 _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
-_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s")
+_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
 """Fields that may be infinite; no other field of theirs may be null."""
 
 

@@ -74,6 +74,7 @@ class Latency:
         p999_s: 99.9% were no slower.
         inflation: How many requests say as much as one independent request would; 1 where nothing is shared.
         p99_wide_s: An upper bound on p99 however few the requests are, for a tail that is exponential.
+        mean_margin_s: Half of the 95% interval of the mean; infinite where the requests are too few for one.
     """
 
     count: int
@@ -84,6 +85,7 @@ class Latency:
     p999_s: float
     inflation: float = 1.0
     p99_wide_s: float = math.inf
+    mean_margin_s: float = math.inf
 
     @classmethod
     def of(cls, latencies: Seconds) -> Latency:
@@ -105,6 +107,7 @@ class Latency:
             p99_wide_s=wide_bound(latencies),
             p999_s=p999,
             inflation=inflation(latencies),
+            mean_margin_s=_mean_margin(answered),
         )
 
     @property
@@ -123,6 +126,7 @@ class Latency:
             p99_wide_s=self.p99_wide_s * factor,
             p999_s=self.p999_s * factor,
             inflation=self.inflation,
+            mean_margin_s=self.mean_margin_s * factor,
         )
 
 
@@ -238,6 +242,15 @@ def mean_interval(blocks: npt.NDArray[np.float64]) -> Interval:
     """The mean of `BLOCKS` values with its 95% interval by Student's t."""
     mean, margin = float(blocks.mean()), STUDENT_T * float(blocks.std(ddof=1)) / math.sqrt(BLOCKS)
     return Interval(mean, max(0.0, mean - margin), mean + margin)
+
+
+def _mean_margin(latencies: Seconds) -> float:
+    """Half of the 95% interval of the mean, by the means of blocks of successive requests."""
+    length = latencies.size // BLOCKS
+    if length < 2:
+        return math.inf
+    means = mean_interval(latencies[: length * BLOCKS].reshape(BLOCKS, length).mean(axis=1))
+    return means.upper - means.value
 
 
 def _block_ratio(latencies: Seconds, quantile: float) -> float:

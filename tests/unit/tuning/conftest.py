@@ -76,13 +76,13 @@ def tune(tmp_path: Path, small: Space) -> Tune:
 
 
 @pytest.fixture
-def reference_of(tmp_path: Path) -> Callable[[SimulatedServer], Reference]:
+def reference_of(tmp_path: Path) -> Callable[..., Reference]:
     """Measures on a simulated server, with a journal of its own."""
 
-    def make(server: SimulatedServer) -> Reference:
+    def make(server: SimulatedServer, seed: int = 0) -> Reference:
         journal = Journal(tmp_path / f"{len(opened)}.journal", {})
         opened.append(journal)
-        return Reference(RecordedTrials(server, journal, server.clock), seconds=2.0)
+        return Reference(RecordedTrials(server, journal, server.clock), seconds=2.0, seed=seed)
 
     opened: list[Journal] = []
     yield make  # type: ignore[misc]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from simulated_server import SimulatedServer
@@ -12,7 +14,7 @@ from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-MakeReference = Callable[[SimulatedServer], Reference]
+MakeReference = Callable[..., Reference]
 
 
 def work(reference: Reference, seconds: float = 60.0) -> Callable[[], float]:
@@ -35,6 +37,74 @@ def test_a_machine_at_rest_is_measured_once(reference_of: MakeReference, space: 
     assert reference.level == 1.0
     assert reference.notes == []
     assert len(server.measured) == 5, "two readings around the work, each after a moment that does not count"
+
+
+class PacedServer(SimulatedServer):
+    """Has the next pace with each measurement, warm-ups included."""
+
+    def __init__(self, *, paces: list[float], **more: Any) -> None:
+        super().__init__(**more)
+        self._paces = iter(paces)
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        pace = next(self._paces)
+        self.speed = lambda _: pace
+        return super().measure(candidate, load, seconds, seed)
+
+
+def test_one_reading_that_is_off_is_no_drift(reference_of: MakeReference, space: Space) -> None:
+    """The work is measured once: a second reading says that what the first one saw has passed."""
+    server = PacedServer(cores=2, paces=[1, 1, 1, 0.8, 0.8, 1])
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    reference.steadily(work(reference))
+    assert [reading.level for reading in reference.readings] == pytest.approx([1, 0.8, 1], rel=0.02)
+    assert (reference.level, reference.notes) == (1.0, [])
+    assert len(server.measured) == 6
+
+
+def test_readings_that_contradict_each_other_are_told(reference_of: MakeReference, space: Space) -> None:
+    reference = reference_of(PacedServer(cores=2, paces=[1, 1, 1, 0.6, 0.6, 1.5]))
+    reference.begin(space.candidates)
+    reference.steadily(work(reference))
+    assert reference.level == 1.0
+    assert "from second to second" in reference.notes[0]
+
+
+class Noisy(SimulatedServer):
+    """Says of each measurement how far its mean may be off."""
+
+    margin = 0.0
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        found = super().measure(candidate, load, seconds, seed)
+        assert isinstance(found, Measured)
+        latency = replace(found.latency, mean_margin_s=found.latency.mean_s * self.margin)
+        return replace(found, latency=latency)
+
+
+@pytest.mark.parametrize(("margin", "level"), [(0.02, 0.8), (0.2, 1.0)])
+def test_readings_whose_intervals_meet_are_no_drift(
+    margin: float, level: float, reference_of: MakeReference, space: Space
+) -> None:
+    server = Noisy(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else 0.8)
+    server.margin = margin
+    reference = reference_of(server)
+    reference.begin(space.candidates)
+    reference.steadily(work(reference))
+    assert reference.level == pytest.approx(level, rel=0.02)
+
+
+def test_a_noisy_machine_at_rest_is_seldom_measured_again(reference_of: MakeReference, space: Space) -> None:
+    """The means of two measurements of the same differ by 9% here; one reading alone sees drift in two of five."""
+    repeated = 0
+    for seed in range(10):
+        reference = reference_of(SimulatedServer(cores=2, noise=0.2), seed)
+        reference.begin(space.candidates)
+        for _ in range(3):
+            reference.steadily(work(reference, 50.0))
+        repeated += sum("measured again" in note for note in reference.notes)
+    assert repeated <= 6, "of 30 pieces of work"
 
 
 class ColdServer(SimulatedServer):
@@ -106,12 +176,13 @@ def test_what_keeps_up_does_so_at_any_speed_of_the_machine(
 
 
 def test_a_machine_that_does_not_rest_is_told(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2)
-    server.speed = lambda _: 1.0 / (1 + len(server.measured) % 5)
+    """Each time work is done, the machine has another speed, and keeps it for the readings."""
+    server = PacedServer(cores=2, paces=[1, 1, 1, 0.5, 0.5, 0.5, 1, 0.7, 0.7, 0.7, 1, 1, 1, 1])
     reference = reference_of(server)
     reference.begin(space.candidates)
     reference.steadily(work(reference))
     assert "did not come to rest" in reference.notes[-1]
+    assert [reading.level for reading in reference.readings] == pytest.approx([1, 0.5, 0.5, 0.7, 0.7], rel=0.02)
 
 
 def test_candidates_that_fail_are_no_reference(reference_of: MakeReference, space: Space) -> None:
