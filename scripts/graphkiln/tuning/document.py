@@ -143,6 +143,7 @@ class _Describing:
             "seconds": measured.seconds,
             "errors": dict(measured.errors),
             "unsent": measured.unsent,
+            "answers_checked": measured.answers,
             "client_cores": measured.client_cores,
             "server_cores": measured.server_cores,
             "memory_mb": None if memory is None else memory / MIB,
@@ -159,6 +160,7 @@ def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
 
 
 def _warnings(result: Result) -> list[str]:
-    points = [point for row in result.rows for point in row.standing.points]
-    found = [point.measured.warning for point in points if point.measured.warning]
-    return [f"{len(found)} of {len(points)} measurements: {max(found)}"] if found else []
+    measured = [point.measured for row in result.rows for point in row.standing.points]
+    found = [each for each in measured if each.warning]
+    worst = max(found, key=lambda each: each.client_cores, default=None)
+    return [f"{len(found)} of {len(measured)} measurements: {worst.warning}"] if worst else []

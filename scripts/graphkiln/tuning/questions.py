@@ -22,6 +22,7 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Classification, Reading
 from graphkiln_backend.lowering.acceptance import limits_of
 from graphkiln_backend.proof.comparison import prove
+from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.samples import read_samples, read_targets
 from graphkiln_converters.sources.base import InputSpec
 
@@ -62,12 +63,16 @@ class Questions:
         config = SessionConfig(
             engine=engine, device=CPU, threads=1, spin=False, reason="", precision=Precision(precision)
         )
-        reference = joined([self.answers[number] for number in found])
+        limits = limits_of(self.saved, config)
+        pairs = [(self.answers[number], outputs) for number, outputs in found.items()]
+        together = [pairs] if _can_be_joined([each for pair in pairs for each in pair]) else [[pair] for pair in pairs]
+        return next(filter(None, (self._refuted(group, limits) for group in together)), "")
+
+    def _refuted(self, pairs: Sequence[tuple[Arrays, Arrays]], limits: Limits) -> str:
+        """Why found outputs, the second of each pair, are not the right ones; empty where they are."""
+        reference, found = (joined(list(each)) for each in zip(*pairs, strict=True))
         try:
-            prove(
-                reference, joined(list(found.values())), limits_of(self.saved, config), batch_sizes=(1,),
-                reading=self.reading, samples=len(found),
-            )  # fmt: skip
+            prove(reference, found, limits, batch_sizes=(1,), reading=self.reading, samples=len(pairs))
         except VerificationError as error:
             return str(error)
         return ""
@@ -174,6 +179,12 @@ def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Array
     deployment = subject.deployment
     with open_reference(deployment.version.graph_path, deployment.settings.op_libraries) as reference:
         return tuple(reference.run(each) for each in feeds)
+
+
+def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
+    """Whether outputs have the same names, and shapes that differ in the first dimension alone."""
+    shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
+    return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
 
 
 def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:

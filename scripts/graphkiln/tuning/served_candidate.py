@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from graphkiln.tuning.answer_watch import AnswerWatch
+from graphkiln.tuning.answer_watch import AnswerWatch, Ask
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
 from graphkiln.tuning.energy import EnergyMeter
 from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
@@ -82,25 +82,24 @@ class ServedCandidate:
         meters = _Meters(watch=self.watch)
         rate = shape.rate if isinstance(shape, OpenLoop) else 0.0
         with Client(**self.asking) as client:
-            ask = client.model(self.model).infer
-            with AnswerWatch(ask, self.loading.questions, self._asked, rate) as answers:
+            with self._watch_answers(client.model(self.model).infer, rate) as answers:
                 recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
                 meters.end()
         self._asked = answers.next_question
-        if reason := self._death() or self._objection(answers):
+        if reason := self._death() or _objection(answers):
             return Failed(reason=reason)
-        return self._summary(recording, meters, is_open=not isinstance(shape, ClosedLoop))
+        found = self._summary(recording, meters, is_open=not isinstance(shape, ClosedLoop))
+        return replace(found, answers=answers.judged)
 
     def _death(self) -> str:
         reason = self.watch.death() if self.watch else ""
         return f"under load, {reason}" if reason else ""
 
-    def _objection(self, answers: AnswerWatch) -> str:
-        values = self.candidate.values
-        precision = str(values.get(PRECISION, self.loading.questions.saved))
+    def _watch_answers(self, ask: Ask, rate: float) -> AnswerWatch:
+        values, questions = self.candidate.values, self.loading.questions
         engine = self.placed.engine if self.placed else str(values.get(ENGINE, "the engine"))
-        reason = answers.objection(engine=engine, precision=precision)
-        return f"its answers under load are wrong: {reason}" if reason else ""
+        precision = str(values.get(PRECISION, questions.saved))
+        return AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision)
 
     def _summary(self, recording: Recording, meters: _Meters, *, is_open: bool) -> Measured:
         latency, throughput = summarize(recording, is_open=is_open)
@@ -119,6 +118,11 @@ class ServedCandidate:
             placed=str(self.placed or ""),
             warning=describe_generator(counted.client_cores, usable_cores()),
         )
+
+
+def _objection(answers: AnswerWatch) -> str:
+    reason = answers.objection()
+    return f"its answers under load are wrong: {reason}" if reason else ""
 
 
 def describe_generator(cores: float, usable: int) -> str:

@@ -138,6 +138,7 @@ def _measured_facts(promise: Mapping[str, Any]) -> Iterator[str]:
     if promise["placed"]:
         yield f"ran: {promise['placed']}"
     yield f"the load generator took {promise['client_cores']:.2f} cores"
+    yield f"compared under load: {promise['answers_checked']} answers"
     costs = {"price_per_1000": "price of 1,000 requests", "watt_hours_per_1000": "watt-hours of 1,000 requests"}
     for key, words in costs.items():
         if key in promise:

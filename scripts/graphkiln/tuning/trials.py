@@ -43,9 +43,12 @@ class Failed:
 
     Attributes:
         reason: In words, with what is known of the cause.
+        passing: Whether the machine may be to blame (a port, a full disk, memory that others took): another run of the
+            command tries again.
     """
 
     reason: str
+    passing: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,6 +83,7 @@ class Measured:
         placed: What really served, read back from it; empty where unknown.
         warning: What makes the figures doubtful, such as a load generator that had no core left; empty where nothing.
         level: Speed of the machine by which latency and throughput were converted (`drift`).
+        answers: How many answers were held to those of the saved graph meanwhile.
     """
 
     latency: Latency
@@ -94,6 +98,7 @@ class Measured:
     placed: str = ""
     warning: str = ""
     level: float = 1.0
+    answers: int = 0
 
     @property
     def keeps_up(self) -> bool:
