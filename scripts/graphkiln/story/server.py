@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
 from graphkiln_client import Client
@@ -19,6 +21,10 @@ from graphkiln_client import Client
 _STOP_S = 60
 _POLL_S = 0.02
 """What is waited for may itself be measured."""
+_TRIES = 3
+"""Starts, each on other ports."""
+_IN_USE = re.compile(r"port \d+ \(\w+\) is in use|already in use")
+"""How our server says it, and Triton."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +49,10 @@ class LocalServer:
         return self.http_url, self.grpc_url
 
 
+class PortTaken(MeasurementError):
+    """Another program took a port of a server between the moment when it was free and the one when it was needed."""
+
+
 @contextmanager
 def start_server(
     *stores: Path, flags: tuple[str, ...] = (), log: Path | None = None, deadline_s: float = math.inf
@@ -56,30 +66,48 @@ def start_server(
         deadline_s: How long it may take until it is ready.
 
     Raises:
+        PortTaken: Its ports were taken, time and again.
         MeasurementError: A model cannot be loaded, the server ended, or is not ready in time; the message says why.
     """
-    http, grpc, metrics = free_ports(3)
-    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
+    deadline = time.monotonic() + deadline_s
     command = [sys.executable, "-P", "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
     with ExitStack() as stack:
         output = stack.enter_context(log.open("w")) if log else sys.stderr
-        # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.
-        server = subprocess.Popen(
-            [*ending_with_us(), *command, *flags, *ports],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-        )
-        stack.callback(stop, server)
+        for left in reversed(range(_TRIES)):
+            try:
+                started = stack.enter_context(_start([*command, *flags], output, log, deadline))
+                break
+            except PortTaken:
+                if not left:
+                    raise
+                output.seek(0)
+                output.truncate()  # what the last try said is not said of the next one
+        yield started
+
+
+@contextmanager
+def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: float) -> Iterator[LocalServer]:
+    http, grpc, metrics = free_ports(3)
+    ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
+    # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.
+    server = subprocess.Popen(
+        [*ending_with_us(), *command, *ports],
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    )
+    try:
         local = LocalServer(
             http_url=f"http://127.0.0.1:{http}",
             grpc_url=f"grpc://127.0.0.1:{grpc}",
             pid=server.pid,
             metrics_url=f"http://127.0.0.1:{metrics}/metrics",
         )
-        _wait_ready(server, local.http_url, log, time.monotonic() + deadline_s)
+        _wait_ready(server, local.http_url, log, deadline)
         yield local
+    finally:
+        stop(server)
 
 
 def ending_with_us() -> tuple[str, ...]:
@@ -113,10 +141,9 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None, dea
     with Client(url, timeout_s=5, max_retries=0) as client:
         while True:
             if time.monotonic() > deadline:
-                raise MeasurementError(f"the server was not ready in time{': ' + _last_line(log) if log else ''}")
+                raise _failure("the server was not ready in time", log)
             if server.poll() is not None:
-                reason = f": {_last_line(log)}" if log else ""
-                raise MeasurementError(f"the server ended with code {server.returncode}{reason}")
+                raise _failure(f"the server ended with code {server.returncode}", log)
             try:
                 health = client.health()
             except ClientError:
@@ -128,6 +155,14 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None, dea
             if failed:
                 raise MeasurementError("; ".join(failed))
             time.sleep(_POLL_S)
+
+
+def _failure(what: str, log: Path | None) -> MeasurementError:
+    """What went wrong with the end of the log, as `PortTaken` where that is what the log says."""
+    if log is None:
+        return MeasurementError(what)
+    kind = PortTaken if _IN_USE.search(log.read_text(errors="replace")) else MeasurementError
+    return kind(f"{what}: {_last_line(log)}")
 
 
 def _last_line(log: Path) -> str:

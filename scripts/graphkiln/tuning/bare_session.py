@@ -124,8 +124,9 @@ def run_job(job: BareJob) -> Bare | Failed:
             with proven.session as built:
                 times = _time_sizes(built, job.questions.feeds[0], job.batch_sizes)
                 found = [built.run(feeds) for feeds in job.questions.feeds]
-    except GraphkilnError as error:
-        return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), str(error)))
+    except (GraphkilnError, OSError, MemoryError) as error:
+        reason = str(error) or "there is not enough memory"
+        return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), reason))
     return _judged(job, times, found)
 
 

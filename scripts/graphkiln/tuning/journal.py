@@ -52,14 +52,22 @@ class Journal(Closeable):
         Raises:
             MeasurementError: It cannot be written.
         """
-        line = memoryview(json.dumps(event, allow_nan=False).encode() + b"\n")
+        end = os.lseek(self._descriptor, 0, os.SEEK_END)
         try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-            os.fsync(self._descriptor)
+            self._write(json.dumps(event, allow_nan=False).encode() + b"\n")
         except OSError as error:
-            raise _unusable(self.path, f"cannot be written: {error.strerror}") from error
+            os.ftruncate(self._descriptor, end)  # half a line would be damage in the middle once there is room again
+            os.lseek(self._descriptor, end, os.SEEK_SET)
+            raise MeasurementError(
+                f"{self.path} cannot be written: {error.strerror}", hint="make room; then the same command goes on"
+            ) from error
         self.events.append(dict(event))
+
+    def _write(self, line: bytes) -> None:
+        left = memoryview(line)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Lets others have it."""
@@ -87,8 +95,13 @@ def _open_locked(path: Path) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
-    except OSError as error:
+    except IsADirectoryError as error:
         raise _unusable(path, f"cannot be opened: {error.strerror}") from error
+    except OSError as error:
+        raise MeasurementError(
+            f"{path} cannot be opened: {error.strerror}",
+            hint="what was measured is kept there: make it writable, or set XDG_CACHE_HOME to another folder",
+        ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.bare_session import BareJob, probe_session
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
+from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.server_watch import Placed, ServerWatch, read_placement
 from graphkiln.tuning.serving_keys import changes_of
@@ -58,16 +59,20 @@ class LocalTrials(Closeable):
             questions=self.loading.questions,
             floor=self.floor,
         )
-        return probe_session(job, self.deadline_s)
+        kills = oom_kills()
+        found = probe_session(job, self.deadline_s)
+        return excused(found, kills) if isinstance(found, Failed) else found
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """See `Trials.measure`."""
+        kills = oom_kills()
         try:
             found = self._serve(candidate).measure(load, seconds, seed)
         except GraphkilnError as error:
             found = Failed(reason=str(error))
         if isinstance(found, Failed):
             self.close()  # what is wrong with a server must not stay for the next load
+            return excused(found, kills)
         return found
 
     def close(self) -> None:

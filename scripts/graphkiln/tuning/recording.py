@@ -2,7 +2,7 @@
 
 A search asks for the same measurements in the same order whenever it gets the same outcomes, so that one that was
 killed goes on where it was. What a candidate takes down with it includes the tuner: a measurement that was begun
-`_ATTEMPTS` times and never ended has failed.
+`_ATTEMPTS` times and never ended has failed. What may have been the machine's fault is measured again by the next run.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from graphkiln.tuning.budget import Budget
@@ -102,8 +103,9 @@ class RecordedTrials:
         begun_s = self._clock()
         try:
             outcome = work()
-        except KeyboardInterrupt:  # asked for: not the candidate's doing
-            self._journal.append({"interrupted": task})
+        except (KeyboardInterrupt, Exception):  # asked for, or the tuner's own fault: not the candidate's doing
+            with suppress(MeasurementError):  # a full disk may be the fault
+                self._journal.append({"interrupted": task})
             raise
         return self._finish(task, outcome, self._clock() - begun_s)
 
@@ -118,11 +120,17 @@ class RecordedTrials:
             elif "interrupted" in event:
                 self._begun[_key(event["interrupted"])] -= 1
             else:
-                self._known[_key(event["done"])] = (outcome_from_json(event["outcome"]), float(event["took_s"]))
+                self._remember_done(_key(event["done"]), outcome_from_json(event["outcome"]), float(event["took_s"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MeasurementError(
                 f"{self._journal.path} is damaged at line {number}: {error!r}", hint="delete it: all is measured anew"
             ) from error
+
+    def _remember_done(self, key: str, outcome: Outcome, took_s: float) -> None:
+        if isinstance(outcome, Failed) and outcome.passing:
+            self._begun[key] -= 1  # it ended
+        else:
+            self._known[key] = (outcome, took_s)
 
 
 def _key(task: dict[str, Any]) -> str:

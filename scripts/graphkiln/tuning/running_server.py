@@ -6,24 +6,35 @@ Triton takes another configuration only in explicit mode, from whoever has the a
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
+from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    GraphkilnError,
+    MeasurementError,
+    Unauthorized,
+)
 from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.repository.config_changes import changed_document
 from graphkiln_client import Client
 
 _log = logging.getLogger("graphkiln.tuning")
+
+_BACK_S, _POLL_S = 60.0, 0.5
+"""How long a server that does not answer is waited for, and how often it is asked."""
 
 NOT_THERE = (
     "what the server was started with (--set, --enable-*, its cores and memory) stays as it is",
@@ -75,15 +86,27 @@ class RunningTrials(Closeable):
         """See `Trials.measure`.
 
         Raises:
-            MeasurementError: The server takes no other configuration.
+            MeasurementError: The server takes no other configuration, or is not there any more.
+            Unauthorized: The admin key is not that of the server.
         """
         try:
-            found = self._serve(candidate).measure(load, seconds, seed)
+            served = self._serve(candidate)
+        except Unauthorized:
+            raise  # no candidate would be loaded
         except ClientError as error:
-            found = Failed(reason=str(error))
+            return self._failed(error)
+        try:
+            found = served.measure(load, seconds, seed)
+        except (ClientError, MeasurementError) as error:
+            return self._failed(error)
         if isinstance(found, Failed):
             self._served = None
         return found
+
+    def _failed(self, error: GraphkilnError) -> Failed:
+        """A server that does not answer may have been stopped by its owner as well as by the candidate."""
+        self._served = None
+        return excused(Failed(reason=str(error), passing=isinstance(error, ConnectionFailed)), oom_kills())
 
     def close(self) -> None:
         """Loads the model as it was served.
@@ -104,12 +127,30 @@ class RunningTrials(Closeable):
     def _serve(self, candidate: Candidate) -> ServedCandidate:
         if self._served is None or self._served.candidate != candidate:
             self._served = None
+            self._await_server()
             self._load(candidate)
             self._served = ServedCandidate(
                 candidate=candidate, model=self.subject.name, client=self.client, asking=self.client,
                 loading=self.loading,
             )  # fmt: skip
         return self._served
+
+    def _await_server(self) -> None:
+        """A candidate may have taken the server down, whose supervisor starts it again."""
+        end = time.monotonic() + _BACK_S
+        while not self._is_live():
+            if time.monotonic() > end:
+                raise MeasurementError(
+                    f"{self._url} does not answer any more", hint="once it does, the same command goes on"
+                )
+            time.sleep(_POLL_S)
+
+    def _is_live(self) -> bool:
+        try:
+            with Client(**self.client) as client:
+                return client.health().live
+        except ConnectionFailed:
+            return False
 
     def _load(self, candidate: Candidate) -> None:
         wanted = changed_document(self._original, changes_of(candidate, self.subject))

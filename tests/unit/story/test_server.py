@@ -11,7 +11,7 @@ from typing import Any, Self
 import pytest
 
 from graphkiln.story import server as module
-from graphkiln.story.server import start_server
+from graphkiln.story.server import PortTaken, start_server
 from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError
 from graphkiln_client import Health, ServedModel
 
@@ -96,7 +96,7 @@ class Scene:
     def health(self) -> Health:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if isinstance(state, int):
-            self.processes[0].code = state
+            self.processes[-1].code = state
             raise ConnectionFailed("gone")
         if isinstance(state, Exception):
             raise state
@@ -187,6 +187,36 @@ class TestFaults:
     def test_a_log_that_is_no_text(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_bytes(b"first\n\xff\xfe broken\n")
         assert module._last_line(tmp_path / "log").endswith("broken")
+
+
+class TestPorts:
+    """Between the moment when a port is free and the one when a server wants it, another program may take it."""
+
+    IN_USE = "ERROR port 40001 (HTTP) is in use (stop the program that holds it)\n"
+
+    def test_a_server_that_loses_its_port_gets_others(self, scene: Scene, tmp_path: Path) -> None:
+        scene.states, scene.output = [ConnectionFailed("not yet"), 2, READY], self.IN_USE
+        with start_server(Path("store"), log=tmp_path / "log") as server:
+            assert server.pid == 4242
+        lost, found = scene.processes
+        assert lost.events == found.events == ["terminate"]
+        assert (tmp_path / "log").read_text() == self.IN_USE, "of the second one alone"
+        assert lost.command[-3:] != found.command[-3:]
+
+    def test_one_that_loses_it_time_and_again_is_told(self, scene: Scene, tmp_path: Path) -> None:
+        scene.states, scene.output = [2], self.IN_USE
+        with (
+            pytest.raises(PortTaken, match="ended with code 2: ERROR port 40001"),
+            start_server(Path("store"), log=tmp_path / "log"),
+        ):
+            pytest.fail("it is not ready")
+        assert len(scene.processes) == 3
+
+    def test_another_fault_is_not_tried_again(self, scene: Scene, tmp_path: Path) -> None:
+        scene.states, scene.output = [2], "no such flag\n"
+        with pytest.raises(MeasurementError, match="no such flag"), start_server(Path("s"), log=tmp_path / "log"):
+            pytest.fail("it is not ready")
+        assert len(scene.processes) == 1
 
 
 class TestStop:

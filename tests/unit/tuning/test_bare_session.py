@@ -107,6 +107,21 @@ def replace_process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setattr(bare_session.subprocess, "Popen", other)
 
 
+@pytest.mark.parametrize(
+    ("error", "reason"), [(OSError(28, "No space left on device"), "No space left"), (MemoryError(), "enough memory")]
+)
+def test_what_the_machine_lacks_is_a_reason(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(bare_session, "read_subject", fail)
+    found = run_job(job(subject, questions))
+    assert isinstance(found, Failed)
+    assert reason in found.reason
+
+
 def test_it_ends_with_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tuner that is killed nobody is left who would end a session that hangs."""
     done: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,30 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(MeasurementError, match="cannot be written: No space left"):
             journal.append({})
         assert journal.events == []
+
+
+def test_a_line_that_was_half_written_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once there is room again, the next line must not follow half of another one."""
+    path, write_some = tmp_path / "journal", os.write
+    rooms = [5, -1]
+
+    def fill(descriptor: int, line: memoryview) -> int:
+        room = rooms.pop(0)
+        if room < 0:
+            raise OSError(28, "No space left on device")
+        return write_some(descriptor, line[:room])
+
+    with Journal(path, SUBJECT) as journal:
+        with monkeypatch.context() as patched:
+            patched.setattr("os.write", fill)
+            with pytest.raises(MeasurementError, match=r"No space left.*make room; then the same command goes on"):
+                journal.append({"lost": 1})
+        journal.append({"kept": 1})
+    with Journal(path, SUBJECT) as journal:
+        assert journal.events == [{"kept": 1}]
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MeasurementError, match=r"cannot be opened: .*XDG_CACHE_HOME"):
+        Journal(tmp_path / "file" / "journal", SUBJECT)

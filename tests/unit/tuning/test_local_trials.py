@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.story.server import LocalServer
+from graphkiln.story.server import LocalServer, PortTaken
 from graphkiln.tuning import local_trials
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials, check_placement
@@ -99,6 +99,20 @@ def test_a_candidate_that_does_not_load_failed(trials: LocalTrials, events: list
     assert found == Failed(reason="digits: no room")
     trials.measure(FIRST, OpenLoop(1), 1, 0)
     assert events == ["start 4", "load 1"]
+
+
+def test_a_port_that_another_program_took_is_not_the_candidates_fault(
+    trials: LocalTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_store: Path, **_: Any) -> Any:
+        raise PortTaken("the server ended with code 2: ERROR port 40001 (HTTP) is in use")
+
+    monkeypatch.setattr(local_trials, "start_server", start)
+    found = trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert isinstance(found, Failed)
+    assert found.passing
+    monkeypatch.setattr(local_trials, "probe_session", lambda *_: Failed(reason="[Errno 28] No space left on device"))
+    assert trials.probe(FIRST).passing  # type: ignore[union-attr]
 
 
 def test_a_server_of_a_failed_load_is_stopped(

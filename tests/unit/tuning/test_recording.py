@@ -94,6 +94,34 @@ def test_stopping_it_by_hand_is_not_the_candidates_doing(tmp_path: Path) -> None
     assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
 
 
+def test_what_the_machine_may_be_to_blame_for_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    for _ in range(5):
+        trials = Scripted(lambda: Failed(reason="port 40001 (HTTP) is in use", passing=True))
+        with Journal(tmp_path / "j", {}) as journal:
+            recorded = RecordedTrials(trials, journal, trials.clock)
+            outcomes = [recorded.measure(CANDIDATE, OpenLoop(5.0), 5.0, 7) for _ in range(2)]
+        assert outcomes == [Failed(reason="port 40001 (HTTP) is in use", passing=True)] * 2
+        assert trials.calls == 1, "once in each run"
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+def test_what_a_candidate_does_wrong_is_not_tried_again(tmp_path: Path) -> None:
+    measure(tmp_path / "j", Scripted(lambda: Failed(reason="no kernels")), OpenLoop(5.0))
+    again = Scripted()
+    assert measure(tmp_path / "j", again, OpenLoop(5.0))[0] == [Failed(reason="no kernels")]
+    assert again.calls == 0
+
+
+def test_an_error_of_the_tuner_is_not_the_candidates_doing(tmp_path: Path) -> None:
+    def fail() -> Measured:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(4):
+        with pytest.raises(OSError, match="No space left"):
+            measure(tmp_path / "j", Scripted(fail), OpenLoop(5.0))
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
 @pytest.mark.parametrize("event", [{"done": {}, "took_s": 1}, {"other": 1}, {"done": {}, "outcome": {"kind": "no"}}])
 def test_an_event_that_is_none_is_told_with_its_line(tmp_path: Path, event: dict[str, object]) -> None:
     with Journal(tmp_path / "j", {}) as journal:

@@ -20,7 +20,8 @@ from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Failed, OpenLoop
-from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError, ServerError
+from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError, ServerError, Unauthorized
+from graphkiln_client import Health
 
 STORED: dict[str, Any] = {
     "name": "digits",
@@ -39,6 +40,7 @@ class FakeServer:
         self.loads: list[Mapping[str, Any] | None] = []
         self.deaf = False
         self.error: Exception | None = None
+        self.deaths = 0
 
     @contextmanager
     def client(self, **_: Any) -> Iterator[FakeServer]:
@@ -46,6 +48,12 @@ class FakeServer:
 
     def model(self, _: str) -> FakeServer:
         return self
+
+    def health(self) -> Health:
+        self.deaths -= 1
+        if self.deaths >= 0:
+            raise ConnectionFailed("refused")
+        return Health(live=True, ready=True)
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -148,6 +156,49 @@ def test_a_candidate_that_does_not_load_failed(trials: RunningTrials, server: Fa
     server.error = None
     trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
     assert len(server.loads) == 2, "a failed candidate is loaded again"
+
+
+def test_a_server_that_was_stopped_ends_the_search_and_not_its_candidates(
+    trials: RunningTrials, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_server, "_BACK_S", 0.0)
+    monkeypatch.setattr(running_server, "_POLL_S", 0.0)
+    server.deaths = 1 << 20
+    with pytest.raises(MeasurementError, match=r"does not answer any more.*the same command goes on"):
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert server.loads == []
+
+
+def test_one_that_comes_back_is_waited_for(
+    trials: RunningTrials, server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running_server, "_POLL_S", 0.0)
+    server.deaths = 3
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert len(server.loads) == 1
+
+
+def test_one_that_goes_during_a_load_may_come_back(trials: RunningTrials, server: FakeServer) -> None:
+    server.error = ConnectionFailed("reset")
+    found = trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert isinstance(found, Failed)
+    assert found.passing
+
+
+def test_a_wrong_key_is_no_fault_of_a_candidate(trials: RunningTrials, server: FakeServer) -> None:
+    server.error = Unauthorized("the admin key is wrong")
+    with pytest.raises(Unauthorized, match="admin key"):
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+
+
+def test_a_load_generator_that_cannot_begin_is_the_candidates_doing(
+    trials: RunningTrials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MeasurementError("the load generator cannot send its requests: no instance")
+
+    monkeypatch.setattr(ServedCandidate, "measure", fail)
+    assert "no instance" in trials.measure(CANDIDATE, OpenLoop(1), 1, 0).reason  # type: ignore[union-attr]
 
 
 def test_a_server_that_takes_no_configuration_is_an_error(trials: RunningTrials, server: FakeServer) -> None:
