@@ -12,3 +12,13 @@ def version_of(name: str) -> str:
     from importlib.metadata import version
 
     return version(name)
+
+
+def installed_version(name: str) -> str:
+    """The version of a distribution; empty where it is not installed."""
+    from importlib.metadata import PackageNotFoundError
+
+    try:
+        return version_of(name)
+    except PackageNotFoundError:
+        return ""

@@ -106,12 +106,14 @@ def _run_name(path: Path) -> str:
 
 
 def _is_dead(path: Path) -> bool:
+    """Whether nobody owns it, nor what lies in it: a search may be dead whose server lives."""
     with locked_if_dead(path) as dead:
-        return dead
+        return dead and all(map(_is_dead, owned_folders(path)))
 
 
 def _remove_folder(path: Path) -> bool:
-    with locked_if_dead(path) as dead:
+    with locked_if_dead(path) as unowned:
+        dead = unowned and all([_remove_folder(inner) for inner in owned_folders(path)])
         if dead:
             _end_processes(path)
             remove_environments(path.name)

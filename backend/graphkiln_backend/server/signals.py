@@ -104,7 +104,7 @@ def ending_on_signals() -> Iterator[None]:
 
 
 class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, where they end a command as Ctrl-C does.
+    """Ctrl-C, SIGTERM or SIGHUP, where they end a command in order.
 
     Args:
         number: Of the signal.
@@ -120,11 +120,11 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stopping_in_order() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP raise `Stopped` in the block, once: what then is given back is not disturbed by another.
+    """Lets Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the block, once: what then is given back nothing disturbs.
 
     In another thread than the main one nothing changes: signals do not come there.
     """
-    with raising_once([signal.SIGTERM, signal.SIGHUP], Stopped):
+    with raising_once([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], Stopped):
         yield
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
     from graphkiln.tuning.tuner import Report, Tuning
+    from graphkiln_backend.cache.store import ArtifactCache
 
 
 class Objective(StrEnum):
@@ -108,27 +109,39 @@ def tune(
     _check_libraries()
     check_html(html)
     target = _target(p99, rate, objective, accuracy_floor)
+    client = _client(connection) if _is_given(context, "url") else None
     if share:
         given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
-        refuse_options({**given, "--url": _is_given(context, "url")}, target)
+        refuse_options({**given, "--url": client}, target)
+    with ending_in_order(), _search_folder() as cache:
         plan = partial(
-            _plan, target=target, samples=None, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
-            client=None,
+            _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
+            client=client, cache=cache, applies=apply,
         )  # fmt: skip
-        tune_models(model, share, plan, apply=apply, as_json=as_json)
-    tuning = _plan(
-        model, target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
-        client=_client(connection) if _is_given(context, "url") else None,
-    )  # fmt: skip
-    _show_space(tuning, as_json=as_json and not dry_run)
-    if dry_run:
-        return
-    result = _search(tuning)
-    document = _document(result, tuning, price)
-    _show(document, as_json=as_json, html=html)
-    if apply and result.candidate:
-        apply_choice(result.candidate, tuning)
-    raise typer.Exit(0 if result.chosen else 1)
+        if share:
+            raise typer.Exit(tune_models(model, share, plan, apply=apply, as_json=as_json))
+        tuning = plan(model)
+        _show_space(tuning, as_json=as_json and not dry_run)
+        if dry_run:
+            return
+        result = _search(tuning)
+        document = _document(result, tuning, price)
+        _show(document, as_json=as_json, html=html)
+        if apply and result.candidate:
+            apply_choice(result.candidate, tuning)
+        raise typer.Exit(0 if result.chosen else 1)
+
+
+@contextmanager
+def _search_folder() -> Iterator[ArtifactCache]:
+    """A place for all temporary files, and there a cache for what is converted from the models of other frameworks."""
+    from graphkiln.tuning.subject import vanishing_cache
+    from graphkiln.tuning.workplace import other_searches, workplace
+
+    for pid in other_searches():
+        say(f"another search runs on this machine (process {pid}): each measures what the other one leaves")
+    with workplace(), vanishing_cache() as cache:
+        yield cache
 
 
 def _check_libraries() -> None:
@@ -162,7 +175,10 @@ def _plan(
     budget: str,
     narrowed: tuple[list[str], str],
     client: Mapping[str, Any] | None,
+    cache: ArtifactCache,
+    applies: bool,
 ) -> Tuning:
+    from graphkiln.tuning.application import check_writable
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
     from graphkiln.tuning.quantities import parse_fixed
@@ -171,7 +187,9 @@ def _plan(
     from graphkiln_backend.graph.durations import parse_duration
 
     budget_s = parse_duration(budget, "--budget")
-    subject = _read_subject(model)
+    subject = _read_subject(model, cache)
+    if applies:
+        check_writable(subject)
     questions = read_questions(subject, samples)
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)
@@ -189,9 +207,9 @@ def _plan(
     )
 
 
-def _read_subject(model: str) -> Subject:
+def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     from graphkiln.cli.version_paths import version_folder
-    from graphkiln.tuning.subject import read_subject, vanishing_cache
+    from graphkiln.tuning.subject import check_tunable, read_subject
     from graphkiln_backend.repository.remote_address import parse_store
 
     place = parse_store(model)
@@ -199,8 +217,9 @@ def _read_subject(model: str) -> Subject:
         raise InvalidInput(
             f"{model} is not on this machine, where trials would read it again and again", hint="copy it here first"
         )
-    with vanishing_cache() as cache:
-        return read_subject(version_folder(place), cache)
+    subject = read_subject(version_folder(place), cache)
+    check_tunable(subject)
+    return subject
 
 
 def _is_given(context: typer.Context, option: str) -> bool:
@@ -236,7 +255,7 @@ def _show_space(tuning: Tuning, *, as_json: bool) -> None:
 def _search(tuning: Tuning) -> Result:
     if tuning.journal.exists():
         say(f"going on with {tuning.journal}; delete it to measure anew")
-    with ending_in_order(), _progress_report(tuning) as report:
+    with _progress_report(tuning) as report:
         return tuning.run(report)
 
 

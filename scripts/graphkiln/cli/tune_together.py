@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,8 +35,8 @@ def refuse_options(given: Mapping[str, object], target: Target) -> None:
         raise InvalidInput(f"{unfit[0]} is for a single model, --share for several", hint="leave one of them out")
 
 
-def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply: bool, as_json: bool) -> NoReturn:
-    """Tunes several models of a store together, shows what was found, and exits.
+def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply: bool, as_json: bool) -> int:
+    """Tunes several models of a store together, and shows what was found.
 
     Args:
         store: Their folder.
@@ -44,6 +44,9 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
         plan: Path of a model -> what is to be found out.
         apply: Whether to write what was found.
         as_json: Whether to print JSON.
+
+    Returns:
+        The exit code.
     """
     from graphkiln.tuning.progress import line_of
     from graphkiln.tuning.together import tune_together
@@ -56,13 +59,12 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     def report(name: str, progress: Progress) -> None:
         say(f"{name}: {line_of(progress, tunings[name].spanned.space.default, budget_s)}")
 
-    with ending_in_order():
-        found = tune_together(tunings, shares, budget_s, report)
+    found = tune_together(tunings, shares, budget_s, report)
     show_together(found, tunings, shares, as_json=as_json)
     if apply and found.rate is not None:
         for name, response in found.plan.responses.items():
             apply_choice(response.candidate, tunings[name])
-    raise typer.Exit(0 if found.rate is not None else 1)
+    return 0 if found.rate is not None else 1
 
 
 @contextmanager
@@ -211,10 +213,11 @@ def apply_choice(candidate: Candidate, tuning: Tuning) -> None:
     if candidate == tuning.spanned.space.default:
         say(f"nothing is written: what serves '{tuning.subject.name}' today is the best")
         return
-    applied = apply(candidate, tuning.subject, tuning.questions)
+    applied = apply(candidate, tuning.subject, tuning.questions, tuning.server)
     say(f"wrote {applied.config}")
     for note in applied.notes:
         say(note)
-    say("these two commands go back (the second where a server runs in explicit mode; others see the file change):")
+    say(f"a server that serves this folder takes it by itself; one in explicit mode with: {applied.load_command}")
+    say("these two commands go back (the second one for explicit mode):")
     for command in applied.commands_back:
         say(f"  {command}")

@@ -10,12 +10,11 @@ import logging
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
 from graphkiln_backend.graph.decoding import encode
-from graphkiln_backend.graph.distributions import version_of
+from graphkiln_backend.graph.distributions import installed_version
 from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.request import ScoreRequest
@@ -194,16 +193,8 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
-        **{name: version for name in _PACKAGES if (version := _installed(name))},
+        **{name: version for name in _PACKAGES if (version := installed_version(name))},
     }
-
-
-def _installed(name: str) -> str:
-    """Version of a distribution; empty without it."""
-    try:
-        return version_of(name)
-    except PackageNotFoundError:
-        return ""
 
 
 def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:

@@ -32,21 +32,42 @@ class Applied:
         config: The model's config.pbtxt.
         backup: What it was before; None where there was none.
         notes: What changes for clients, a line each.
+        server: Address of the server that is to load it; empty where the commands find it by themselves.
     """
 
     config: Path
     backup: Path | None
     notes: tuple[str, ...] = ()
+    server: str = ""
 
     @property
     def commands_back(self) -> tuple[str, str]:
         """The two commands that go back."""
         config = shlex.quote(str(self.config))
         undo = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
-        return undo, f"graphkiln load {shlex.quote(self.config.parent.name)}"
+        return undo, self.load_command
+
+    @property
+    def load_command(self) -> str:
+        """What has a server in explicit mode serve the file as it is."""
+        url = ["--url", self.server] if self.server else []
+        return shlex.join(["graphkiln", "load", self.config.parent.name, *url])
 
 
-def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Applied:
+def check_writable(subject: Subject) -> None:
+    """Refuses what could not be written, before anything is measured.
+
+    Raises:
+        RepositoryError: The model's folder cannot be written.
+    """
+    if not os.access(subject.folder, os.W_OK | os.X_OK):
+        raise RepositoryError(
+            f"{subject.folder} cannot be written, where --apply replaces {CONFIG_FILE}",
+            hint="leave --apply out, or let this user write there",
+        )
+
+
+def apply(candidate: Candidate, subject: Subject, questions: Questions, server: str = "") -> Applied:
     """Writes a candidate into the configuration of its model.
 
     The session is built and proven first, in the way that the server does it; the file is replaced in one step.
@@ -55,6 +76,7 @@ def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Appli
         candidate: What to write.
         subject: The model, as it was when it was tuned.
         questions: What the session is asked.
+        server: Address of the running server that it was tuned on; empty for none.
 
     Raises:
         VerificationError: The session cannot be built any more, or answers otherwise.
@@ -63,7 +85,7 @@ def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Appli
     check_unchanged(subject)
     _prove(candidate, subject, questions)
     path = subject.folder / CONFIG_FILE
-    text = changed_text(path, changes_of(candidate, subject))
+    text, link = changed_text(path, changes_of(candidate, subject)), path.is_symlink()
     try:
         backup = _back_up(path)
         _replace(path, text)
@@ -71,7 +93,8 @@ def apply(candidate: Candidate, subject: Subject, questions: Questions) -> Appli
         raise RepositoryError(
             f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
         ) from error
-    return Applied(config=path, backup=backup, notes=tuple(_notes(candidate, subject)))
+    notes = [*_notes(candidate, subject), *([f"{CONFIG_FILE} was a link, and is a file of its own now"] if link else [])]
+    return Applied(config=path, backup=backup, notes=tuple(notes), server=server)
 
 
 def _prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:

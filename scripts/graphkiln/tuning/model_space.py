@@ -51,6 +51,9 @@ _NEVER_TUNED = {
     "response_cache": "answers equal requests only, which says nothing of the model",
     "rate_limiter, priorities": "share a machine between models; here one is measured",
     "preserve_ordering": "changes no figure but that of requests that wait for others",
+    "queue policies": "refuse requests, or let them wait: a target is met without either",
+    "model_warmup, fallback": "say what happens before the first request",
+    "enable_cuda_graph, gpu_mem_limit and the like": "options of an accelerator stay as config.pbtxt has them",
 }
 
 
@@ -161,9 +164,6 @@ class _Axes:
         if not self.subject.single_group:
             self.left_out.append("instances: config.pbtxt has several instance groups")
             return ()
-        if self.subject.schedules_sequences:
-            self.left_out.append("instances, max_queue_delay_us: Triton schedules whole sequences")
-            return ()
         return _GPU_INSTANCES if self.on_gpu else _powers(self.subject.cores)
 
     def batches(self) -> Sequence[int]:
@@ -179,8 +179,6 @@ class _Axes:
         subject = self.subject
         if not subject.config.max_batch_size:
             return "the graph is served without batches"
-        if subject.schedules_sequences:
-            return "Triton schedules whole sequences"
         return f"requests are computed one by one: {subject.mixing}" if subject.mixing else ""
 
     def delays(self) -> Sequence[int]:

@@ -60,9 +60,9 @@ class ServerWatch:
 
     def death(self) -> str:
         """Which process that served has ended since; empty where all live."""
-        if not _is_alive(self._supervisor):
+        if not is_alive(self._supervisor):
             return "the server ended"
-        alive = {process.pid for process in self._family() if _is_alive(process)}
+        alive = {process.pid for process in self._family() if is_alive(process)}
         gone = [name for pid, name in self._serving.items() if pid not in alive]
         return f"{gone[0]} was killed or crashed" if gone else ""
 
@@ -120,7 +120,7 @@ def _serving(family: Sequence[psutil.Process]) -> dict[int, str]:
     return found
 
 
-def _is_alive(process: psutil.Process) -> bool:
+def is_alive(process: psutil.Process) -> bool:
     """A process that ended and that nobody asked about is still listed."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

@@ -94,6 +94,26 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
     )
 
 
+def check_tunable(subject: Subject) -> None:
+    """Refuses what no load of a search can measure, or no key of it may change.
+
+    Raises:
+        RepositoryError: The configuration spreads the model over devices, or Triton schedules whole sequences.
+    """
+    config, spread = subject.folder / CONFIG_FILE, subject.deployment.settings.parallel
+    if spread:
+        raise RepositoryError(
+            f"{config} spreads '{subject.name}' over devices (parallel: {spread}): its threads, instances and places "
+            "follow from that, and are not searched",
+            hint="graphkiln explain shows them; a copy without `parallel` can be tuned",
+        )
+    if subject.schedules_sequences:
+        raise RepositoryError(
+            f"{config} has Triton schedule sequences: the load of a search is of requests that do not belong together",
+            hint="a copy without `sequence_batching` can be tuned, where its graph needs no state",
+        )
+
+
 def check_unchanged(subject: Subject) -> None:
     """Makes sure that a model has the configuration still that it was tuned with.
 

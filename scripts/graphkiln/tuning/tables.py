@@ -35,6 +35,7 @@ def print_result(document: Document, console: Console | None = None) -> None:
         console.print(line, markup=False, highlight=False)
     for line in _facts(document):
         console.print(line, markup=False, highlight=False)
+    console.print(document["journal"], markup=False, highlight=False, soft_wrap=True)  # a path that can be copied
 
 
 def print_space(document: Mapping[str, Any], console: Console | None = None) -> None:
@@ -131,7 +132,7 @@ def _facts(document: Document) -> Iterator[str]:
     for note in document["notes"]:
         yield f"note: {note}"
     minutes = document["spent_s"] / 60
-    yield f"{document['measurements']} measurements in {minutes:.1f} minutes; kept in {document['journal']}"
+    yield f"{document['measurements']} measurements in {minutes:.1f} minutes, kept in"
 
 
 def _measured_facts(promise: Mapping[str, Any]) -> Iterator[str]:

@@ -28,6 +28,8 @@ from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import identity
+from graphkiln_backend.graph.distributions import installed_version
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_client.transports.endpoint import Endpoint
 
@@ -35,6 +37,9 @@ _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
 _TIMEOUT_S = (5.0, 60.0)
 """The least and the most that a request gets."""
+_SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
+"""What decides how fast a configuration is, beside the machine: another version of it is another search."""
+_LONGEST_NAME = 200
 _DEADLINE_S = (60.0, 180.0)
 """The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget."""
 
@@ -94,7 +99,8 @@ class Tuning:
     def journal(self) -> Path:
         """Where this very search is kept: another model, machine, space or target has another file."""
         text = json.dumps(self.identity(), sort_keys=True)
-        return self._kept / f"{self.subject.name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+        name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # of a file: 255 bytes at most
+        return self._kept / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
         """What a journal must be of to be gone on with, by names that people understand."""
@@ -106,7 +112,8 @@ class Tuning:
             "graph": sha256_of(subject.deployment.version.graph_path),
             "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
-            "server": self._server or "our own",
+            "software": {name: version for name in _SOFTWARE if (version := installed_version(name))},
+            "server": self.server or "our own",
             "space": axes,
             "limit": self.limit,
             "target": str(self.target),
@@ -130,11 +137,12 @@ class Tuning:
 
         Raises:
             MeasurementError: The journal cannot be used, or the server takes no configuration.
-            RepositoryError: The configuration was changed meanwhile.
+            RepositoryError: The configuration or the graph was changed meanwhile.
             ClientError: A running server does not do what it must.
         """
         with ExitStack() as stack:
-            journal = stack.enter_context(Journal(self.journal, self.identity()))
+            identity = self.identity()
+            journal = stack.enter_context(Journal(self.journal, identity))
             trials = self._open_trials(stack)
             reported = _Reported(trials, report)
             recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
@@ -148,7 +156,15 @@ class Tuning:
             )
             result = search.run()
             check_unchanged(self.subject)
+            self._check_same_graph(identity)
             return result
+
+    def _check_same_graph(self, identity: Mapping[str, Any]) -> None:
+        if self.identity()["graph"] != identity["graph"]:
+            raise RepositoryError(
+                f"the graph of '{self.subject.name}' was replaced while it was tuned: what was measured is of two",
+                hint="the same command measures the new one",
+            )
 
     def _open_trials(self, stack: ExitStack) -> Trials:
         loading = self.loading
@@ -163,7 +179,7 @@ class Tuning:
         )
         if self.client is None:
             return local
-        before = stack.enter_context(ServedBefore(self._kept, self._server, self.subject.name))
+        before = stack.enter_context(ServedBefore(self._kept, self.server, self.subject.name))
         running = stack.enter_context(
             RunningTrials(subject=self.subject, loading=loading, client=self.client, local=local, before=before)
         )
@@ -171,7 +187,7 @@ class Tuning:
         return running
 
     @property
-    def _server(self) -> str:
+    def server(self) -> str:
         """Address of the running server without what is secret in it; empty for our own."""
         return str(Endpoint.parse(str(self.client["url"]))) if self.client else ""
 

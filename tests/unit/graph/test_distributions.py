@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 import numpy as np
 import pytest
 
-from graphkiln_backend.graph.distributions import version_of
+from graphkiln_backend.graph.distributions import installed_version, version_of
 
 
 def test_the_version_is_that_of_the_distribution() -> None:
@@ -17,3 +17,8 @@ def test_the_version_is_that_of_the_distribution() -> None:
 def test_one_that_is_not_installed_is_an_error() -> None:
     with pytest.raises(PackageNotFoundError):
         version_of("graphkiln-no-such-distribution")
+
+
+def test_or_empty_where_that_is_an_answer() -> None:
+    assert installed_version("numpy") == np.__version__
+    assert installed_version("graphkiln-no-such-distribution") == ""

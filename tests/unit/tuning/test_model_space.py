@@ -80,7 +80,6 @@ def test_a_graph_that_was_not_saved_in_fp32_stays_as_it_is(subject: Subject) -> 
     [
         (lambda s: changed(s, max_batch_size=0), "the graph is served without batches"),
         (lambda s: replace(s, mixing="node mean takes all rows"), "node mean takes all rows"),
-        (lambda s: replace(s, schedules_sequences=True), "Triton schedules whole sequences"),
     ],
 )  # fmt: skip
 def test_batches_that_cannot_be_are_not_tried(subject: Subject, make: object, reason: str) -> None:

@@ -24,7 +24,7 @@ def shown(show: Any, content: Any) -> str:
     console = Console(file=io.StringIO(), width=200)
     show(content, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= 80
+    assert all(len(line) <= 80 or line.endswith(".jsonl") for line in text.splitlines())
     return " ".join(text.split())
 
 
@@ -38,7 +38,13 @@ def test_the_answer_comes_first(subject: Subject, tmp_path: Path) -> None:
     assert "the load generator took 0.25 cores" in text
     assert "price of 1,000 requests: 0.0025" in text
     assert "note: the machine became slower" in text
-    assert "42 measurements in 10.0 minutes" in text
+    assert "42 measurements in 10.0 minutes, kept in" in text
+    assert "compared under load: 7 answers" in text
+
+
+def test_the_journal_can_be_copied(subject: Subject, tmp_path: Path) -> None:
+    found = {**document(subject, tmp_path), "journal": "/a/folder" * 15 + ".jsonl"}
+    assert found["journal"] in shown(print_result, found)
 
 
 def test_each_runner_up_has_a_reason(subject: Subject, tmp_path: Path) -> None:
