@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 from browsing import CHROMIUM, browse
-from running import COMMAND, StartServer
-from tune_command import digest, environment, journal, leftovers, measured, processes, tune
+from running import COMMAND, Server, StartServer
+from tune_command import digest, environment, journal, leftovers, measured, processes, temporary, tune
 
-from graphkiln.tuning.application import apply
+from graphkiln.tuning.application import Applied, apply
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.subject import read_subject, vanishing_cache
+from graphkiln_backend.graph.errors import ClientError
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -144,22 +146,88 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
     assert process.returncode == 130, told
     assert "the same command goes on from here" in told
     assert leftovers(tmp_path) == []
+    assert list(temporary(tmp_path).iterdir()) == []
 
 
-def test_what_is_applied_is_served(model: Path, start_server: StartServer) -> None:
-    before = (model / "config.pbtxt").read_text()
+CHOSEN = Candidate.of(
+    {"engine": "onnxruntime", "precision": "fp32", "threads": 1, "spin": False, "instances": 2, "max_batch_size": 8}
+)
+
+
+def apply_chosen(model: Path, url: str = "") -> Applied:
     with vanishing_cache() as cache:
         subject = read_subject(model / "1", cache)
-    chosen = Candidate.of({"engine": "onnxruntime", "precision": "fp32", "threads": 1, "spin": False, "instances": 2})
-    applied = apply(chosen.with_values({"max_batch_size": 8}), subject, read_questions(subject))
+        return apply(CHOSEN, subject, read_questions(subject), url)
+
+
+def largest_batch(server: Server) -> int:
+    """Of the model as it is served now; 0 while it is being replaced."""
+    try:
+        with Client(server.url, max_retries=0) as client:
+            return int(client.model("digits").config["max_batch_size"])
+    except ClientError:
+        return 0
+
+
+def run_shell(command: str) -> None:
+    """As a user would who copies it from the terminal."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+def test_what_is_applied_is_served_by_a_server_that_runs(model: Path, start_server: StartServer) -> None:
     server = start_server("--model-store", model.parent)
     server.wait_ready()
+    before = (model / "config.pbtxt").read_text()
+    applied = apply_chosen(model)
+    server.wait_until(lambda: largest_batch(server) == 8)
     with Client(server.url) as client:
-        config = client.model("digits").config
-    assert config["max_batch_size"] == 8
-    assert config["instance_group"][0]["count"] == 2
-    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+        assert client.model("digits").config["instance_group"][0]["count"] == 2
+    run_shell(applied.commands_back[0])
     assert (model / "config.pbtxt").read_text() == before
+    server.wait_until(lambda: largest_batch(server) == 32)
+
+
+def test_in_explicit_mode_the_commands_that_are_told_do_it(model: Path, start_server: StartServer) -> None:
+    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
+    server.wait_ready()
+    applied = apply_chosen(model, server.url)
+    assert largest_batch(server) == 32
+    run_shell(applied.load_command)
+    assert largest_batch(server) == 8
+    for command in applied.commands_back:
+        run_shell(command)
+    assert largest_batch(server) == 32
+    assert applied.load_command.startswith("graphkiln load digits --url ")
+
+
+WITHOUT_SETPRIV = """
+import graphkiln.story.server
+graphkiln.story.server.ending_with_us = lambda: ()
+from graphkiln.cli.main import main
+main()
+"""
+
+
+def test_what_a_killed_search_left_is_gone_when_the_next_begins(model: Path, tmp_path: Path) -> None:
+    """Also where servers do not end with the tuner."""
+    words = ["tune", str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "60s"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITHOUT_SETPRIV, *words],
+        env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr
+    for line in process.stderr:
+        if "/s, p99" in line:  # a server runs
+            break
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert any("tritonserver" in line for line in leftovers(tmp_path))
+    assert list(temporary(tmp_path).iterdir())
+    done = tune(tmp_path, *words[1:], "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert list(temporary(tmp_path).iterdir()) == []
 
 
 def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Path, start_server: StartServer) -> None:

@@ -33,12 +33,21 @@ def tune(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         check=False,
     )
     assert leftovers(folder) == [], "nothing of it runs any more"
+    assert list(temporary(folder).iterdir()) == [], "and no file is left"
     return done
 
 
 def environment(folder: Path) -> dict[str, str]:
     """What it runs with."""
-    return {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "COLUMNS": "80"}
+    places = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(temporary(folder))}
+    return {**os.environ, **places, "COLUMNS": "80"}
+
+
+def temporary(folder: Path) -> Path:
+    """Where it makes temporary files."""
+    place = folder / "tmp"
+    place.mkdir(exist_ok=True)
+    return place
 
 
 def processes(folder: Path) -> list[psutil.Process]:

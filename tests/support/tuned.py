@@ -26,7 +26,10 @@ def measured(rate: float, p99_s: float, **more: Any) -> Measured:
         count=1000, mean_s=p99_s / 3, p50_s=p99_s / 4, p90_s=p99_s / 2,
         p99=Interval(p99_s, p99_s * 0.8, p99_s * 1.1), p999_s=p99_s * 2,
     )  # fmt: skip
-    facts = {"memory_bytes": 200 << 20, "server_cores": 1.5, "client_cores": 0.25, "placed": "openvino on cpu in bf16", "answers": 7}
+    facts = {
+        "memory_bytes": 200 << 20, "server_cores": 1.5, "client_cores": 0.25, "placed": "openvino on cpu in bf16",
+        "answers": 7,
+    }  # fmt: skip
     return Measured(
         latency=latency, throughput=Interval(rate, rate * 0.97, rate * 1.03), seconds=10.0, **{**facts, **more}
     )

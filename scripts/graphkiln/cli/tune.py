@@ -113,7 +113,7 @@ def tune(
     if share:
         given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
         refuse_options({**given, "--url": client}, target)
-    with ending_in_order(), _search_folder() as cache:
+    with ending_in_order(), _temporary_files() as cache:
         plan = partial(
             _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
             client=client, cache=cache, applies=apply,
@@ -133,14 +133,14 @@ def tune(
 
 
 @contextmanager
-def _search_folder() -> Iterator[ArtifactCache]:
+def _temporary_files() -> Iterator[ArtifactCache]:
     """A place for all temporary files, and there a cache for what is converted from the models of other frameworks."""
     from graphkiln.tuning.subject import vanishing_cache
-    from graphkiln.tuning.workplace import other_searches, workplace
+    from graphkiln.tuning.search_folder import other_searches, search_folder
 
     for pid in other_searches():
         say(f"another search runs on this machine (process {pid}): each measures what the other one leaves")
-    with workplace(), vanishing_cache() as cache:
+    with search_folder(), vanishing_cache() as cache:
         yield cache
 
 
@@ -229,7 +229,14 @@ def _is_given(context: typer.Context, option: str) -> bool:
 
 
 def _client(connection: ConnectionOptions) -> dict[str, Any]:
-    return {key: value for key, value in connection.arguments().items() if key != "timeout_s"} | {"max_retries": 0}
+    """Arguments of the client; the admin key is found now, as it may lie where temporary files are made until now."""
+    from graphkiln_backend.graph.admin_key import find_key
+    from graphkiln_client.transports.endpoint import Endpoint
+
+    given = connection.arguments()
+    endpoint = Endpoint.parse(given["url"])
+    key = given["admin_key"] or find_key(endpoint.host, endpoint.port)
+    return {name: value for name, value in given.items() if name != "timeout_s"} | {"max_retries": 0, "admin_key": key}
 
 
 def _show_space(tuning: Tuning, *, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,10 +127,53 @@ def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeyp
     assert applied[0]["engine"] == "openvino"
     assert f"mv {digits / 'old'} {digits / 'config.pbtxt'}" in done.err
     assert "graphkiln load digits" in done.err
+    assert "takes it by itself" in done.err
     assert "smaller" in done.err
     run("tune", str(digits), "--p99", "1ms", "--apply")
     assert len(applied) == 1, "nothing is written where nothing meets the target"
     assert len(ran) == 2
+
+
+@pytest.mark.usefixtures("ran")
+def test_what_is_stopped_before_anything_is_measured_ends_as_well(
+    run: RunVerb, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise Stopped(2)
+
+    monkeypatch.setattr("graphkiln.tuning.questions.read_questions", interrupt)
+    assert run("tune", str(digits), "--p99", "50ms").code == 130
+
+
+def test_what_could_not_be_applied_is_told_first(
+    run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, *_, **__: Path(path) != digits)
+    done = run("tune", str(digits), "--p99", "50ms", "--apply")
+    assert done.code == 2
+    assert "cannot be written, where --apply" in " ".join(done.err.split())
+    assert ran == []
+
+
+def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits: Path, tmp_path: Path) -> None:
+    model = tmp_path / "digits"
+    shutil.copytree(digits, model)
+    with (model / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "parallel" value { string_value: "data=1" } }\n')
+    done = run("tune", str(model), "--p99", "50ms")
+    assert done.code == 2
+    assert "spreads 'digits' over devices" in " ".join(done.err.split())
+    assert ran == []
+
+
+def test_another_search_on_this_machine_is_told(
+    run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphkiln.tuning.search_folder.other_searches", lambda: [4242])
+    done = run("tune", str(digits), "--p99", "50ms")
+    assert "another search runs on this machine (process 4242)" in " ".join(done.err.split())
+    assert done.code == 0
+    assert len(ran) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from digits_subject import digits_subject
 
 from graphkiln.tuning import application
-from graphkiln.tuning.application import apply
+from graphkiln.tuning.application import apply, check_writable
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
@@ -119,3 +119,35 @@ def test_what_cannot_be_proven_is_not_written(subject: Subject, questions: Quest
         apply(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
     assert (subject.folder / "config.pbtxt").read_text() == before
     assert len(list(subject.folder.iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(subject)
+    monkeypatch.setattr(application.os, "access", lambda path, _: path != subject.folder)
+    with pytest.raises(RepositoryError, match=r"cannot be written, where --apply replaces config.pbtxt \(leave"):
+        check_writable(subject)
+
+
+def test_a_link_that_is_replaced_is_told(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_prove", lambda *_: None)
+    path = subject.folder / "config.pbtxt"
+    shared = path.rename(subject.folder.parent / "shared.pbtxt")
+    path.symlink_to(shared)
+    before = shared.read_text()
+    applied = apply(CHOSEN, subject, questions)
+    assert "config.pbtxt was a link" in applied.notes[-1]
+    assert shared.read_text() == before
+    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+    assert path.read_text() == before
+
+
+def test_on_a_running_server_its_address_is_told(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_prove", lambda *_: None)
+    applied = apply(CHOSEN, subject, questions, "http://h:1")
+    assert applied.commands_back[1] == applied.load_command == "graphkiln load digits --url http://h:1"

@@ -85,6 +85,19 @@ def test_doubtful_measurements_are_counted(subject: Subject, tmp_path: Path) -> 
     assert found["notes"][-1] == "1 of 3 measurements: the load generator took 80% of the cores"
 
 
+def test_the_largest_share_of_the_generator_is_told(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path)
+    result = finished(asked.spanned.space, asked.target)
+    shares = {60: 1.2, 110: 2.2, 75: 1.5}
+    rows = []
+    for row, (share, cores) in zip(result.rows, shares.items(), strict=True):
+        (point,) = row.standing.points
+        said = replace(point.measured, client_cores=cores, warning=f"the load generator took {share}% of the cores")
+        rows.append(replace(row, standing=replace(row.standing, points=(replace(point, measured=said),))))
+    found = document_of(replace(result, rows=tuple(rows)), asked, "tune", Costs())
+    assert found["notes"][-1] == "3 of 3 measurements: the load generator took 110% of the cores"
+
+
 def test_a_candidate_is_told_by_what_is_different(subject: Subject, tmp_path: Path) -> None:
     default = tuning(subject, tmp_path).spanned.space.default
     assert in_words(default, default) == "as it is served today"

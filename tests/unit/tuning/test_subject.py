@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from digits_subject import digits_subject
 
-from graphkiln.tuning.subject import read_subject, vanishing_cache
+from graphkiln.tuning.subject import check_tunable, read_subject, vanishing_cache
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config_changes import NO_BATCHER
 
@@ -43,3 +45,21 @@ def test_the_queue_delay_is_that_of_the_batcher(digits: Path, tmp_path: Path, ad
 def test_a_version_that_is_not_there_is_refused(digits: Path) -> None:
     with vanishing_cache() as cache, pytest.raises(RepositoryError):
         read_subject(digits / "9", cache)
+
+
+def test_what_parallel_spreads_is_refused(digits: Path, tmp_path: Path) -> None:
+    model = tmp_path / "digits"
+    shutil.copytree(digits, model)
+    with (model / "config.pbtxt").open("a") as config:
+        config.write('parameters { key: "parallel" value { string_value: "data=1, pipeline=1" } }\n')
+    with vanishing_cache() as cache:
+        subject = read_subject(model / "1", cache)
+    with pytest.raises(RepositoryError, match=r"spreads 'digits' over devices \(parallel: data=1.*explain"):
+        check_tunable(subject)
+
+
+def test_sequences_are_refused(repository: Path) -> None:
+    subject = digits_subject(repository)
+    check_tunable(subject)
+    with pytest.raises(RepositoryError, match="schedule sequences"):
+        check_tunable(replace(subject, schedules_sequences=True))

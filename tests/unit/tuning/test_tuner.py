@@ -111,6 +111,14 @@ def test_a_configuration_that_is_changed_meanwhile_is_told(
     assert not made[0].open
 
 
+def test_a_graph_that_is_replaced_meanwhile_is_told(
+    subject: Subject, tmp_path: Path, made: list[FakeTrials], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuner, "sha256_of", lambda _: f"digest {len(made)}")
+    with pytest.raises(RepositoryError, match="was replaced while it was tuned"):
+        small(subject, tmp_path).run(lambda _: None)
+
+
 def test_ctrl_c_stops_the_server_and_the_same_command_goes_on(
     subject: Subject, tmp_path: Path, made: list[FakeTrials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +159,23 @@ def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, ch
     asked = tuning(subject, tmp_path)
     assert change(asked).journal != asked.journal
     assert change(asked).journal.parent == tmp_path
+
+
+def test_another_version_of_an_engine_is_another_search(
+    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tuning(subject, tmp_path)
+    before = asked.journal
+    assert "onnxruntime" in asked.identity()["software"]
+    monkeypatch.setattr(tuner, "installed_version", lambda _: "99.0")
+    assert asked.journal != before
+
+
+def test_a_model_with_a_long_name_has_a_journal(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(replace(subject, folder=tmp_path / ("m" * 250)), tmp_path)
+    assert len(asked.journal.name) <= 255
+    with Journal(asked.journal, asked.identity()):
+        pass
 
 
 def test_what_is_kept_on_the_disk_holds_no_password(subject: Subject, tmp_path: Path) -> None:

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning import workplace as module
-from graphkiln.tuning.workplace import clear_dead, other_searches, workplace
+from graphkiln.tuning import search_folder as module
+from graphkiln.tuning.search_folder import clear_dead, other_searches, search_folder
 
 SEARCH = """
 import os, subprocess, sys, tempfile
-from graphkiln.tuning.workplace import workplace
+from graphkiln.tuning.search_folder import search_folder
 tempfile.tempdir = sys.argv[1]
-with workplace() as folder:
+with search_folder() as folder:
     tempfile.mkdtemp(prefix="graphkiln-")
     server = subprocess.Popen(["sleep", "600"])
     print(folder, server.pid, flush=True)
@@ -60,7 +60,7 @@ def is_running(pid: int) -> bool:
 
 def test_all_temporary_files_lie_below_one_folder_that_vanishes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TMPDIR", raising=False)
-    with workplace() as folder:
+    with search_folder() as folder:
         assert folder.parent == place
         assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(folder)
         (Path(tempfile.mkdtemp()) / "file").touch()
@@ -88,7 +88,7 @@ def test_what_a_killed_one_left_goes_when_the_next_begins(
     assert is_running(server)
     assert folder.is_dir()
     assert other_searches([place]) == []
-    with workplace() as own:
+    with search_folder() as own:
         assert list(place.iterdir()) == [own]
         assert not is_running(server)
 

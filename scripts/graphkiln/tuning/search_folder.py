@@ -42,7 +42,7 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
+def search_folder() -> Iterator[Path]:
     """A folder for all temporary files of this process and those that it starts; gone afterwards.
 
     Raises:
@@ -62,7 +62,7 @@ def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
     Returns:
         The folders that were removed.
     """
-    return [folder for folder in _workplaces(parents) if _clear(folder)]
+    return [folder for folder in _folders(parents) if _clear(folder)]
 
 
 def other_searches(parents: Iterable[Path] | None = None) -> list[int]:
@@ -71,10 +71,10 @@ def other_searches(parents: Iterable[Path] | None = None) -> list[int]:
     Args:
         parents: As for `clear_dead`.
     """
-    return [_owner(folder) for folder in _workplaces(parents) if not _is_dead(folder)]
+    return [_owner(folder) for folder in _folders(parents) if not _is_dead(folder)]
 
 
-def _workplaces(parents: Iterable[Path] | None) -> list[Path]:
+def _folders(parents: Iterable[Path] | None) -> list[Path]:
     places = set(parents) if parents is not None else {Path(tempfile.gettempdir()), *OTHER_PARENTS}
     return [folder for place in sorted(places) for folder in owned_folders(place, _PREFIX)]
 
