@@ -107,13 +107,16 @@ def tune(
     Exit code 1 when nothing meets the target; what comes closest is told.
     """
     _check_libraries()
+    from graphkiln.tuning.search_folder import search_folder
+    from graphkiln.tuning.subject import vanishing_cache
+
     check_html(html)
     target = _target(p99, rate, objective, accuracy_floor)
     client = _client(connection) if _is_given(context, "url") else None
     if share:
         given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
         refuse_options({**given, "--url": client}, target)
-    with ending_in_order(), _temporary_files() as cache:
+    with ending_in_order(), search_folder(), vanishing_cache() as cache:
         plan = partial(
             _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
             client=client, cache=cache, applies=apply,
@@ -130,18 +133,6 @@ def tune(
         if apply and result.candidate:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
-
-
-@contextmanager
-def _temporary_files() -> Iterator[ArtifactCache]:
-    """A place for all temporary files, and there a cache for what is converted from the models of other frameworks."""
-    from graphkiln.tuning.subject import vanishing_cache
-    from graphkiln.tuning.search_folder import other_searches, search_folder
-
-    for pid in other_searches():
-        say(f"another search runs on this machine (process {pid}): each measures what the other one leaves")
-    with search_folder(), vanishing_cache() as cache:
-        yield cache
 
 
 def _check_libraries() -> None:

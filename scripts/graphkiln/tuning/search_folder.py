@@ -49,6 +49,8 @@ def search_folder() -> Iterator[Path]:
         ServerSetupError: None can be made.
     """
     clear_dead()
+    for pid in other_searches():
+        _log.warning("another search runs on this machine (process %d): each measures what the other one leaves", pid)
     with OwnedFolder(prefix=_PREFIX) as folder, _temporary_files_in(folder.path):
         yield folder.path
 

@@ -166,16 +166,6 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
     assert ran == []
 
 
-def test_another_search_on_this_machine_is_told(
-    run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("graphkiln.tuning.search_folder.other_searches", lambda: [4242])
-    done = run("tune", str(digits), "--p99", "50ms")
-    assert "another search runs on this machine (process 4242)" in " ".join(done.err.split())
-    assert done.code == 0
-    assert len(ran) == 1
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [

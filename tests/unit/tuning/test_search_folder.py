@@ -70,10 +70,14 @@ def test_all_temporary_files_lie_below_one_folder_that_vanishes(place: Path, mon
 
 
 def test_a_search_that_lives_is_left_alone_and_told(
-    search: tuple[Path, int, subprocess.Popen[str]], place: Path
+    search: tuple[Path, int, subprocess.Popen[str]], place: Path, logged: list[str]
 ) -> None:
     folder, server, process = search
     assert other_searches([place]) == [process.pid]
+    with module.search_folder():
+        assert logged == [
+            f"another search runs on this machine (process {process.pid}): each measures what the other one leaves"
+        ]
     assert clear_dead([place]) == []
     assert is_running(server)
     assert list(folder.iterdir())
