@@ -110,7 +110,7 @@ def _set_instances(config: ModelConfigProto, count: int, *, on_gpu: bool) -> Non
 def _set_batch(config: ModelConfigProto, size: int) -> None:
     config.max_batch_size = size
     for warmup in config.model_warmup:
-        warmup.batch_size = min(warmup.batch_size, size)
+        warmup.batch_size = min(warmup.batch_size, max(1, size))  # 0 is no warm-up
     if config.HasField("dynamic_batching"):
         preferred = [each for each in config.dynamic_batching.preferred_batch_size if each <= size]
         config.dynamic_batching.preferred_batch_size[:] = preferred

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
@@ -24,13 +25,17 @@ def check_html(html: Path | None) -> None:
     """Refuses a report that could not be written, before anything is measured.
 
     Raises:
-        InvalidInput: There is no such folder.
+        InvalidInput: There is no such folder, or nothing can be written there.
         EngineUnavailable: What writes reports is not installed.
     """
     if html is None:
         return
     if not html.parent.is_dir():
         raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+    if html.is_dir():
+        raise InvalidInput(f"--html {html} is a folder", hint="name a file in it")
+    if not os.access(html if html.exists() else html.parent, os.W_OK):
+        raise InvalidInput(f"--html {html} cannot be written", hint="choose another file")
     try:
         import jinja2  # noqa: F401
     except ImportError as error:

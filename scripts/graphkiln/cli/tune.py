@@ -112,7 +112,7 @@ def tune(
 
     check_html(html)
     target = _target(p99, rate, objective, accuracy_floor)
-    client = _client(connection) if _is_given(context, "url") else None
+    client = _client(connection, target) if _is_given(context, "url") else None
     if share:
         given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
         refuse_options({**given, "--url": client}, target)
@@ -130,7 +130,7 @@ def tune(
         result = _search(tuning)
         document = _document(result, tuning, price)
         _show(document, as_json=as_json, html=html)
-        if apply and result.candidate:
+        if apply:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
 
@@ -172,7 +172,7 @@ def _plan(
     from graphkiln.tuning.application import check_writable
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
-    from graphkiln.tuning.quantities import parse_fixed
+    from graphkiln.tuning.quantities import parse_fixes
     from graphkiln.tuning.questions import check_floor, read_questions
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.graph.durations import parse_duration
@@ -185,7 +185,7 @@ def _plan(
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)
     fixes, only = narrowed
-    fixed = dict(parse_fixed(text, spanned.space.default) for text in fixes)
+    fixed = parse_fixes(fixes, spanned.space.default)
     space = narrow(spanned.space, [key.strip() for key in only.split(",") if key.strip()], fixed)
     return Tuning(
         subject=subject,
@@ -219,11 +219,13 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _client(connection: ConnectionOptions) -> dict[str, Any]:
+def _client(connection: ConnectionOptions, target: Target) -> dict[str, Any]:
     """Arguments of the client; the admin key is found now, as it may lie where temporary files are made until now."""
+    from graphkiln.tuning.running_server import check_knowable
     from graphkiln_backend.graph.admin_key import find_key
     from graphkiln_client.transports.endpoint import Endpoint
 
+    check_knowable(target.objective)
     given = connection.arguments()
     endpoint = Endpoint.parse(given["url"])
     key = given["admin_key"] or find_key(endpoint.host, endpoint.port)
@@ -284,13 +286,12 @@ def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, 
 
 
 def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None:
-    if html:
-        from graphkiln.tuning.page import render_page
-
-        write_html(html, render_page(document))
-    if as_json:
-        print_json(document)
-        return
+    from graphkiln.tuning.page import render_page
     from graphkiln.tuning.tables import print_result
 
-    print_result(document)
+    if as_json:
+        print_json(document)
+    else:
+        print_result(document)
+    if html:
+        write_html(html, render_page(document))

@@ -197,11 +197,11 @@ def _lines(document: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def apply_choice(candidate: Candidate, tuning: Tuning) -> None:
+def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     """Writes what was chosen into the configuration of its model, proven once more, and says how to go back.
 
     Args:
-        candidate: The choice.
+        candidate: The choice; None where nothing met the target.
         tuning: What was asked.
 
     Raises:
@@ -210,6 +210,9 @@ def apply_choice(candidate: Candidate, tuning: Tuning) -> None:
     """
     from graphkiln.tuning.application import apply
 
+    if candidate is None:
+        say(f"nothing is written: nothing meets the target of '{tuning.subject.name}'")
+        return
     if candidate == tuning.spanned.space.default:
         say(f"nothing is written: what serves '{tuning.subject.name}' today is the best")
         return

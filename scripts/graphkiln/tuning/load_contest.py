@@ -14,6 +14,7 @@ from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, Ope
 
 _MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
 """Shares by which two measurements of the same differ: what is nearer than that is equal."""
+_UNKNOWN = {Objective.MEMORY: "memory", Objective.COST: "CPU time"}
 _DOUBLINGS = 4
 _FEWEST = 60
 """Requests of a first look."""
@@ -80,6 +81,8 @@ class LoadContest:
             return standing.out(outcome.reason)
         standing = replace(standing, points=(*standing.points, Point(load=self.load, measured=outcome)))
         score = self._score(outcome)
+        if not math.isfinite(score.value) and self._target.objective is not Objective.LATENCY:
+            return standing.out(f"its {_UNKNOWN[self._target.objective]} cannot be read here")
         if reason := self._missed(outcome):
             return replace(standing, score=Interval(score.value, -math.inf, score.upper)).out(reason)
         meets = outcome.latency.p99.upper <= self._target.p99_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from graphkiln.tuning.candidate import (
     INSTANCES,
@@ -45,6 +46,24 @@ def parse_share(text: str, option: str) -> float:
     if share >= 1:
         raise InvalidInput(f"{option} {text}: expected less than 100%")
     return share
+
+
+def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
+    """Reads each `KEY=VALUE` of `--fix`.
+
+    Args:
+        texts: As written.
+        default: A candidate, for the keys that there are and the kind of their values.
+
+    Raises:
+        InvalidInput: One cannot be read, or two are of the same key.
+    """
+    fixed: dict[str, Value] = {}
+    for text in texts:
+        key, value = parse_fixed(text, default)
+        if fixed.setdefault(key, value) != value:
+            raise InvalidInput(f"--fix {text}: '{key}' has another value already", hint="give each key one value")
+    return fixed
 
 
 def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:

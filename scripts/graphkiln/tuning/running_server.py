@@ -18,12 +18,14 @@ from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.target import Objective
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
     GraphkilnError,
+    InvalidInput,
     MeasurementError,
     Unauthorized,
 )
@@ -42,6 +44,19 @@ NOT_THERE = (
     "memory and CPU time of the server are not known here",
 )
 """What cannot be done with a server that somebody else started, a line each."""
+
+
+def check_knowable(objective: Objective) -> None:
+    """Refuses to look for what nobody can tell of a server that somebody else started.
+
+    Raises:
+        InvalidInput: It is about memory or CPU time.
+    """
+    if objective in (Objective.MEMORY, Objective.COST):
+        raise InvalidInput(
+            f"--objective {objective}: neither memory nor CPU time of a running server is known here",
+            hint="leave --url out, so that servers are started for it; or --objective latency",
+        )
 
 
 @dataclass(slots=True)

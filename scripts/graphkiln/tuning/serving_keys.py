@@ -37,7 +37,7 @@ def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
     preferred = candidate.values.get(PREFERRED)
     return ConfigChanges(
         parameters=_parameters(candidate, subject),
-        instances=_number(candidate, INSTANCES),
+        instances=_number(candidate, INSTANCES) if subject.single_group else None,  # of several, no count is one's
         max_batch_size=_number(candidate, MAX_BATCH_SIZE),
         queue_delay_us=delay if isinstance(delay, int) else None,
         preferred_batch_sizes=preferred if isinstance(preferred, tuple) and delay != NO_BATCHER else None,

@@ -17,12 +17,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import psutil
-
 from graphkiln.story.server import start_server
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.local_trials import FLAGS, serve_as
+from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.records import outcome_as_json, outcome_from_json
 from graphkiln.tuning.served_candidate import ServedCandidate
 from graphkiln.tuning.serving_keys import changes_of
@@ -35,6 +34,7 @@ from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.server.memory_limit import free_memory
 
 _ALONE = 0.8
 """Share of the budget for the models alone; the rest is for all of them together."""
@@ -116,7 +116,7 @@ def tune_together(
             result = replace(tuning, budget_s=each_s, proves=False).run(partial(report, name))  # together, they are
             responses[name] += responses_of(result)
             spent_s += result.spent_s
-    plan = share_out(responses, shares, cores=cores, memory_bytes=psutil.virtual_memory().available)
+    plan = share_out(responses, shares, cores=cores, memory_bytes=free_memory())
     prover = Prover(tunings=tunings, shares=_scaled(shares), left_s=budget_s - spent_s)
     with prover.open_journal(plan) as journal, serve_together(tunings, plan) as measure:
         rate, measured, reason = prover.prove(plan, measure, journal)
@@ -194,9 +194,10 @@ class Prover:
     def _once(self, rate: float, number: int, measure: MeasureTogether, journal: Journal) -> Outcomes:
         rates = {name: float(f"{rate * share:.4g}") for name, share in self.shares.items()}
         for event in journal.events:
-            if event["rates"] == rates and event["number"] == number:
+            outcomes = {name: _loaded(each) for name, each in event["outcomes"].items()}
+            if event["rates"] == rates and event["number"] == number and not _may_pass(outcomes):
                 self.spent_s += event["took_s"]
-                return {name: _loaded(each) for name, each in event["outcomes"].items()}
+                return outcomes
         seconds = min(_LONGEST_S, max(_SHORTEST_S, requests_needed(_SLOWER) / min(rates.values())))
         begun_s = time.monotonic()
         outcomes = measure(rates, seconds, number)
@@ -205,6 +206,11 @@ class Prover:
         found = {name: outcome_as_json(each) for name, each in outcomes.items()}
         journal.append({"rates": rates, "number": number, "took_s": took_s, "outcomes": found})
         return outcomes
+
+
+def _may_pass(outcomes: Outcomes) -> bool:
+    """Whether the machine may be to blame that a model failed."""
+    return any(isinstance(each, Failed) and each.passing for each in outcomes.values())
 
 
 def _loaded(data: Mapping[str, object]) -> Measured | Failed:
@@ -241,7 +247,7 @@ def serve_together(tunings: Mapping[str, Tuning], plan: Plan) -> Iterator[Measur
                 if not served:
                     served.update(_start(tunings, plan, stack))
             except GraphkilnError as error:
-                return dict.fromkeys(rates, Failed(reason=str(error)))
+                return dict.fromkeys(rates, excused(Failed(reason=str(error)), oom_kills()))
             with ThreadPoolExecutor(len(rates)) as pool:
                 loads = {
                     name: pool.submit(_load, served[name], OpenLoop(rate), seconds, seed)

@@ -18,6 +18,16 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
         check_html(tmp_path / "none" / "report.html")
 
 
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidInput, match="is a folder"):
+        check_html(tmp_path)
+    monkeypatch.setattr("os.access", lambda path, *_, **__: Path(path) != tmp_path)
+    with pytest.raises(InvalidInput, match="cannot be written"):
+        check_html(tmp_path / "report.html")
+
+
 def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(EngineUnavailable, match=r"graphkiln\[report\]"):

@@ -129,7 +129,8 @@ def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeyp
     assert "graphkiln load digits" in done.err
     assert "takes it by itself" in done.err
     assert "smaller" in done.err
-    run("tune", str(digits), "--p99", "1ms", "--apply")
+    missed = run("tune", str(digits), "--p99", "1ms", "--apply")
+    assert "nothing is written" in missed.err
     assert len(applied) == 1, "nothing is written where nothing meets the target"
     assert len(ran) == 2
 
@@ -176,6 +177,9 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
         ("{digits} --p99 50ms --budget soon", "--budget soon"),
         ("{digits} --p99 50ms --fix thread=1", "threads"),
         ("{digits} --p99 50ms --fix threads=0", "expected 1 or more"),
+        ("{digits} --p99 50ms --fix threads=1 --fix threads=2", "'threads' has another value already"),
+        ("{digits} --p99 50ms --objective memory --url http://h.test:1", "neither memory nor CPU time"),
+        ("{digits} --p99 50ms --html .", "is a folder"),
         ("{digits} --p99 50ms --fix engine=tensorrt", "one of onnxruntime, openvino"),
         ("{digits} --p99 50ms --only engin", "engine"),
         ("{digits} --p99 50ms --fix threads=9 --fix instances=9", "no candidate is left"),

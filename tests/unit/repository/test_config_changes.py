@@ -78,6 +78,7 @@ def test_a_smaller_batch_takes_what_is_larger_with_it(path: Path) -> None:
     assert config.max_batch_size == 4
     assert list(config.dynamic_batching.preferred_batch_size) == [4]
     assert change(path, ConfigChanges(max_batch_size=2)).model_warmup[0].batch_size == 2
+    assert change(path, ConfigChanges(max_batch_size=0)).model_warmup[0].batch_size == 1, "0 is no warm-up"
 
 
 def test_the_batcher_waits_or_is_taken_out(path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import tuned
@@ -18,7 +18,7 @@ from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import ClosedLoop, Measured, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
 
 MakeReference = Callable[[SimulatedServer], Reference]
 
@@ -96,3 +96,17 @@ def test_a_machine_whose_speed_changes_is_judged_widely(
     settled = judge.settle(judge.enter(space.default, 1000.0), 0)
     assert settled.lost == ""
     assert math.isfinite(settled.score.lower) is meets
+
+
+@pytest.mark.parametrize(("objective", "what"), [(Objective.MEMORY, "memory"), (Objective.COST, "CPU time")])
+def test_what_cannot_be_read_decides_nothing(
+    reference_of: MakeReference, space: Space, objective: Objective, what: str
+) -> None:
+    class Blind(SimulatedServer):
+        def measure(self, *arguments: Any) -> Measured | Failed:
+            found = super().measure(*arguments)
+            return replace(cast("Measured", found), memory_bytes=None, server_cores=None)
+
+    target = Target(p99_s=0.08, rate=30.0, objective=objective)
+    blind = LoadContest(reference_of(Blind(cores=2)), target, 2.0, 60.0)
+    assert blind.advance(blind.enter(space.default, 1000.0), 5.0, 0.0).lost == f"its {what} cannot be read here"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.quantities import parse_fixed, parse_rate, parse_share
+from graphkiln.tuning.quantities import parse_fixed, parse_fixes, parse_rate, parse_share
 from graphkiln_backend.graph.errors import InvalidInput
 
 DEFAULT = Candidate.of({"engine": "onnxruntime", "threads": 2, "spin": True, "preferred_batch_sizes": (4,)})
@@ -61,3 +61,9 @@ def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Val
 def test_mistakes_in_fixed_values_are_told(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_fixed(text, DEFAULT)
+
+
+def test_each_key_is_fixed_once() -> None:
+    assert parse_fixes(["threads=1", "spin=off", "threads=1"], DEFAULT) == {"threads": 1, "spin": False}
+    with pytest.raises(InvalidInput, match="'threads' has another value already"):
+        parse_fixes(["threads=1", "threads=2"], DEFAULT)

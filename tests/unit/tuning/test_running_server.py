@@ -15,12 +15,13 @@ from graphkiln.tuning import running_server
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.running_server import RunningTrials
+from graphkiln.tuning.running_server import RunningTrials, check_knowable
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.target import Objective
 from graphkiln.tuning.trials import Failed, OpenLoop
-from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError, ServerError, Unauthorized
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, MeasurementError, ServerError, Unauthorized
 from graphkiln_client import Health
 
 STORED: dict[str, Any] = {
@@ -255,3 +256,11 @@ def kill(trials: RunningTrials) -> None:
     """Ends a search while a candidate is served, as SIGKILL does."""
     trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
     trials.before._journal.close()
+
+
+def test_what_is_not_known_there_is_not_searched_for() -> None:
+    for known in (Objective.LATENCY, Objective.THROUGHPUT):
+        check_knowable(known)
+    for unknown in (Objective.MEMORY, Objective.COST):
+        with pytest.raises(InvalidInput, match=f"--objective {unknown}: neither memory nor CPU time"):
+            check_knowable(unknown)

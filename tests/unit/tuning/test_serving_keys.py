@@ -66,3 +66,9 @@ def test_without_a_batcher_nothing_is_preferred(subject: Subject) -> None:
     changes = changes_of(Candidate.of({"max_queue_delay_us": NO_BATCHER, "preferred_batch_sizes": ()}), subject)
     assert changes.preferred_batch_sizes is None
     assert changes.queue_delay_us == NO_BATCHER
+
+
+def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
+    several = replace(subject, single_group=False)
+    assert changes_of(Candidate.of(default_values(several)), several).instances is None
+    assert changes_of(Candidate.of(default_values(subject)), subject).instances == 1

@@ -88,6 +88,17 @@ def test_a_model_that_fails_is_the_reason(tmp_path: Path) -> None:
     assert len(shared.asked) == 1, "no other rate is tried"
 
 
+def test_what_the_machine_may_be_to_blame_for_is_measured_again(tmp_path: Path) -> None:
+    class Collided(Shared):
+        def __call__(self, *arguments: Any) -> dict[str, Measured | Failed]:
+            return {**super().__call__(*arguments), "b": Failed(reason="port 1 (HTTP) is in use", passing=True)}
+
+    with Journal(tmp_path / "j", {}) as journal:
+        assert prover().prove(PLAN, Collided(80.0), journal)[0] is None
+    with Journal(tmp_path / "j", {}) as journal:
+        assert prover().prove(PLAN, Shared(holds=200.0), journal)[0] == 100.0
+
+
 def test_models_that_do_not_load_together_are_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise MeasurementError("b: no room")
