@@ -113,7 +113,7 @@ def _is_dead(path: Path) -> bool:
 
 def _remove_folder(path: Path) -> bool:
     with locked_if_dead(path) as unowned:
-        dead = unowned and all([_remove_folder(inner) for inner in owned_folders(path)])
+        dead = unowned and all(map(_remove_folder, owned_folders(path)))
         if dead:
             _end_processes(path)
             remove_environments(path.name)

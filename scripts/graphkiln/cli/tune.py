@@ -107,6 +107,7 @@ def tune(
     Exit code 1 when nothing meets the target; what comes closest is told.
     """
     _check_libraries()
+    from graphkiln.tuning.application import check_writable
     from graphkiln.tuning.search_folder import search_folder
     from graphkiln.tuning.subject import vanishing_cache
 
@@ -119,11 +120,13 @@ def tune(
     with ending_in_order(), search_folder(), vanishing_cache() as cache:
         plan = partial(
             _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
-            client=client, cache=cache, applies=apply,
+            client=client, cache=cache,
         )  # fmt: skip
         if share:
             raise typer.Exit(tune_models(model, share, plan, apply=apply, as_json=as_json))
         tuning = plan(model)
+        if apply:
+            check_writable(tuning.subject)
         _show_space(tuning, as_json=as_json and not dry_run)
         if dry_run:
             return
@@ -167,9 +170,7 @@ def _plan(
     narrowed: tuple[list[str], str],
     client: Mapping[str, Any] | None,
     cache: ArtifactCache,
-    applies: bool,
 ) -> Tuning:
-    from graphkiln.tuning.application import check_writable
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
     from graphkiln.tuning.quantities import parse_fixes
@@ -179,8 +180,6 @@ def _plan(
 
     budget_s = parse_duration(budget, "--budget")
     subject = _read_subject(model, cache)
-    if applies:
-        check_writable(subject)
     questions = read_questions(subject, samples)
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)

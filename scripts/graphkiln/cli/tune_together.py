@@ -48,12 +48,15 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     Returns:
         The exit code.
     """
+    from graphkiln.tuning.application import check_writable
     from graphkiln.tuning.progress import line_of
     from graphkiln.tuning.together import tune_together
 
     shares = parse_shares(share)
     check_store(store, shares)
     tunings = {name: plan(f"{store}/{name}") for name in shares}
+    for tuning in tunings.values() if apply else ():
+        check_writable(tuning.subject)
     budget_s = next(iter(tunings.values())).budget_s
 
     def report(name: str, progress: Progress) -> None:

@@ -42,9 +42,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         judged: How many answers were held to the right ones.
     """
 
-    def __init__(
-        self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str
-    ) -> None:
+    def __init__(self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str) -> None:
         self._ask, self._questions, self._next = ask, questions, first
         self._engine, self._precision = engine, precision
         self._pause_s = max(_PAUSE_S, 1 / (_SHARE * rate)) if rate else _PAUSE_S

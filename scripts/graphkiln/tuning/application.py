@@ -93,7 +93,10 @@ def apply(candidate: Candidate, subject: Subject, questions: Questions, server: 
         raise RepositoryError(
             f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
         ) from error
-    notes = [*_notes(candidate, subject), *([f"{CONFIG_FILE} was a link, and is a file of its own now"] if link else [])]
+    notes = [
+        *_notes(candidate, subject),
+        *([f"{CONFIG_FILE} was a link, and is a file of its own now"] if link else []),
+    ]
     return Applied(config=path, backup=backup, notes=tuple(notes), server=server)
 
 

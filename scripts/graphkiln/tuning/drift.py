@@ -6,8 +6,8 @@ the same queue in slow motion. The confirmation at the end of a search is measur
 on the machine as it is.
 
 Work that is done again costs as much as it did, a reading a second or two. A change of speed therefore counts when two
-readings in a row say the same: each is off by more than `TOLERANCE`, and its interval at 95% meets that of no reading at
-the level until now. A reading's rate follows from the mean latency of callers that always wait for one response
+readings in a row say the same: each is off by more than `TOLERANCE`, and its interval at 95% meets none of those at the
+level until now. A reading's rate follows from the mean latency of callers that always wait for one response
 (Little's law), because responses that come in whole batches are too few in a second to be counted, and its interval
 from the means of successive requests; noise that is slower than that is what the second reading is for.
 
@@ -226,4 +226,6 @@ def _rates(outcome: Measured, callers: int) -> Interval:
     """Responses per second of callers that always wait for one, by how long they wait."""
     mean_s, margin_s = outcome.latency.mean_s, outcome.latency.mean_margin_s
     shortest_s = mean_s - margin_s
-    return Interval(callers / mean_s, callers / (mean_s + margin_s), callers / shortest_s if shortest_s > 0 else math.inf)
+    return Interval(
+        callers / mean_s, callers / (mean_s + margin_s), callers / shortest_s if shortest_s > 0 else math.inf
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from graphkiln.tuning.answer_watch import AnswerWatch, Ask
+from graphkiln.tuning.answer_watch import AnswerWatch
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
 from graphkiln.tuning.energy import EnergyMeter
 from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
@@ -81,10 +81,9 @@ class ServedCandidate:
         load = plan_load(shape, self.loading.arriving, seconds=seconds, warmup_s=_WARMUP_S, seed=seed)
         meters = _Meters(watch=self.watch)
         rate = shape.rate if isinstance(shape, OpenLoop) else 0.0
-        with Client(**self.asking) as client:
-            with self._watch_answers(client.model(self.model).infer, rate) as answers:
-                recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
-                meters.end()
+        with Client(**self.asking) as client, self._watch_answers(client, rate) as answers:
+            recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
+            meters.end()
         self._asked = answers.next_question
         if reason := self._death() or _objection(answers):
             return Failed(reason=reason)
@@ -95,10 +94,11 @@ class ServedCandidate:
         reason = self.watch.death() if self.watch else ""
         return f"under load, {reason}" if reason else ""
 
-    def _watch_answers(self, ask: Ask, rate: float) -> AnswerWatch:
+    def _watch_answers(self, client: Client, rate: float) -> AnswerWatch:
         values, questions = self.candidate.values, self.loading.questions
         engine = self.placed.engine if self.placed else str(values.get(ENGINE, "the engine"))
         precision = str(values.get(PRECISION, questions.saved))
+        ask = client.model(self.model).infer
         return AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision)
 
     def _summary(self, recording: Recording, meters: _Meters, *, is_open: bool) -> Measured:
