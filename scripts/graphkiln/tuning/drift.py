@@ -179,11 +179,9 @@ class Reference:
 
     def _side(self, reading: Reading) -> int:
         """1 where a reading says that the machine is faster than it was, -1 for slower, 0 where nothing is sure."""
-        if self._is_near(reading):
-            return 0
-        if reading.lowest > max(each.highest for each in self._steady):
-            return 1
-        return -1 if reading.highest < min(each.lowest for each in self._steady) else 0
+        above = reading.lowest > max(each.highest for each in self._steady)
+        below = reading.highest < min(each.lowest for each in self._steady)
+        return 0 if self._is_near(reading) else above - below
 
     def _is_near(self, reading: Reading) -> bool:
         return abs(reading.level / self.level - 1) <= TOLERANCE
@@ -225,7 +223,5 @@ class Reference:
 def _rates(outcome: Measured, callers: int) -> Interval:
     """Responses per second of callers that always wait for one, by how long they wait."""
     mean_s, margin_s = outcome.latency.mean_s, outcome.latency.mean_margin_s
-    shortest_s = mean_s - margin_s
-    return Interval(
-        callers / mean_s, callers / (mean_s + margin_s), callers / shortest_s if shortest_s > 0 else math.inf
-    )
+    most = callers / (mean_s - margin_s) if margin_s < mean_s else math.inf
+    return Interval(callers / mean_s, callers / (mean_s + margin_s), most)

@@ -11,6 +11,7 @@ of control groups included).
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,11 +29,10 @@ _SIGNS = re.compile(
 
 def oom_kills() -> int:
     """How many processes the kernel has killed so far because memory was short; 0 where it does not tell."""
-    try:
-        found = _OOM_KILLS.search(_VMSTAT.read_text())
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
+    with suppress(OSError):
+        if found := _OOM_KILLS.search(_VMSTAT.read_text()):
+            return int(found[1])
+    return 0
 
 
 def excused(found: Failed, kills_before: int) -> Failed:

@@ -247,9 +247,8 @@ def mean_interval(blocks: npt.NDArray[np.float64]) -> Interval:
 def _mean_margin(latencies: Seconds) -> float:
     """Half of the 95% interval of the mean, by the means of blocks of successive requests."""
     length = latencies.size // BLOCKS
-    if length < 2:
-        return math.inf
-    means = mean_interval(latencies[: length * BLOCKS].reshape(BLOCKS, length).mean(axis=1))
+    blocks = latencies[: length * BLOCKS].reshape(BLOCKS, length)
+    means = mean_interval(blocks.mean(axis=1)) if length > 1 else Interval(0.0, 0.0, math.inf)
     return means.upper - means.value
 
 
