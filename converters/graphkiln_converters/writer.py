@@ -285,8 +285,11 @@ def _write_labels(path: Path, version: NewVersion) -> Labels | None:
 
 def _link_new(path: Path, draft: Path) -> None:
     """Puts a file where nobody has put one meanwhile: what is there stays, and nobody sees a part of it."""
-    with suppress(FileExistsError):
+    try:
         path.hardlink_to(draft)
+    except OSError:  # it is there, or a file system has no hard links: FAT, SMB, buckets that are mounted
+        if not path.exists():
+            draft.rename(path)
 
 
 def _provenance(source: SourceInfo) -> Provenance:

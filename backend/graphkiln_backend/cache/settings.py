@@ -110,10 +110,10 @@ def user_cache_folder(name: str = "graphkiln") -> Path:
     Raises:
         CacheError: The user has no home folder.
 
-    Source: XDG Base Directory Specification, `XDG_CACHE_HOME`.
+    Source: XDG Base Directory Specification, `XDG_CACHE_HOME`, where relative paths are invalid.
     """
-    if configured := os.environ.get("XDG_CACHE_HOME"):
-        return Path(configured) / name
+    if (configured := Path(os.environ.get("XDG_CACHE_HOME", ""))).is_absolute():
+        return configured / name
     try:
         return Path.home() / ".cache" / name
     except RuntimeError as error:

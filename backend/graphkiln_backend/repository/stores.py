@@ -27,6 +27,9 @@ _FAULTY = "faulty"
 """Stamp of a version that cannot be read: it is another one once it can."""
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
 """A link as such leads nowhere: whoever needs the file will say so."""
+_OF_FILE_SYSTEMS = frozenset({"lost+found", "@eaDir"})
+"""Folders that nobody has put there: the root of each ext4 volume has the first one, which only root may open.
+Source: mke2fs(8); Synology DiskStation Manager."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +61,10 @@ class StoredModel:
 
 
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
-    """Every model of some stores, by name; hidden folders are passed over, as Triton does.
+    """Every model of some stores, by name.
 
-    So are, with an error in the log, folders whose names Triton cannot take: not even a placeholder may have one.
+    Passed over, with an error in the log, are folders whose names Triton cannot take: not even a placeholder may have
+    one.
 
     Args:
         stores: The stores; a model that lies in two of them has a problem.
@@ -70,10 +74,34 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """
     found: dict[str, StoredModel] = {}
     for store in stores:
-        for folder in sorted(filter(_is_model, store.iterdir())):
+        for folder in filter(_can_be_served, model_folders(store)):
             first = found.get(folder.name)
             found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
     return found
+
+
+def model_folders(store: Path) -> list[Path]:
+    """The folders of a store that hold models, or should: hidden ones are passed over, as Triton does.
+
+    Args:
+        store: The store.
+
+    Raises:
+        OSError: It cannot be listed.
+    """
+    return sorted(path for path in store.iterdir() if not _is_passed_over(path.name) and _is_folder(path))
+
+
+def _is_passed_over(name: str) -> bool:
+    return name.startswith(".") or name in _OF_FILE_SYSTEMS
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is one, or a link of which nobody can tell: it leads to where this user may not look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True
 
 
 def model_at(path: Path) -> Path | None:
@@ -98,10 +126,6 @@ def _holds_versions(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() or bool(version_folders(folder.iterdir()))
 
 
-def _is_model(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and _can_be_served(path)
-
-
 @cache  # said once, however often the stores are looked at
 def _can_be_served(folder: Path) -> bool:
     fault = fault_in_served_name(folder.name)
@@ -117,7 +141,7 @@ def _twice(first: StoredModel, second: Path) -> StoredModel:
 
 def _scan_model(folder: Path) -> StoredModel:
     try:
-        visible = [path for path in folder.iterdir() if not path.name.startswith(".")]  # else a conversion in progress
+        visible = [path for path in folder.iterdir() if not _is_passed_over(path.name)]  # else a conversion in progress
         versions = version_folders(visible)
         rest = [path for path in visible if path not in versions.values()]
         problem = "" if versions else f"{folder} has no version folder: make {folder.name}/1"
@@ -158,7 +182,7 @@ def _irregular(folder: Path) -> str:
 
 
 def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
-    """Paths below a path and itself, with the status of what links lead to, in a fixed order; no hidden ones.
+    """Paths below a path and itself, with the status of what links lead to, in a fixed order; nothing hidden.
 
     Args:
         path: Where to begin.
@@ -178,5 +202,5 @@ def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
     yield path, status
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):
-            if not entry.name.startswith("."):
+            if not _is_passed_over(entry.name):
                 yield from walk(entry, depth + 1)

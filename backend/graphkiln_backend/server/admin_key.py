@@ -114,11 +114,16 @@ def _ports(flags: TritonFlags) -> list[int]:
 
 def _remove_dead() -> None:
     """Removes what servers left that were killed, whatever their ports."""
-    for folder in filter(is_private, filter(Path.is_dir, key_folders())):
-        for file in sorted(folder.iterdir()):
-            with locked_if_dead(file) as dead, suppress(OSError):
-                if dead:
-                    file.unlink()
+    for folder in filter(is_private, key_folders()):
+        with suppress(OSError):  # it is no folder
+            for file in sorted(folder.iterdir()):
+                _remove_if_dead(file)
+
+
+def _remove_if_dead(file: Path) -> None:
+    with locked_if_dead(file) as dead, suppress(OSError):
+        if dead:
+            file.unlink()
 
 
 def _remove_older(name: str) -> None:

@@ -63,6 +63,8 @@ class StopSignals(Closeable):
                     descriptor = os.pidfd_open(process)
                 except ProcessLookupError:
                     return
+                except OSError:  # no more files may be open: the end of the others is seen at the next look
+                    break
                 stack.callback(os.close, descriptor)
                 poll.register(descriptor, select.POLLIN)
             poll.poll(timeout_s * 1e3)

@@ -230,8 +230,9 @@ def _admin_key(file: str) -> AdminKey | None:
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
     """Settings of the command line, by model; --set goes before --enable-*."""
     from graphkiln_backend.lowering.settings import Override, parse_override
+    from graphkiln_backend.repository.stores import model_folders
 
-    models = sorted({path.name for store in stores for path in store.iterdir() if path.is_dir()})
+    models = sorted({path.name for store in stores for path in model_folders(store)})
     overrides: dict[str, list[Override]] = {}
     for text in settings:
         model, dot, setting = text.partition(".")

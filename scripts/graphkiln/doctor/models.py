@@ -48,7 +48,7 @@ class Need:
 
 def check_models(request: Request) -> Iterator[Finding]:
     """Every store, every model, every version."""
-    from graphkiln_backend.repository.stores import model_at
+    from graphkiln_backend.repository.stores import model_at, model_folders
 
     needs = []
     for store in request.stores:
@@ -72,11 +72,6 @@ def check_models(request: Request) -> Iterator[Finding]:
     yield from find_missing_engines(needs)
 
 
-def model_folders(store: Path) -> list[Path]:
-    """The models of a store."""
-    return sorted(path for path in store.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
 def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], Need | None]:
     """One model: its configuration and its versions.
 
@@ -87,7 +82,11 @@ def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], 
     Returns:
         What was found, and what it needs where its configuration can be read.
     """
-    found = [find_version(version, compare_hashes=compare_hashes) for version in versions_of(model)]
+    try:
+        versions = versions_of(model)
+    except OSError as error:
+        return [_broken(model.name, error, f"chmod -R a+rX {model}, or serve as its owner")], None
+    found = [find_version(version, compare_hashes=compare_hashes) for version in versions]
     if found and all(finding.level is Level.OK for finding in found):
         found = [_summary(model, found)]
     try:

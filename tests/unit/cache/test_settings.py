@@ -32,6 +32,11 @@ class TestUserFolder:
         monkeypatch.setenv("XDG_CACHE_HOME", "")
         assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
 
+    def test_so_is_a_relative_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Source: XDG Base Directory Specification, "should consider the path invalid and ignore it"."""
+        monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+        assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
+
     def test_other_purposes_have_folders_of_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert user_cache_folder("graphkiln-story") == tmp_path / "graphkiln-story"

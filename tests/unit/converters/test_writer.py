@@ -114,6 +114,20 @@ class TestWriting:
         assert (folder / "config.pbtxt").read_text() == "# mine\n"
         assert (folder / "labels.txt").read_text() == "mine\n"
 
+    @pytest.mark.parametrize("mine", ["", "# mine\n"])
+    def test_a_file_system_without_hard_links(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch, mine: str
+    ) -> None:
+        def refuse(path: Path, _: Path) -> None:
+            if mine:
+                path.write_text(mine)
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        write_version(version, folder, 1)
+        assert (folder / "config.pbtxt").read_text().startswith(mine or 'name: "m"')
+        assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt"]
+
     def test_a_graph_without_a_batch_is_served_as_it_is(self, version: NewVersion, folder: Path) -> None:
         (spec,) = version.signature.outputs
         fixed = replace(version.signature, outputs=(replace(spec, shape=(2, 3)),))

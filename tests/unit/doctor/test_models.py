@@ -105,6 +105,18 @@ def test_a_model_without_a_version(store: Path) -> None:
     assert found.hint == "make empty/1/model.onnx"
 
 
+def test_a_folder_that_cannot_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a finding; the other models are looked at."""
+    (store / "theirs").mkdir()
+    (store / "lost+found").mkdir()
+    refused = PermissionError(13, "Permission denied", str(store / "theirs"))
+    monkeypatch.setattr(module, "versions_of", lambda model: versions_of(model) if model.name == "digits" else fail(refused))
+    found = check(store)
+    assert (found["digits"].level, found["theirs"].level) == (Level.OK, Level.ERROR)
+    assert "Permission denied" in found["theirs"].message
+    assert "lost+found" not in found
+
+
 def test_stores_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "none").mkdir()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.repository.stores import model_folders, scan_stores
 
 
 @pytest.fixture
@@ -123,3 +123,28 @@ def test_a_conversion_in_progress_is_no_change(store: Path) -> None:
     (store / "m" / ".graphkiln-1234" / "version").mkdir(parents=True)
     (store / "m" / ".graphkiln-1234" / "version" / "model.onnx").write_bytes(b"graph")
     assert scan_stores([store]) == before
+
+
+@pytest.mark.parametrize("name", ["lost+found", "@eaDir"])
+def test_what_file_systems_put_there_is_no_model_and_no_part_of_one(store: Path, name: str) -> None:
+    before = scan_stores([store])
+    for place in (store, store / "m", store / "m" / "1"):
+        (place / name).mkdir()
+        os.mkfifo(place / name / "pipe")
+    assert scan_stores([store]) == before
+
+
+def test_a_link_to_where_one_may_not_look_takes_no_other_model_along(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (store / "theirs").symlink_to("/root/theirs")
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert [path.name for path in model_folders(store)] == ["m", "theirs"]
+    assert scan_stores([store])["m"].problem == ""

@@ -86,6 +86,14 @@ class TestPublishing:
         with PublishedKey(AdminKey("abc"), FLAGS):
             assert find_key("localhost", 8000) == "abc"
 
+    def test_a_home_that_cannot_even_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As another user's is; here its name is longer than any."""
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("x" * 300)))
+        with pytest.raises(OSError, match="too long"):
+            next(key_folders()).is_dir()
+        with PublishedKey(AdminKey("abc"), FLAGS):
+            assert find_key("localhost", 8000) == "abc"
+
     def test_nowhere(self, caplog: pytest.LogCaptureFixture) -> None:
         for folder in key_folders():
             folder.parent.mkdir(parents=True, exist_ok=True)

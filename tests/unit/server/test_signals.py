@@ -108,6 +108,18 @@ def test_a_process_that_is_gone_ends_a_wait(signals: StopSignals, ended: subproc
     assert time.monotonic() - begun < 15
 
 
+def test_a_wait_with_too_many_open_files_looks_less_far(
+    signals: StopSignals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    begun = time.monotonic()
+    signals.wait([os.getpid(), os.getpid()], 0.1)
+    assert 0.1 <= time.monotonic() - begun < 15
+
+
 def test_waiting_leaves_no_descriptor_open(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
     before = open_descriptors()
     signals.wait([os.getpid(), ended.pid], 1)
