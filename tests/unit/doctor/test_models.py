@@ -107,10 +107,16 @@ def test_a_model_without_a_version(store: Path) -> None:
 
 def test_a_folder_that_cannot_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a finding; the other models are looked at."""
+    read = module.versions_of
     (store / "theirs").mkdir()
     (store / "lost+found").mkdir()
-    refused = PermissionError(13, "Permission denied", str(store / "theirs"))
-    monkeypatch.setattr(module, "versions_of", lambda model: versions_of(model) if model.name == "digits" else fail(refused))
+
+    def refuse(model: Path) -> list[Path]:
+        if model.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(model))
+        return read(model)
+
+    monkeypatch.setattr(module, "versions_of", refuse)
     found = check(store)
     assert (found["digits"].level, found["theirs"].level) == (Level.OK, Level.ERROR)
     assert "Permission denied" in found["theirs"].message
