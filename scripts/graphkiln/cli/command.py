@@ -11,12 +11,14 @@ from graphkiln_backend.server.signals import ending_on_signals
 
 _INTERRUPTED = 128 + signal.SIGINT
 """As a shell reports a program that Ctrl-C ended."""
+_STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def main() -> None:
     """Runs the command; `serve` ends in good order from the first moment on."""
     if sys.getfilesystemencoding() != "utf-8":
         _start_again_in_utf8()
+    open_closed_streams()
     with ending_on_signals() if "serve" in sys.argv[1:2] else nullcontext():
         try:
             from graphkiln.cli.main import main as run
@@ -24,6 +26,19 @@ def main() -> None:
             run()
         except KeyboardInterrupt:  # while the verbs are imported; later, typer does the same
             sys.exit(_INTERRUPTED)
+
+
+def open_closed_streams() -> None:
+    """Has standard streams lead nowhere that were closed when this process was started (`>&-`).
+
+    The next file that is opened would else get the number of one, and what libraries, tritonserver and tracebacks print
+    would be written into it.
+    """
+    for name, mode in _STREAMS.items():
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: the one of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def _start_again_in_utf8() -> None:

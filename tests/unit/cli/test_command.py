@@ -60,3 +60,19 @@ def test_a_name_of_a_file_that_is_not_ascii_where_python_reads_it_as_ascii(tmp_p
     ended = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
     assert ended.returncode == 2
     assert "mödel" in ended.stderr.decode()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_lead_nowhere(tmp_path: Path, closed: str) -> None:
+    """What is opened next does not get their numbers, and what is started has them, too."""
+    program = (
+        "import subprocess, sys; from pathlib import Path; from graphkiln.cli.command import open_closed_streams\n"
+        "open_closed_streams()\n"
+        "with Path(sys.argv[1]).open('w') as file:\n"
+        "    print('lost', flush=True); print('lost', file=sys.stderr, flush=True); sys.stdin.read()\n"
+        "    subprocess.run(['sh', '-c', 'echo lost; echo lost >&2'], check=True)\n"
+        "    file.write(f'{file.fileno() > 2}')\n"
+    )
+    shell = ["sh", "-c", f'exec "$0" -c "$1" "$2" {closed}', sys.executable, program, str(tmp_path / "file")]
+    subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, check=True, timeout=60)
+    assert (tmp_path / "file").read_text() == "True"
