@@ -23,6 +23,8 @@ from graphkiln_client.transports.factory import open_async
 _DIED = "is not healthy"
 """Triton's words for an instance whose process ended."""
 _ITS_LOG = "a process was killed while it loaded the model; the server's log says by which signal and what to try"
+_LONGEST_S = 2e6
+"""For infinity, too: the system's calls take milliseconds in 32 bits, which are 24 days."""
 
 
 class AsyncClient:
@@ -57,7 +59,7 @@ class AsyncClient:
         endpoint = Endpoint.parse(url, **security)
         self.url = str(endpoint)
         self._fetch_urls = fetch_urls
-        self._connection = Connection(transport_for(endpoint, compression), timeout_s, max_retries)
+        self._connection = Connection(transport_for(endpoint, compression), min(timeout_s, _LONGEST_S), max_retries)
 
     def model(
         self,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self, TypedDict
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key, is_local
 from graphkiln_backend.graph.errors import InvalidInput
@@ -18,6 +19,9 @@ Compression = Literal["", "gzip", "deflate"]
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _HINT = "use http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+_PATH_SIGNS = "/%:@!$&'()*+,;=~"
+"""What a path may hold beside letters, digits, '-', '.' and '_'. Source: RFC 3986, `pchar`."""
+_SECRET_PART = re.compile(r"[?#]")
 
 
 class Security(TypedDict, total=False):
@@ -44,9 +48,9 @@ class Endpoint:
 
     Attributes:
         scheme: `http`, `https`, `grpc` or `grpcs`.
-        host: Name or address, IPv6 without brackets.
+        host: Name, in ASCII, or address, IPv6 without brackets.
         port: TCP port.
-        path: Path before the protocol's own paths, for a server behind a gateway; without a slash at its end.
+        path: Path before the protocol's own paths, quoted, for a server behind a gateway; without a slash at its end.
         headers: Sent with every call; they may hold credentials.
         ca_file: Certificate authorities to trust in place of the system's.
         client_cert: The client's own certificate, or None.
@@ -84,11 +88,13 @@ class Endpoint:
         try:
             parts = urlsplit(text)
             port = parts.port
-            (parts.hostname or "").encode("idna")  # else looking it up fails with an error of its own
+            host, path = _to_ascii(parts)
         except ValueError as error:
             raise InvalidInput(f"'{_without_credentials(text)}' is not a URL: {error}", hint=_HINT) from error
-        if parts.scheme not in _PORTS or not parts.hostname:
+        if parts.scheme not in _PORTS or not host or port == 0:
             raise InvalidInput(f"unsupported URL '{_without_credentials(text)}'", hint=_HINT)
+        if parts.query or parts.fragment:  # which may hold a token, and are not shown
+            raise InvalidInput("what follows '?' or '#' in the URL of a server would not be sent", hint=_HINT)
         sent = _check_headers(headers or {})
         if client_key and not client_cert:
             raise InvalidInput("a client_key is of no use without its client_cert", hint="client_cert=FILE")
@@ -97,9 +103,9 @@ class Endpoint:
             sent = {"Authorization": f"Basic {base64.b64encode(secret).decode()}", **sent}
         return cls(
             scheme=parts.scheme,
-            host=parts.hostname,
+            host=host,
             port=port or _PORTS[parts.scheme],
-            path=parts.path.rstrip("/"),
+            path=path,
             headers=sent,
             ca_file=_path(ca_file),
             client_cert=_path(client_cert),
@@ -160,6 +166,16 @@ class Endpoint:
             raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
 
 
+def _to_ascii(parts: SplitResult) -> tuple[str, str]:
+    """Host and path as they are sent.
+
+    Raises:
+        ValueError: The host is no name.
+    """
+    host = (parts.hostname or "").encode("idna").decode()
+    return host, quote(parts.path.rstrip("/"), safe=_PATH_SIGNS)
+
+
 def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
@@ -189,4 +205,4 @@ def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 def _without_credentials(url: str) -> str:
     scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{_SECRET_PART.split(rest.rpartition('@')[2])[0]}"

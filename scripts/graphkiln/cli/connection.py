@@ -134,7 +134,7 @@ def _check_tls(options: ConnectionOptions) -> None:
     """
     given = {"--ca-file": options.ca_file, "--client-cert": options.client_cert, "--client-key": options.client_key}
     named = [name for name, value in given.items() if value is not None]
-    if named and not options.url.startswith(("https://", "grpcs://")):
+    if named and not options.url.lower().startswith(("https://", "grpcs://")):
         raise InvalidInput(
             f"{', '.join(named)}: the connection to {redact(options.url)} is not secured",
             hint="--url https://HOST:PORT or grpcs://HOST:PORT",

@@ -35,6 +35,9 @@ class TestUrls:
             ("http://[fe80::1]", "http://[fe80::1]:80"),
             ("http://host:8000/", "http://host:8000"),
             ("https://gateway/triton/a/", "https://gateway:443/triton/a"),
+            ("https://gateway/a%20b/c d/\u00e4", "https://gateway:443/a%20b/c%20d/%C3%A4"),
+            ("http://B\u00fccher.example:8000", "http://xn--bcher-kva.example:8000"),
+            ("grpc://b\u00fccher.example", "grpc://xn--bcher-kva.example:8001"),
             ("http://user:pass@host:9", "http://host:9"),
             ("user@host:9", "http://host:9"),
         ],
@@ -47,7 +50,9 @@ class TestUrls:
         assert (endpoint.scheme, endpoint.host, endpoint.port, endpoint.path) == ("https", "::1", 8443, "/triton")
         assert endpoint.authority == "[::1]:8443"
 
-    @pytest.mark.parametrize("url", ["ftp://host", "unix:///run/x", "file:///etc/passwd", "http://", "", "://host"])
+    @pytest.mark.parametrize(
+        "url", ["ftp://host", "unix:///run/x", "file:///etc/passwd", "http://", "", "://host", "http://host:0"]
+    )
     def test_what_cannot_be_reached(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="unsupported URL") as caught:
             parse(url)
@@ -67,6 +72,12 @@ class TestUrls:
     def test_what_is_no_url(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="is not a URL"):
             parse(url)
+
+    @pytest.mark.parametrize("rest", ["?key=s3cret", "/a?key=s3cret", "#s3cret"])
+    def test_what_would_not_be_sent_is_refused_and_not_shown(self, rest: str) -> None:
+        with pytest.raises(InvalidInput, match="would not be sent") as caught:
+            parse(f"http://host:8000{rest}")
+        assert "s3cret" not in str(caught.value)
 
     @pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "http://me:s3cret@host:port", "x://me:s3cret@"])
     def test_an_error_shows_no_password(self, url: str) -> None:

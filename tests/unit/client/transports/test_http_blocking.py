@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 from canned import CannedHttp, http
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
+from graphkiln_client import Client
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.runner import run
 from graphkiln_client.transports import http_blocking
@@ -222,6 +224,12 @@ class TestProxies:
     def test_grpc_schemes_and_others_have_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
         assert open_transport("http://far.away")._proxy is None
+
+
+@pytest.mark.parametrize("timeout_s", [1e12, math.inf])
+def test_one_may_wait_for_as_long_as_one_likes(timeout_s: float) -> None:
+    with CannedHttp([OK]) as server, Client(server.url, timeout_s=timeout_s) as client:
+        assert client.models() == ()
 
 
 def test_compute_and_sleep_happen_in_the_callers_thread() -> None:
