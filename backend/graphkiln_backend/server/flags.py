@@ -156,16 +156,44 @@ class TritonFlags:
         """All addresses that the server will listen on."""
         return [address for service in _SERVICES if (address := self.listen_address(service))]
 
-    def check_ports(self) -> None:
-        """Binds every port once.
+    def check_ports(self, page: ListenAddress | None = None) -> None:
+        """Binds every port once, but those of the page.
+
+        Args:
+            page: Where the page will listen, if there is one.
 
         Raises:
-            ServerSetupError: A port is in use or not allowed; the hint names a free one.
+            ServerSetupError: A port is in use, not allowed, or named for two services; the hint names a free one.
         """
+        taken = [page] if page else []
         for service in _SERVICES:
             address = self.listen_address(service)
-            if address and self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
+            if address is None:
+                continue
+            check_distinct(service, address, taken)
+            taken.append(address)
+            if self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
                 check_free(service, address)
+
+
+def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenAddress]) -> None:
+    """Refuses one port for two services: each of them would be free, until the first one listens.
+
+    Args:
+        service: Triton's name of the second one.
+        address: Where it would listen.
+        taken: Where others would.
+
+    Raises:
+        ServerSetupError: There is another one that would listen there.
+    """
+    for other in taken:
+        overlaps = other.host == address.host or not {other.host, address.host}.isdisjoint(_ANY_HOSTS)
+        if other.port == address.port and overlaps:
+            raise ServerSetupError(
+                f"{other.protocol} and {address.protocol} cannot both listen on port {address.port}",
+                hint=f"--{service}-port={free_port()}",
+            )
 
 
 def spelled_for(service: str, host: str) -> str:

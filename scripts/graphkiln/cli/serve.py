@@ -172,7 +172,7 @@ def serve(
         raise_file_limit()
         remove_leftovers()
         settings.remove_unfinished()
-        flags.check_ports()
+        flags.check_ports(page_listens)
         key = _admin_key(admin_key_file)
         access = Access.plan(flags, key)
         access.warn_if_open(flags)

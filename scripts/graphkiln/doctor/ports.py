@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ def check_ports(request: Request) -> Iterator[Finding]:
     """Each port."""
     from graphkiln_backend.graph.errors import ServerSetupError
 
+    taken: list[ListenAddress] = []
     flags = _read_flags(request)
     for service in SERVICES:
         try:
@@ -28,7 +29,8 @@ def check_ports(request: Request) -> Iterator[Finding]:
         if address is None:
             yield Finding(subject=service, message="switched off")
         else:
-            yield find_port(service, address)
+            yield find_port(service, address, taken)
+            taken.append(address)
 
 
 def _read_flags(request: Request) -> TritonFlags:
@@ -43,18 +45,20 @@ def _read_flags(request: Request) -> TritonFlags:
     return TritonFlags.parse((), {}, host)
 
 
-def find_port(service: str, address: ListenAddress) -> Finding:
+def find_port(service: str, address: ListenAddress, taken: Sequence[ListenAddress] = ()) -> Finding:
     """One port.
 
     Args:
         service: Triton's name of it.
         address: Where it would listen.
+        taken: Where other services of the same server would.
     """
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.flags import check_free
+    from graphkiln_backend.server.flags import check_distinct, check_free
 
     subject = f"{address.protocol} port {address.port}"
     try:
+        check_distinct(service, address, taken)
         check_free(service, address)
     except ServerSetupError as error:
         holder = find_holder(address.port)

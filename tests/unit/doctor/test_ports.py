@@ -67,3 +67,10 @@ def test_an_address_that_this_machine_does_not_have() -> None:
 def test_flags_that_cannot_be_read_leave_the_usual_ports() -> None:
     found = list(check_ports(Request(arguments=("--no-such-flag",))))
     assert [each.facts["port"] for each in found] == [8000, 8001, 8002]
+
+
+def test_one_port_for_two_services() -> None:
+    (port,) = free_ports(1)
+    found = list(check_ports(Request(arguments=(f"--http-port={port}", f"--metrics-port={port}"))))
+    assert (found[0].level, found[2].level) == (Level.OK, Level.ERROR)
+    assert "HTTP and metrics cannot both listen" in found[2].message

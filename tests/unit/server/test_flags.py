@@ -200,6 +200,27 @@ class TestCheckPorts:
             port = holder.getsockname()[1]
             TritonFlags.parse(["--allow-http=false", f"--http-port={port}", *NO_OTHERS], ALL).check_ports()
 
+    @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
+    def test_one_port_for_two_services_is_an_error_before_one_of_them_has_it(self, host: str) -> None:
+        (port,) = free_ports(1)
+        arguments = [f"--http-port={port}", f"--grpc-port={port}", f"--http-address={host}", "--allow-metrics=false"]
+        with pytest.raises(ServerSetupError, match=rf"HTTP and gRPC cannot both listen on port {port}") as raised:
+            TritonFlags.parse(arguments, ALL).check_ports()
+        assert raised.value.hint.startswith("--grpc-port=")
+
+    def test_the_page_has_a_port_of_its_own(self) -> None:
+        (port,) = free_ports(1)
+        page = ListenAddress(protocol="page", host="127.0.0.1", port=port)
+        with pytest.raises(ServerSetupError, match=rf"page and HTTP cannot both listen on port {port}"):
+            TritonFlags.parse([f"--http-port={port}", *NO_OTHERS], ALL).check_ports(page)
+        with socket.create_server(("127.0.0.1", port)):  # whoever opens the page says so
+            TritonFlags.parse(["--allow-http=false", *NO_OTHERS], ALL).check_ports(page)
+
+    def test_one_port_at_two_addresses_is_two(self) -> None:
+        (port,) = free_ports(1)
+        hosts = [f"--http-port={port}", f"--grpc-port={port}", "--grpc-address=127.0.0.2", "--allow-metrics=false"]
+        TritonFlags.parse(hosts, ALL).check_ports()
+
 
 def test_addresses_have_the_forms_that_their_libraries_want() -> None:
     six = TritonFlags.parse([], KNOWN, "::1")
