@@ -9,6 +9,9 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript."""
+_NO_IMAGE = "._"
+"""What macOS names a file after an image with, for what it knows of it besides: on FAT, in archives, on shares. Source:
+AppleDouble, RFC 1740."""
 
 
 def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]:
@@ -18,4 +21,9 @@ def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]
         folder: Where to look, at any depth.
         suffixes: Endings that count, in lower case.
     """
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    return sorted(path for path in folder.rglob("*") if _is_named_so(path, suffixes) and path.is_file())
+
+
+def _is_named_so(path: Path, suffixes: frozenset[str]) -> bool:
+    """Whether a file is an image by its name."""
+    return path.suffix.lower() in suffixes and not path.name.startswith(_NO_IMAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,9 @@ _SHOWN_BODY = 2000
 _READ_BODY = 1 << 16
 """Of an error: more than a server's own text, escaped as JSON."""
 _MOST_DIGITS = 19  # of a length: a 64-bit number
+_PAGE = re.compile(r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>\s*(?P<title>[^<]*?)\s*</title>)?", re.I | re.S)
+_NOT_TRITON = "that is a page in HTML, which Triton never sends: is it another server, or a gateway before it?"
+"""What to do about it."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -251,18 +255,20 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
     """One table from HTTP status to the error tree. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
     body = response.body[:_READ_BODY].decode("utf-8", "replace")
+    page = _PAGE.match(body)
     try:
         reason = without_traceback(str(json.loads(body)["error"]))
     except (ValueError, KeyError, TypeError, RecursionError):
-        reason = body or "no reason given"
+        reason = page["title"] or body if page else body or "no reason given"
     kind = _BY_STATUS.get(response.status, ServerError)
+    hint = _NOT_TRITON if page else WHAT_IS_SERVED if kind is ModelNotFound else ""
     return kind(
         f"the server returned {response.status}: {bounded(reason)}",
         status=response.status,
         body=body[:_SHOWN_BODY],
         request_id=request_id,
         retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
-        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else WHAT_IS_SERVED if kind is ModelNotFound else "",
+        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else hint,
     )
 
 

@@ -27,7 +27,7 @@ def test_endings_in_any_case(tmp_path: Path, name: str) -> None:
     assert image_files(fill(tmp_path, name)) == [tmp_path / name]
 
 
-@pytest.mark.parametrize("name", ["png", ".png", "a.png.txt", "a.pngx", "labels.txt", "a"])
+@pytest.mark.parametrize("name", ["png", ".png", "a.png.txt", "a.pngx", "labels.txt", "a", "__MACOSX/._a.png"])
 def test_what_is_none(tmp_path: Path, name: str) -> None:
     assert image_files(fill(tmp_path, name)) == []
 

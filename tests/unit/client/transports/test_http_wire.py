@@ -226,6 +226,21 @@ class TestErrors:
         assert http_error(response(body, 500), None).message == f"the server returned 500: {reason}"
 
     @pytest.mark.parametrize(
+        ("page", "reason"),
+        [
+            (b"<html>\r\n<head><title>404 Not Found</title></head>\r\n<body><hr>nginx</body>", "404 Not Found"),
+            (b"\n<!DOCTYPE HTML>\n<html lang=en><head><title>\n Error response\n</title>", "Error response"),
+            (b"<!doctype html><h1>no title", "<!doctype html><h1>no title"),
+        ],
+    )
+    def test_a_page_is_not_tritons_and_told_by_its_title(self, page: bytes, reason: str) -> None:
+        error = http_error(response(page, 404), None)
+        assert error.message == f"the server returned 404: {reason}"
+        assert "another server, or a gateway" in error.hint
+        assert "models" not in error.hint
+        assert error.body == page.decode()
+
+    @pytest.mark.parametrize(
         ("header", "seconds"),
         [("7", 7.0), ("0", 0.0), ("", None), ("-1", None), ("1.5", None), ("Fri, 31 Dec 1999 23:59:59 GMT", None)],
     )
