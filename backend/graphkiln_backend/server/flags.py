@@ -19,7 +19,7 @@ _IPV6_FORMS = {"http": "ipv6:{}", "metrics": "ipv6:{}", "grpc": "[{}]"}
 _STORE_FLAGS = ("model-repository", "model-store")
 _MANAGED_FLAGS = ("backend-directory",)
 """Set by graphkiln itself, to a folder that holds what the user's value names."""
-_SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
+SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
 """tritonserver's name of a service in its flags -> protocol and default port."""
 _ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all interfaces -> the one to ask by
 DEFAULT_HOST = "127.0.0.1"
@@ -127,7 +127,7 @@ class TritonFlags:
         """
         if not self.is_on(service):
             return None
-        protocol, default_port = _SERVICES[service]
+        protocol, default_port = SERVICES[service]
         port = self.values.get(f"{service}-port", str(default_port))
         if not port.isdecimal() or not 0 < int(port) < 65536:
             raise ServerSetupError(
@@ -154,7 +154,7 @@ class TritonFlags:
 
     def listen_addresses(self) -> list[ListenAddress]:
         """All addresses that the server will listen on."""
-        return [address for service in _SERVICES if (address := self.listen_address(service))]
+        return [address for service in SERVICES if (address := self.listen_address(service))]
 
     def check_ports(self, page: ListenAddress | None = None) -> None:
         """Binds every port once, but those of the page.
@@ -166,14 +166,18 @@ class TritonFlags:
             ServerSetupError: A port is in use, not allowed, or named for two services; the hint names a free one.
         """
         taken = [page] if page else []
-        for service in _SERVICES:
+        for service in SERVICES:
             address = self.listen_address(service)
             if address is None:
                 continue
             check_distinct(service, address, taken)
             taken.append(address)
-            if self.values.get(f"reuse-{service}-port", "false").lower() not in _TRUE:
+            if not self.shares(service):
                 check_free(service, address)
+
+    def shares(self, service: str) -> bool:
+        """Whether the user lets several servers listen on the port of a service."""
+        return self.values.get(f"reuse-{service}-port", "false").lower() in _TRUE
 
 
 def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenAddress]) -> None:

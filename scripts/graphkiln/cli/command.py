@@ -18,6 +18,7 @@ def main() -> None:
     """Runs the command; `serve` ends in good order from the first moment on."""
     if sys.getfilesystemencoding() != "utf-8":
         _start_again_in_utf8()
+    hear_signals()
     open_closed_streams()
     with ending_on_signals() if "serve" in sys.argv[1:2] else nullcontext():
         try:
@@ -26,6 +27,17 @@ def main() -> None:
             run()
         except KeyboardInterrupt:  # while the verbs are imported; later, typer does the same
             sys.exit(_INTERRUPTED)
+
+
+def hear_signals() -> None:
+    """Takes back what whoever started this process has left to it: ignored ends of children, signals that are blocked.
+
+    Without the first nobody could tell how a child has ended: a tritonserver that was killed would have ended well. With
+    the second nobody could stop this process, or what it starts. Sources: wait(2), NOTES; sigprocmask(2).
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD})
 
 
 def open_closed_streams() -> None:

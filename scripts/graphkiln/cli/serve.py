@@ -159,6 +159,7 @@ def serve(
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
+    from graphkiln_backend.server.port_claims import PortClaims
     from graphkiln_backend.server.remote_stores import copy_stores
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
@@ -181,6 +182,7 @@ def serve(
         addresses = [store for store in named if not isinstance(store, Path)]
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
         with (
+            PortClaims(flags),
             copy_stores(addresses, settings, every_s) as (copies, remote),
             attested_stores([*folders, *copies], trusted, settings, every_s) as (stores, attested),
         ):

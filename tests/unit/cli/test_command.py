@@ -62,6 +62,25 @@ def test_a_name_of_a_file_that_is_not_ascii_where_python_reads_it_as_ascii(tmp_p
     assert "mödel" in ended.stderr.decode()
 
 
+def test_signals_are_heard_whatever_the_parent_did(tmp_path: Path) -> None:
+    """Whoever started us ignores the ends of children, and has blocked the signals that end us."""
+    program = (
+        "import os, signal, subprocess, sys\n"
+        "if sys.argv[1:]:\n"
+        "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
+        "    os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])\n"
+        "from graphkiln.cli.command import hear_signals\n"
+        "hear_signals()\n"
+        "child = subprocess.run(['sh', '-c', 'kill -9 $$'])\n"
+        "print(child.returncode, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    command = [sys.executable, "-c", program, program]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=60)
+    assert (ended.stdout, ended.returncode) == ("-9\n", -signal.SIGTERM)
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_streams_that_are_closed_lead_nowhere(tmp_path: Path, closed: str) -> None:
     """What is opened next does not get their numbers, and what is started has them, too."""
