@@ -89,10 +89,11 @@ def model_folders(store: Path) -> list[Path]:
     Raises:
         OSError: It cannot be listed.
     """
-    return sorted(path for path in store.iterdir() if not _is_passed_over(path.name) and _is_folder(path))
+    return sorted(path for path in store.iterdir() if not is_passed_over(path.name) and _is_folder(path))
 
 
-def _is_passed_over(name: str) -> bool:
+def is_passed_over(name: str) -> bool:
+    """Whether a file or folder of this name is no part of a store, a model or a version."""
     return name.startswith(".") or name in _OF_FILE_SYSTEMS
 
 
@@ -141,7 +142,7 @@ def _twice(first: StoredModel, second: Path) -> StoredModel:
 
 def _scan_model(folder: Path) -> StoredModel:
     try:
-        visible = [path for path in folder.iterdir() if not _is_passed_over(path.name)]  # else a conversion in progress
+        visible = [path for path in folder.iterdir() if not is_passed_over(path.name)]  # else a conversion in progress
         versions = version_folders(visible)
         rest = [path for path in visible if path not in versions.values()]
         problem = "" if versions else f"{folder} has no version folder: make {folder.name}/1"
@@ -202,5 +203,5 @@ def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
     yield path, status
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):
-            if not _is_passed_over(entry.name):
+            if not is_passed_over(entry.name):
                 yield from walk(entry, depth + 1)

@@ -41,6 +41,8 @@ def test_every_file_but_the_attestation_and_other_versions_is_signed(signed: Sig
     (model / "1" / "weights").mkdir()
     (model / "1" / "weights" / "w.bin").write_bytes(b"w")
     (model / ".hidden").write_text("not part of it")
+    (model / "lost+found").mkdir()
+    (model / "lost+found" / "42").write_text("nor this")
     files = describe(model, 1).files
     assert sorted(files) == ["1/model.onnx", "1/weights/w.bin", "config.pbtxt"]
     assert files["1/model.onnx"] == hashlib.sha256(b"one").hexdigest()

@@ -1,0 +1,57 @@
+"""Servers in surroundings that nobody has chosen: the root of a volume, a port that is taken, a parent with habits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from running import COMMAND, StartServer, run_command
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def store(digits: Path, tmp_path: Path) -> Path:
+    shutil.copytree(digits, tmp_path / "volume" / "digits")
+    return tmp_path / "volume"
+
+
+@pytest.mark.parametrize("mode", ["none", "poll"])
+def test_a_store_at_the_root_of_a_volume(store: Path, start_server: StartServer, mode: str) -> None:
+    for place in (store, store / "digits"):
+        (place / "lost+found").mkdir(mode=0o700)
+        (place / "@eaDir").mkdir()
+    os.mkfifo(store / "pipe")
+    server = start_server("--model-store", store, f"--model-control-mode={mode}")
+    server.wait_ready()
+    listed = run_command("models", "--url", server.url)
+    assert (listed.returncode, "lost+found" in listed.stdout) == (0, False)
+    assert server.stop()[0] == 0
+
+
+def test_a_second_start_on_ports_of_a_server_that_still_loads(store: Path, start_server: StartServer) -> None:
+    first = start_server("--model-store", store, "--allow-grpc=false", "--allow-metrics=false")
+    first.wait_until(lambda: any(first.temporary.iterdir()))  # its run folder is made after its claims
+    flags = ("--allow-grpc=false", "--allow-metrics=false", f"--http-port={first.http_port}")
+    second = run_command("serve", "--model-store", store, *flags)
+    assert second.returncode == 2
+    assert f"port {first.http_port} (HTTP) is" in second.stderr
+    first.wait_ready()
+    assert first.stop()[0] == 0
+
+
+def test_a_parent_that_ignores_the_ends_of_children_and_blocks_sigterm(
+    store: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); "
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    monkeypatch.setattr("running.COMMAND", (sys.executable, "-c", program, *COMMAND))
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    assert server.stop(signal.SIGTERM)[0] == 0
