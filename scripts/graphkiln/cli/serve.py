@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
+_LONGEST_S = 1e6
+"""For infinity, too: the calls of the system, and of libraries, take no longer times than some weeks."""
 
 
 def serve(
@@ -198,8 +200,8 @@ def serve(
                     flags=inner,
                     overrides=_overrides(set_ or [], enabled, stores),
                     cache=settings,
-                    load_deadline_s=load_deadline,
-                    replay_interval_s=replay_interval,
+                    load_deadline_s=min(load_deadline, _LONGEST_S),
+                    replay_interval_s=min(replay_interval, _LONGEST_S),
                     replace_onnxruntime=replace_onnxruntime,
                     access=access,
                     memory_bytes=parse_size(server_memory) if server_memory else 0,

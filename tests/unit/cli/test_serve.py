@@ -166,6 +166,13 @@ class TestLaunch:
         assert launched(supervisor).overrides == {}
         assert launched(supervisor).replay_interval_s == 600
 
+    def test_for_ever_is_as_long_as_the_systems_calls_take(
+        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
+    ) -> None:
+        words = ("--cache=off", "--load-deadline=inf", "--replay-interval=inf")
+        assert run("serve", "--model-store", store, *ports, *words).code == 0
+        assert launched(supervisor).load_deadline_s == launched(supervisor).replay_interval_s == 1e6
+
     def test_settings_of_models_go_before_engines(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, ports: list[str]
     ) -> None:
