@@ -32,8 +32,8 @@ def main() -> None:
 def hear_signals() -> None:
     """Takes back what whoever started this process has left to it: ignored ends of children, signals that are blocked.
 
-    Without the first nobody could tell how a child has ended: a tritonserver that was killed would have ended well. With
-    the second nobody could stop this process, or what it starts. Sources: wait(2), NOTES; sigprocmask(2).
+    Else nobody could tell how a child has ended, and a tritonserver that was killed would have ended well; nor could
+    anybody stop this process, or what it starts. Sources: wait(2), NOTES; sigprocmask(2).
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

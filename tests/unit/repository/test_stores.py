@@ -128,10 +128,13 @@ def test_a_conversion_in_progress_is_no_change(store: Path) -> None:
 @pytest.mark.parametrize("name", ["lost+found", "@eaDir"])
 def test_what_file_systems_put_there_is_no_model_and_no_part_of_one(store: Path, name: str) -> None:
     before = scan_stores([store])
-    for place in (store, store / "m", store / "m" / "1"):
+    for place in (store, store / "m"):
         (place / name).mkdir()
         os.mkfifo(place / name / "pipe")
     assert scan_stores([store]) == before
+    (store / "m" / "1" / name).mkdir()
+    os.mkfifo(store / "m" / "1" / name / "pipe")
+    assert (scan_stores([store])["m"].faults, scan_stores([store])["m"].problem) == ({}, "")
 
 
 def test_a_link_to_where_one_may_not_look_takes_no_other_model_along(

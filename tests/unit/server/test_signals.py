@@ -108,9 +108,7 @@ def test_a_process_that_is_gone_ends_a_wait(signals: StopSignals, ended: subproc
     assert time.monotonic() - begun < 15
 
 
-def test_a_wait_with_too_many_open_files_looks_less_far(
-    signals: StopSignals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wait_with_too_many_open_files_looks_less_far(signals: StopSignals, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
