@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphkiln_backend.graph.contract import Contract, ContractChanged
-from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.task import Task
@@ -116,11 +116,14 @@ async def read_served_version(info: ModelInfo, answered: str) -> ServedVersion:
         answered: The version that answered last; empty for none.
 
     Raises:
+        InvalidInput: The version that is addressed is none.
         ClientError: The request failed, or what is published cannot be read.
     """
     metadata, config = await info.metadata(), await info.config()
     version = info.version or answered or newest_version(metadata)
     contracts = published_contracts(info.name, config)
+    if contracts and info.version:
+        _check_number(info, metadata)
     return ServedVersion(
         model=info.name,
         version=version,
@@ -130,6 +133,18 @@ async def read_served_version(info: ModelInfo, answered: str) -> ServedVersion:
         # A version that is not among them was loaded since: it refuses the empty contract, and all is read again.
         contract=contracts.find(version) or Contract() if contracts and version else None,
     )
+
+
+def _check_number(info: ModelInfo, metadata: Mapping[str, Any]) -> None:
+    """Refuses what Triton takes for a version by its first digits (`01`, `1/x`): no contract is published under it.
+
+    Raises:
+        InvalidInput: The version that is addressed is that.
+    """
+    text = info.version
+    if not (text.isascii() and text.isdecimal()) or (text.startswith("0") and text != "0"):
+        served = ", ".join(_versions(metadata))
+        raise InvalidInput(f"'{text}' is no version of '{info.name}'", hint=f"they are numbers: {served}")
 
 
 def is_contract_changed(error: ClientError) -> bool:

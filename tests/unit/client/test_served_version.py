@@ -65,6 +65,12 @@ class TestReading:
         assert found.contract == Contract()
         assert found.digest == Contract().digest
 
+    @pytest.mark.parametrize("version", ["01", "1/x", " 1", "+1", "\u0661", "x"])
+    def test_what_triton_takes_for_a_version_and_is_none(self, version: str) -> None:
+        with pytest.raises(InvalidInput, match=r"is no version of 'm' \(they are numbers: 1, 2\)"):
+            read(version, **published(v1=ONE))
+        assert read(version).version == version, "a server of another kind may have such versions"
+
     def test_a_server_that_publishes_none(self) -> None:
         found = read(**parameters(preprocess=RGB, ranking=Ranking(scores="s", indices="i")))
         assert (found.contract, found.digest, found.preprocess) == (None, "", RGB)
