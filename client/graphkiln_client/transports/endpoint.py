@@ -93,6 +93,8 @@ class Endpoint:
             raise InvalidInput(f"'{_without_credentials(text)}' is not a URL: {error}", hint=_HINT) from error
         if parts.scheme not in _PORTS or not host or port == 0:
             raise InvalidInput(f"unsupported URL '{_without_credentials(text)}'", hint=_HINT)
+        if path and parts.scheme.startswith("grpc"):
+            raise InvalidInput(f"gRPC has no paths, got '{_without_credentials(text)}'", hint=_HINT)
         if parts.query or parts.fragment:  # which may hold a token, and are not shown
             raise InvalidInput("what follows '?' or '#' in the URL of a server would not be sent", hint=_HINT)
         sent = _check_headers(headers or {})

@@ -73,6 +73,12 @@ class TestUrls:
         with pytest.raises(InvalidInput, match="is not a URL"):
             parse(url)
 
+    @pytest.mark.parametrize("scheme", ["grpc", "grpcs"])
+    def test_a_path_that_no_call_would_have(self, scheme: str) -> None:
+        with pytest.raises(InvalidInput, match="gRPC has no paths"):
+            parse(f"{scheme}://gateway/triton")
+        assert parse(f"{scheme}://host:1/").path == ""
+
     @pytest.mark.parametrize("rest", ["?key=s3cret", "/a?key=s3cret", "#s3cret"])
     def test_what_would_not_be_sent_is_refused_and_not_shown(self, rest: str) -> None:
         with pytest.raises(InvalidInput, match="would not be sent") as caught:
