@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from graphkiln.cli.console import printable, say
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, image_files
 
@@ -107,7 +108,8 @@ def split_errors(
 def report_failures(failures: Sequence[tuple[Path, ClientError]]) -> None:
     """Says on stderr which images failed; exit code 1 where one did."""
     for path, error in failures:
-        typer.echo(f"graphkiln: {path}: {error}", err=True)
+        said = str(error)
+        say(printable(said if said.startswith(str(path)) else f"{path}: {said}"))
     if failures:
         raise typer.Exit(1)
 

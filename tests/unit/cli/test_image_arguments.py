@@ -41,6 +41,13 @@ def test_failures_end_with_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a.png: bad" in capsys.readouterr().err
 
 
+def test_a_failure_names_its_image_once_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (InvalidInput("a.png cannot be decoded"), InvalidInput("bad \x1b[2J")):
+        with pytest.raises(typer.Exit):
+            report_failures([(A, error)])
+    assert capsys.readouterr().err == "graphkiln: a.png cannot be decoded\ngraphkiln: a.png: bad \\x1b[2J\n"
+
+
 @pytest.mark.parametrize("draw", [None, Path("folder"), Path("x.png")])
 def test_formats_that_go_together(draw: Path | None) -> None:
     check_formats([A], draw, as_json=True, as_csv=False)
