@@ -7,8 +7,8 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,9 +57,31 @@ def print_result(text: str) -> None:
     try:
         typer.echo(text, nl=False)
     except OSError:
-        with Path(os.devnull).open("wb") as nowhere:  # what is left in the buffer would fail again at the end
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        _drop_output()
         raise
+
+
+def _drop_output() -> None:
+    """Has standard output lead nowhere: what is left in its buffer would fail again at the end."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Writes out what the block printed: at the end of a process, Python tells of a failure in words of its own.
+
+    Raises:
+        OSError: Nobody reads it any more, or the disk is full; nothing more is tried to be written then.
+    """
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+            raise
 
 
 def take_any_name() -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from graphkiln.cli import cache
 from graphkiln.cli.bench import bench
 from graphkiln.cli.classify import classify
-from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name
+from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name, written_out
 from graphkiln.cli.convert import convert
 from graphkiln.cli.detect import detect
 from graphkiln.cli.doctor import doctor
@@ -112,10 +112,13 @@ def main() -> None:
     take_any_name()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
     try:
-        app(prog_name="graphkiln")
+        with written_out():
+            app(prog_name="graphkiln")
     except GraphkilnError as error:
         say(printable(str(error)), logging.ERROR)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # as click ends a command whose output nobody reads any more
+        sys.exit(1)
     except OSError as error:
         say(printable(f"{error.filename}: {error.strerror}" if error.filename else str(error)), logging.ERROR)
         sys.exit(1)

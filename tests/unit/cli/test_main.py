@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from commands import RunVerb
@@ -177,3 +178,23 @@ class TestWhatTheMachineSays:
 def test_the_version(run: RunVerb) -> None:
     finished = run("--version")
     assert (finished.code, finished.out) == (0, f"graphkiln {metadata.version('graphkiln')}\n")
+
+
+@pytest.mark.parametrize(
+    ("reader", "said"), [("full", "graphkiln: [Errno 28] No space left on device\n"), ("gone", "")]
+)
+def test_output_that_cannot_be_written_at_the_end(reader: str, said: str) -> None:
+    """Python's own way is a code of 120, and two lines about an exception that is ignored."""
+    program = "from graphkiln.cli import main as command; command.app = lambda **_: print('lost'); command.main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    with Path("/dev/full").open("wb") as full, os.fdopen(writing, "wb") as pipe:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=full if reader == "full" else pipe,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    assert (ended.returncode, ended.stderr) == (1, said)
