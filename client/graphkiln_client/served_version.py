@@ -136,11 +136,7 @@ async def read_served_version(info: ModelInfo, answered: str) -> ServedVersion:
 
 
 def _check_number(info: ModelInfo, metadata: Mapping[str, Any]) -> None:
-    """Refuses what Triton takes for a version by its first digits (`01`, `1/x`): no contract is published under it.
-
-    Raises:
-        InvalidInput: The version that is addressed is that.
-    """
+    """Refuses what Triton takes for a version by its first digits (`01`, `1/x`): no contract is published under it."""
     text = info.version
     if not (text.isascii() and text.isdecimal()) or (text.startswith("0") and text != "0"):
         served = ", ".join(_versions(metadata))

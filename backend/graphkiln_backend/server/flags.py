@@ -192,12 +192,16 @@ def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenA
         ServerSetupError: There is another one that would listen there.
     """
     for other in taken:
-        overlaps = other.host == address.host or not {other.host, address.host}.isdisjoint(_ANY_HOSTS)
-        if other.port == address.port and overlaps:
+        if _overlap(other, address):
             raise ServerSetupError(
                 f"{other.protocol} and {address.protocol} cannot both listen on port {address.port}",
                 hint=f"--{service}-port={free_port()}",
             )
+
+
+def _overlap(one: ListenAddress, other: ListenAddress) -> bool:
+    hosts = {one.host, other.host}
+    return one.port == other.port and (len(hosts) == 1 or not hosts.isdisjoint(_ANY_HOSTS))
 
 
 def spelled_for(service: str, host: str) -> str:

@@ -169,11 +169,7 @@ class Endpoint:
 
 
 def _to_ascii(parts: SplitResult) -> tuple[str, str]:
-    """Host and path as they are sent.
-
-    Raises:
-        ValueError: The host is no name.
-    """
+    """Host and path as they are sent; ValueError where the host is no name."""
     host = (parts.hostname or "").encode("idna").decode()
     return host, quote(parts.path.rstrip("/"), safe=_PATH_SIGNS)
 

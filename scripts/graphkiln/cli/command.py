@@ -48,9 +48,14 @@ def open_closed_streams() -> None:
     """
     for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
-            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: the one of the stream
-            os.set_inheritable(descriptor, True)
-            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(_open_nowhere(), mode, encoding="utf-8"))
+
+
+def _open_nowhere() -> int:
+    """Opens what swallows everything, under the lowest number that is free: that of the stream; children have it, too."""
+    descriptor = os.open(os.devnull, os.O_RDWR)
+    os.set_inheritable(descriptor, True)
+    return descriptor
 
 
 def _start_again_in_utf8() -> None:
