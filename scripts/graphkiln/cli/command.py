@@ -52,7 +52,7 @@ def open_closed_streams() -> None:
 
 
 def _open_nowhere() -> int:
-    """Opens what swallows everything, under the lowest number that is free: that of the stream; children have it, too."""
+    """Opens what swallows everything under the lowest free number: that of the stream. Children have it, too."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
     return descriptor
