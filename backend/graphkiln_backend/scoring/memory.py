@@ -7,12 +7,13 @@ from pathlib import Path
 
 import psutil
 
-from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS
+from graphkiln_backend.graph.memory_groups import memory_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeMemory:
-    """Of a machine, or of the container that this process runs in.
+    """Of a machine, or of a container, service or job that this process runs in.
 
     Attributes:
         used_bytes: What cannot be had without taking it from a process.
@@ -22,31 +23,27 @@ class NodeMemory:
     used_bytes: int
     total_bytes: int
 
+    @property
+    def share_used(self) -> float:
+        """From 0 to 1."""
+        return self.used_bytes / self.total_bytes
+
 
 def node_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> NodeMemory:
-    """Of the container, service or job that this process runs in, where it is limited; else of the machine.
+    """Of the fullest container, service or job around this process, where one is limited; else of the machine.
 
     Args:
         cgroups: Where control groups are mounted.
         own: The kernel's file that names those of this process.
     """
     machine = psutil.virtual_memory()
+    groups = [
+        NodeMemory(used_bytes=group.used_bytes, total_bytes=group.limit_bytes)
+        for group in memory_groups(cgroups, own)
+        if group.limit_bytes < machine.total
+    ]
     whole = NodeMemory(used_bytes=machine.total - machine.available, total_bytes=machine.total)
-    groups = (_read_group(folder) for folder, version in own_groups("memory", cgroups, own) if version == 2)
-    return min((whole, *filter(None, groups)), key=lambda each: each.total_bytes)
-
-
-def _read_group(folder: Path) -> NodeMemory | None:
-    """None without a limit. Source: Linux kernel documentation, "Control Group v2" (`memory.max`)."""
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        counters = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    except OSError:
-        return None
-    if limit == "max":
-        return None
-    return NodeMemory(used_bytes=used - int(counters.get("inactive_file", 0)), total_bytes=int(limit))
+    return max(groups, key=lambda each: each.share_used, default=whole)
 
 
 def process_memory(pid: int) -> int:

@@ -174,7 +174,7 @@ class WorkerProcess(Closeable):
 
     def _eats(self) -> str:
         node = node_memory()
-        if node.used_bytes < NEARLY_GONE * node.total_bytes:
+        if node.share_used < NEARLY_GONE:
             return ""
         mine = process_memory(self.pid)
         if mine <= self._memory_bytes:

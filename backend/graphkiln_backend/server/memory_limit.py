@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.server.cgroups import memory_groups
+from graphkiln_backend.graph.memory_groups import memory_groups
 
 if TYPE_CHECKING:
     import psutil

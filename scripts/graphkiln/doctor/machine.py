@@ -37,7 +37,7 @@ def check_processor(_: Request) -> Iterator[Finding]:
 
 def check_memory(_: Request) -> Iterator[Finding]:
     """The memory."""
-    from graphkiln_backend.server.cgroups import memory_groups
+    from graphkiln_backend.graph.memory_groups import memory_groups
 
     limit_bytes = min((group.limit_bytes for group in memory_groups()), default=None)
     yield find_memory(_MEMINFO.read_text(), limit_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphkiln_backend.server.cgroups import MemoryGroup, memory_groups
+from graphkiln_backend.graph.memory_groups import MemoryGroup, memory_groups
 
 
 def read(folder: Path, text: str) -> list[MemoryGroup]:
@@ -35,6 +35,19 @@ def test_the_first_version(tmp_path: Path) -> None:
     expected = [MemoryGroup(limit_bytes=500, used_bytes=100)]
     assert read(tmp_path, "5:memory:/a\n4:cpu,cpuacct:/a\n") == expected
     assert read(tmp_path, "5:hugetlb,memory:/a\n") == expected
+
+
+def test_files_that_nobody_read_lately_are_no_memory_that_is_used(tmp_path: Path) -> None:
+    second, first = tmp_path / "cgroup", tmp_path / "cgroup" / "memory"
+    first.mkdir(parents=True)
+    (second / "memory.max").write_text("1000\n")
+    (second / "memory.current").write_text("900\n")
+    (second / "memory.stat").write_text("anon 500\nactive_file 100\ninactive_file 300\n")
+    (first / "memory.limit_in_bytes").write_text("1000\n")
+    (first / "memory.usage_in_bytes").write_text("900\n")
+    (first / "memory.stat").write_text("inactive_file 1\ntotal_rss 500\ntotal_inactive_file 200\n")
+    assert [group.used_bytes for group in read(tmp_path, "0::/\n")] == [600]
+    assert [group.used_bytes for group in read(tmp_path, "5:memory:/\n")] == [700]
 
 
 def test_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
