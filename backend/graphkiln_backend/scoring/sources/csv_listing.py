@@ -7,9 +7,11 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import PurePosixPath
 
 import pyarrow as pa
 
+from graphkiln_backend.images.formats import SUFFIXES as SUFFIXES_OF_IMAGES
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.listing import (
@@ -29,6 +31,8 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "csv"
 SUFFIXES = (".csv", ".tsv")
+_SEPARATORS = (";", "\t", "|", ",")
+"""Of fields, in tables whose own is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +126,29 @@ class CsvReader:
         return header
 
     def _table(self, header: list[str], where: str) -> _Table:
-        self._columns.check(header, where)
         if len(set(header)) < len(header):
             raise ScoringError(f"{where} has two columns of one name: {', '.join(header)}")
-        if not self._columns.image and len(header) != 1:
-            raise ScoringError(f"{where} has several columns", hint=f"--image-column: {', '.join(header)}")
+        self._columns.check(header, where)
+        if not self._columns.image:
+            _check_only_column(header, where)
         image = header.index(self._columns.image or header[0])
         named = header.index(self._columns.id) if self._columns.id else image
         return _Table(header, image, named, _delimiter(where))
+
+
+def _check_only_column(header: Sequence[str], where: str) -> None:
+    """Refuses what is no single column, before each of its rows becomes an error, or the first one is lost."""
+    if len(header) != 1:
+        raise ScoringError(f"{where} has several columns", hint=f"--image-column: {', '.join(header)}")
+    (name,) = header
+    if found := [each for each in _SEPARATORS if each in name]:
+        hint = "put commas between them, or tabs and call it .tsv"
+        raise ScoringError(f"{where} has one column, {name!r}: its fields seem to stand between {found[0]!r}", hint=hint)
+    if PurePosixPath(name).suffix.lower() in SUFFIXES_OF_IMAGES:
+        raise ScoringError(
+            f"{where} has no header: its first line names an image, {name}",
+            hint="put the name of the column above it; paths alone, one a line, are a .txt",
+        )
 
 
 def _is_blank(fields: list[str]) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import chain
 from pathlib import PurePosixPath
 
@@ -28,6 +31,10 @@ _DATA = dict.fromkeys(SUFFIXES, images.KIND) | {".parquet": parquet.KIND, ".tar"
 _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(csv_listing.SUFFIXES, csv_listing.KIND)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
+_PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
+_DELTA_LOG = "_delta_log"
+_ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
+_log = logging.getLogger("graphkiln.scoring")
 
 
 class FileSource:
@@ -46,7 +53,7 @@ class FileSource:
         place, files = _find(self._text)
         first = next(files, None)
         if first is None:
-            raise ScoringError(f"nothing in {self._text} can be scored", hint=f"known are {_KNOWN}")
+            raise ScoringError(f"nothing in {self._text} can be scored", hint=_hint_of_nothing(self._text))
         kind = _kind_of(first.path, listings=True)
         found = self._reader(kind).ranges(place, _of_one_kind(kind, chain([first], files), self._text), rows)
         yield from _some(found, self._text)
@@ -75,6 +82,12 @@ def _some(ranges: Iterator[InputRange], text: str) -> Iterator[InputRange]:
         raise ScoringError(f"{text} has no rows", hint="its files are empty")
 
 
+def _hint_of_nothing(text: str) -> str:
+    if is_pattern(text) and text.lower().endswith(tuple(_LISTINGS)):
+        return "a listing is named by itself, one for each run"
+    return f"known are {_KNOWN}"
+
+
 def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
     """The folder that a text means, and the files that it means below it."""
     place = locate(text)
@@ -87,7 +100,7 @@ def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
     listed = place.storage.walk(place.path)
     first = next(listed, None)
     if first is not None:
-        return place, (file for file in chain([first], listed) if _kind_of(file.path))
+        return place, _known(_of_no_table(chain([first], listed), text), text)
     if is_pattern(place.path):
         return _match(place)
     raise ScoringError(f"there is no file {text}, and no folder with files", hint="check its spelling")
@@ -97,7 +110,47 @@ def _match(place: Place) -> tuple[Place, Iterator[StoredFile]]:
     path, below = split_pattern(place.path)
     folder = Place(place.storage, path, place.text.removesuffix(below).rstrip("/") or "/")
     pattern = PathPattern(below)
-    return folder, (file for file in folder.storage.walk(path) if pattern.matches(file.path) and _kind_of(file.path))
+    return folder, _known((file for file in folder.storage.walk(path) if pattern.matches(file.path)), place.text)
+
+
+def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
+    """The same files.
+
+    Raises:
+        ScoringError: A log among them says which of the others still count, and nobody has asked it.
+    """
+    for file in files:
+        if table := _table_of(file.path):
+            raise ScoringError(
+                f"{text} is a table of {table}, some of whose files may be no part of it any more: {file.path} says so",
+                hint=f"write its rows anew as Parquet, or take all files that are there: '{text}/**/*.parquet'",
+            )
+        yield file
+
+
+def _table_of(path: str) -> str:
+    """What keeps a table whose log a file belongs to; empty where it is of none."""
+    if _DELTA_LOG in path.split("/"):
+        return "Delta Lake"
+    return "Iceberg" if _ICEBERG_LOG.fullmatch(path) else ""
+
+
+def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
+    """Those of a known kind. How many others there are is told: nobody shall look for their rows in vain."""
+    left, example = 0, ""
+    for file in files:
+        if _kind_of(file.path):
+            yield file
+        elif not _is_note(file.path):
+            left, example = left + 1, example or file.path
+    if left:
+        _tell_left_out(text, left, example)
+
+
+@cache
+def _tell_left_out(text: str, count: int, example: str) -> None:
+    """Says so once, however often a source is listed."""
+    _log.warning("%s: left out %d file%s of other kinds, such as %s", text, count, "" if count == 1 else "s", example)
 
 
 def _kind_of(path: str, *, listings: bool = False) -> str:
@@ -106,19 +159,22 @@ def _kind_of(path: str, *, listings: bool = False) -> str:
     if name.endswith(_COMPRESSED):
         raise ScoringError(
             f"{path} is compressed as a whole, so that no image in it can be reached without reading all before it",
-            hint="unpack it to a .tar; images are compressed already",
+            hint=f"unpack it to a .tar, as images are compressed already; if it is no input, {_PATTERN_HINT}",
         )
-    if name.startswith("_") and name.endswith(".parquet"):  # notes of whoever wrote the others
+    if name.endswith(".parquet") and _is_note(path):
         return ""
     kinds = _DATA | _LISTINGS if listings else _DATA
     return kinds.get(PurePosixPath(name).suffix, "")
+
+
+def _is_note(path: str) -> bool:
+    """Whether a file is of whoever wrote the others: a note, a log, what was never finished."""
+    return any(name.startswith("_") and "=" not in name for name in path.split("/"))
 
 
 def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
     for file in files:
         other = _kind_of(file.path, listings=True)
         if other != kind:
-            raise ScoringError(
-                f"{text} holds {kind} and {other}, such as {file.path}", hint="say by a pattern which: FOLDER/**/*.jpg"
-            )
+            raise ScoringError(f"{text} holds {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
         yield file

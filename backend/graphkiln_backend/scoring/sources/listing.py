@@ -18,7 +18,7 @@ from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.cuts import find_ends
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, encode_part
-from graphkiln_backend.scoring.sources.places import Place, locate
+from graphkiln_backend.scoring.sources.places import READABLE, Place, locate
 from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
 from graphkiln_backend.scoring.sources.records import Block, read_blocks
 from graphkiln_backend.scoring.sources.repeats import Repeats
@@ -163,7 +163,7 @@ def check_addresses(content: bytes, where: str) -> None:
     """
     if b"://" in content and (found := _ADDRESS.search(content)):
         text = as_id(found.group().strip().decode("utf-8", "surrogateescape"))
-        raise ScoringError(f"{where}: '{text}' cannot be read", hint="paths, s3://, gs:// and file:// can")
+        raise ScoringError(f"{where}: '{text}' cannot be read", hint=READABLE)
 
 
 def _noted(listing: Place, repeats: Repeats) -> Iterator[Block]:

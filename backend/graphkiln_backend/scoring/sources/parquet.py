@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +16,15 @@ from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.ahead import map_ahead
-from graphkiln_backend.scoring.sources.listing import above_of, load_image
+from graphkiln_backend.scoring.sources.listing import above_of, check_addresses, load_image
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
-from graphkiln_backend.scoring.sources.parquet_columns import ImageColumn, as_ids, find_image_column
+from graphkiln_backend.scoring.sources.parquet_columns import (
+    ImageColumn,
+    as_ids,
+    find_image_column,
+    plain,
+    plain_type,
+)
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
 from graphkiln_backend.scoring.sources.repeats import Repeats
@@ -56,11 +62,12 @@ class _Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Footer:
-    """What is planned by: of a file, its place, schema and row groups."""
+    """What is planned by: of a file, its place, columns and row groups."""
 
     file: StoredFile
     digest: str
     image: ImageColumn
+    kept: Mapping[str, pa.DataType]
     groups: list[tuple[int, int]]
 
 
@@ -81,13 +88,14 @@ class ParquetReader:
         """Row groups, put together until there are enough rows."""
         with Repeats() as repeats:
             seen: list[str] = []
+            first: _Footer | None = None
             for footer in map_ahead(partial(self._read_footer, place), files):
+                first = first or footer
+                _check_alike(first, footer)
                 path = place.below(footer.file.path)
-                named = self._id_column(footer.image)
-                if named:
+                if self._id_column(footer.image):
                     seen.append(footer.file.path)
-                    for ids in _read_ids(path, named):
-                        repeats.add(ids)
+                    self._note_ids(path, footer.image, repeats)
                 for extent in _cut(footer.groups, rows, split_all=footer.image.is_path):
                     yield _range(path, footer, extent)
             repeats.check(lambda: self._all_ids(place, seen), REPEATED)
@@ -104,9 +112,15 @@ class ParquetReader:
             number = before
             for batch in _batches(file, read, range(first, last + 1), skipped, rows):
                 ids = as_ids(batch.column(named), named, unit.path) if named else None
+                kept = {column: plain(batch.column(column)) for column in self._columns.kept}
                 for index in range(len(batch)):
                     row_id = ids[index] if ids else f"{as_id(name)}:{number}"
-                    yield self._row(row_id, batch, index, image, above_of(place))
+                    content, path = image.value(batch.column(image.name), index)
+                    yield Row(
+                        id=row_id,
+                        load=partial(_load, content, path, above_of(place)),
+                        kept={column: values.slice(index, 1) for column, values in kept.items()},
+                    )
                     number += 1
         found = place.storage.find(place.path)
         if not found or found.stamp != stamp:
@@ -116,10 +130,12 @@ class ParquetReader:
         """Impossible: what was row group 7 may now be another."""
         raise refuse_replan(unit)
 
-    def _row(self, row_id: str, batch: pa.RecordBatch, index: int, image: ImageColumn, above: Place) -> Row:
-        content, path = image.value(batch.column(image.name), index)
-        kept = {name: batch.column(name).slice(index, 1) for name in self._columns.kept}
-        return Row(id=row_id, load=partial(_load, content, path, above), kept=kept)
+    def _note_ids(self, path: Place, image: ImageColumn, repeats: Repeats) -> None:
+        named = self._id_column(image)
+        for ids in _read_ids(path, named):
+            repeats.add(ids)
+            if image.is_path and named == image.name:
+                check_addresses("\n".join(ids).encode(), path.text)
 
     def _id_column(self, image: ImageColumn) -> str:
         return self._columns.id or (image.name if image.is_path else "")
@@ -144,7 +160,18 @@ class ParquetReader:
                 file=stored,
                 digest=digest(stored.path, stored.stamp, tail[-metadata.serialized_size - 8 :]),
                 image=find_image_column(file.schema_arrow, self._columns, path.text),
+                kept={name: plain_type(file.schema_arrow.field(name).type) for name in self._columns.kept},
                 groups=[(group.num_rows, group.total_byte_size) for group in groups],
+            )
+
+
+def _check_alike(first: _Footer, other: _Footer) -> None:
+    """Refuses files whose columns to be carried along differ: nobody could read the answers of both as one table."""
+    for name, kind in other.kept.items():
+        if kind != first.kept[name]:
+            raise ScoringError(
+                f"column '{name}' is {kind} in {other.file.path}, and {first.kept[name]} in {first.file.path}",
+                hint="leave it out of --keep-columns, or write the files with one type of it",
             )
 
 

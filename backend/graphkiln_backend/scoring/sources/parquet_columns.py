@@ -43,12 +43,13 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
     columns.check(schema.names, where)
     if columns.image:
         return _describe(schema.field(columns.image), where)
-    found = [field for field in schema if _is_bytes(field.type) or _is_image_struct(field.type)]
+    found = [field for field in schema if _is_bytes(plain_type(field.type)) or _is_image_struct(field.type)]
     if len(found) != 1:
         what = f"{len(found)} columns" if found else "no column"
         raise ScoringError(
             f"{where} has {what} of image bytes", hint=f"--image-column with bytes or paths: {', '.join(schema.names)}"
         )
+    Columns(image=found[0].name).check(schema.names, where)
     return _describe(found[0], where)
 
 
@@ -58,31 +59,41 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
     Raises:
         ScoringError: It holds anything else, or nothing in some row.
     """
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not (_is_text(kind) or pa.types.is_integer(kind)):
-        raise ScoringError(f"{where}: column '{name}' of {kind} cannot name rows", hint="text and integers can")
-    if column.null_count:
+    values = plain(column)
+    if not (_is_text(values.type) or pa.types.is_integer(values.type)):
+        raise ScoringError(f"{where}: column '{name}' of {values.type} cannot name rows", hint="text and integers can")
+    if values.null_count:
         raise ScoringError(f"{where}: column '{name}' names rows, but is empty in some")
-    ids: list[str] = column.cast(kind).cast(pa.large_string()).to_pylist()
-    return ids
+    return list(map(str, values.to_pylist()))
+
+
+def plain(column: pa.Array) -> pa.Array:
+    """A column whose values stand for themselves: those of a dictionary, as categories have, are looked up."""
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type of such a column. How wide a dictionary's numbers are differs from file to file."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _describe(field: pa.Field, where: str) -> ImageColumn:
     if _is_image_struct(field.type):
         return ImageColumn(name=field.name, is_path=False, is_struct=True)
-    if _is_bytes(field.type) or _is_text(field.type):
-        return ImageColumn(name=field.name, is_path=_is_text(field.type), is_struct=False)
+    kind = plain_type(field.type)
+    if _is_bytes(kind) or _is_text(kind):
+        return ImageColumn(name=field.name, is_path=_is_text(kind), is_struct=False)
     raise ScoringError(
         f"{where}: column '{field.name}' of {field.type} holds no images", hint="bytes, text, {bytes, path}"
     )
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _is_image_struct(kind: pa.DataType) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import cache
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.repository.remote_address import RemoteAddress, without_secrets
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
 from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
 from graphkiln_backend.scoring.sources.storage import Storage
+
+READABLE = "paths, s3://, gs:// and file:// can"
+_OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +40,12 @@ def locate(text: str) -> Place:
     """What a text names: a path, `file://` or a bucket's address.
 
     Raises:
-        RepositoryError: It is an address, but none that is known.
+        ScoringError: It is an address of another kind.
+        RepositoryError: It is a bucket's address, but incomplete.
     """
     text = text.removeprefix("file://")
+    if _OTHER_SCHEME.match(text):
+        raise ScoringError(f"'{without_secrets(text)}' cannot be read", hint=READABLE)
     address = RemoteAddress.parse(text)
     if address is None:
         path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern

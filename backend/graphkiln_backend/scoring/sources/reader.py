@@ -42,12 +42,15 @@ class Columns:
         """Checks names against those that there are.
 
         Raises:
-            ScoringError: There is no such column.
+            ScoringError: There is no such column, or more than one.
         """
         names = list(known)
-        for name in (self.image, self.id, *self.kept):
-            if name and name not in names:
+        for name in filter(None, (self.image, self.id, *self.kept)):
+            if name not in names:
                 raise ScoringError(f"{where} has no column '{name}'", hint=f"it has {', '.join(names)}")
+            if names.count(name) > 1:
+                hint = "nobody can say which is meant: rename them"
+                raise ScoringError(f"{where} has two columns of one name: '{name}'", hint=hint)
 
 
 class FileReader(Protocol):

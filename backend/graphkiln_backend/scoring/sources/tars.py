@@ -7,7 +7,7 @@ Source: "The WebDataset Format", https://github.com/webdataset/webdataset.
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -31,6 +31,7 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 KIND = "tar"
 _BLOCK = 512
 _LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
+_SHOWN = 20
 _LINK = -1
 """In the place of a size."""
 
@@ -45,6 +46,7 @@ class _Planned:
     file: StoredFile
     ranges: list[InputRange]
     ids: list[str]
+    endings: set[str]
 
 
 class TarReader:
@@ -62,15 +64,19 @@ class TarReader:
             raise ScoringError("rows of a tar are named by their keys", hint="leave out --id-column")
         self._image = columns.image.lower().lstrip(".")
         self._kept = {name: name.lower().lstrip(".") for name in columns.kept}
+        self._asked = {ending for ending in (self._image, *self._kept.values()) if ending}
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
         """Runs of rows, each of one tar, that end where a key says so; memory holds what is found in some tars."""
         seen: list[StoredFile] = []
+        endings: set[str] = set()
         with Repeats() as repeats:
             for found in map_ahead(partial(self._plan, place, rows), files):
                 seen.append(found.file)
+                self._note(endings, found.endings)
                 repeats.add(found.ids)
                 yield from found.ranges
+            self._check_endings(endings, place)
             repeats.check(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
@@ -92,10 +98,24 @@ class TarReader:
 
     def _plan(self, place: Place, rows: int, file: StoredFile) -> _Planned:
         path = place.below(file.path)
-        members = [(key, self._wanted(found, f"{path.text}: {key}")) for key, found in _read_rows(path, file)]
+        endings: set[str] = set()
+        members: list[tuple[str, Files]] = []
+        for key, found in _read_rows(path, file):
+            self._note(endings, found)
+            members.append((key, self._wanted(found, f"{path.text}: {key}")))
         runs = cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape"))
         ids = [f"{file.path}/{key}" for key, _ in members]
-        return _Planned(file, [self._range(path, file, run) for run in runs], ids)
+        return _Planned(file, [self._range(path, file, run) for run in runs], ids, endings)
+
+    def _note(self, endings: set[str], found: Iterable[str]) -> None:
+        """Notes those that are asked for, and some others to be named: there may be as many as rows."""
+        endings.update(each for each in found if each in self._asked or len(endings) < _SHOWN)
+
+    def _check_endings(self, there: set[str], place: Place) -> None:
+        """Refuses a name that no row has a file of: a column without any value was meant otherwise."""
+        if there and (missing := sorted(self._asked - there)):
+            some = sorted(there)[:_SHOWN]
+            raise ScoringError(f"no row of {place.text} has a file .{missing[0]}", hint=f"there are {', '.join(some)}")
 
     def _wanted(self, files: Files, where: str) -> Files:
         image = self._image or _find_image(files, where)

@@ -97,3 +97,22 @@ def test_a_table_that_changed_ends_the_run(tmp_path: Path) -> None:
 def test_a_header_that_changed_makes_other_units(tmp_path: Path) -> None:
     ids = [plan(files_source(table(tmp_path, f"{name}\n1.jpg\n")), 10**9)[0].id for name in ("a", "b")]
     assert ids[0] != ids[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path;price\na.jpg;3\n", r"one column, 'path;price': its fields seem to stand between ';' \(put commas"),
+        ("path\tprice\na.jpg\t3\n", r"seem to stand between '\\t'"),
+        ("photos/1.JPG\nphotos/2.jpg\n", r"no header: its first line names an image, photos/1\.JPG"),
+    ],
+)
+def test_what_is_no_header_is_told_before_each_row_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ScoringError, match=message):
+        plan(files_source(table(tmp_path, text)))
+
+
+def test_a_column_that_is_named_may_be_called_anything(tmp_path: Path) -> None:
+    path = table(tmp_path, "thumb.jpg,a;b\na.jpg,b.jpg\n")
+    assert ids_of(files_source(path, image="thumb.jpg")) == ["a.jpg"]
+    assert ids_of(files_source(path, image="a;b")) == ["b.jpg"]

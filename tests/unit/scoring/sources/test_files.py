@@ -69,3 +69,53 @@ def test_notes_beside_results_are_no_input(tmp_path: Path) -> None:
     pq.write_table(table, tmp_path / "a.parquet")
     pq.write_table(pa.table({"id": ["x"]}), tmp_path / "_plan.parquet")
     assert ids_of(files_source(tmp_path)) == ["a.parquet:0", "a.parquet:1"]
+
+
+@pytest.mark.parametrize("name", ["_temporary/0/part-0.parquet", "_change_data/cdc.parquet", "a/_old/b.parquet"])
+def test_what_a_writer_never_finished_is_no_input(tmp_path: Path, name: str) -> None:
+    table = pa.table({"image": [b"1"]})
+    for path in (tmp_path / name, tmp_path / "_year=2026" / "a.parquet"):
+        path.parent.mkdir(parents=True)
+        pq.write_table(table, path)
+    assert ids_of(files_source(tmp_path)) == ["_year=2026/a.parquet:0"]
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta Lake"),
+        ("year=2026/_delta_log/00000000000000000010.checkpoint.parquet", "Delta Lake"),
+        ("metadata/v3.metadata.json", "Iceberg"),
+        ("metadata/00003-1b0cb1a6-72a1-4a0c-9a5e-0a4d5b0ce9b1.metadata.json", "Iceberg"),
+    ],
+)
+def test_files_of_a_table_are_not_taken_for_its_rows(tmp_path: Path, log: str, kind: str) -> None:
+    """Some of them may be of an older version; who means all files says so by a pattern."""
+    pq.write_table(pa.table({"image": [b"1"]}), tmp_path / "part-0.parquet")
+    (tmp_path / log).parent.mkdir(parents=True)
+    (tmp_path / log).write_bytes(b"{}")
+    with pytest.raises(ScoringError, match=rf"is a table of {kind}.*\*\*/\*\.parquet"):
+        plan(files_source(tmp_path))
+    assert ids_of(files_source(tmp_path / "**" / "*.parquet")) == ["part-0.parquet:0"]
+
+
+def test_how_many_files_are_left_out_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("a/1.heic", "b/2.heic", "_SUCCESS", "b/.hidden"):
+        (folder / name).touch()
+    for text in (folder, folder, f"{folder}/**/*.jpg"):
+        plan(files_source(text))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}: left out 2 files of other kinds, such as a/1.heic"
+    ]
+
+
+def test_jpegs_by_their_other_names_are_images(folder: Path) -> None:
+    for name in ("b/4.JFIF", "b/5.jpe"):
+        (folder / name).write_bytes(b"image")
+    assert ids_of(files_source(folder / "b")) == ["3.jpg", "4.JFIF", "5.jpe"]
+
+
+def test_a_pattern_of_listings_is_told_what_to_do(folder: Path) -> None:
+    (folder / "all.txt").write_text("a/1.jpg\n")
+    with pytest.raises(ScoringError, match="a listing is named by itself"):
+        plan(files_source(folder / "*.txt"))

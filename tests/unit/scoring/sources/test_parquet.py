@@ -143,3 +143,54 @@ def test_rows_are_held_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     finally:
         tracemalloc.stop()
     assert most + peak < 16 * 2**20
+
+
+def test_names_of_columns_may_hold_anything(tmp_path: Path) -> None:
+    """Parquet itself puts dots between the parts of a nested column's name."""
+    nested = pa.array([{"c": 7}, {"c": 8}])
+    names = {"image.Bytes": [b"1", b"2"], "a.b": ["x", "y"], "a": nested, "Ä b": [1, 2], "IMAGE": [3, 4]}
+    pq.write_table(pa.table(names), tmp_path / "a.parquet")
+    rows = read_all(files_source(tmp_path, image="image.Bytes", id="a.b", kept=("a", "Ä b", "IMAGE", "a.b")))
+    assert [(row.id, row.content) for row in rows] == [("x", b"1"), ("y", b"2")]
+    assert rows[1].kept == {"a": {"c": 8}, "Ä b": 2, "IMAGE": 4, "a.b": "y"}
+
+
+def test_categories_are_kept_as_what_they_mean(tmp_path: Path) -> None:
+    """Their numbers are as wide as a file needs them: two files of one data set would have two types."""
+    for name, width in (("a", pa.int8()), ("b", pa.int32())):
+        shops = pa.array(["x", None, "y"], pa.dictionary(width, pa.string()))
+        pq.write_table(pa.table({"image": [b"1", b"2", b"3"], "shop": shops}), tmp_path / f"{name}.parquet")
+    source = files_source(tmp_path, kept=("shop",))
+    assert [row.kept["shop"] for row in read_all(source)] == ["x", None, "y"] * 2
+    assert {row.kept["shop"].type for unit in plan(source) for row in source.rows(unit)} == {pa.string()}
+
+
+@pytest.mark.parametrize("price", [[1.5], [None], ["1"]])
+def test_a_column_of_two_types_is_told_before_anything_is_scored(tmp_path: Path, price: list[object]) -> None:
+    """Of the answers of both files nobody could make a table."""
+    pq.write_table(pa.table({"image": [b"1"], "price": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"image": [b"2"], "price": price}), tmp_path / "b.parquet")
+    with pytest.raises(ScoringError, match=r"'price' is \w+ in b\.parquet, and int64 in a\.parquet"):
+        plan(files_source(tmp_path, kept=("price",)))
+    assert len(plan(files_source(tmp_path))) == 2
+
+
+def test_paths_that_nobody_can_read_are_told_before_anything_is_scored(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"url": ["a.jpg", "https://host/b.jpg"], "n": [1, 2]}), tmp_path / "a.parquet")
+    with pytest.raises(ScoringError, match=r"'https://host/b\.jpg' cannot be read \(paths, s3://"):
+        plan(files_source(tmp_path, image="url"))
+    rows = read_all(files_source(tmp_path, image="url", id="n"))
+    assert rows[1].error == "'https://host/b.jpg' cannot be read (paths, s3://, gs:// and file:// can)"
+
+
+def test_row_groups_and_files_without_rows_are_passed_over(tmp_path: Path) -> None:
+    schema = pa.schema([("image", pa.binary())])
+    with pq.ParquetWriter(tmp_path / "a.parquet", schema) as writer:
+        for content in ([], [b"1"], [], [], [b"2", None, b""], []):
+            writer.write_table(pa.table({"image": pa.array(content, pa.binary())}), row_group_size=10)
+    pq.write_table(schema.empty_table(), tmp_path / "b.parquet")
+    for rows in (1, 2, 100):
+        read = read_all(files_source(tmp_path), rows)
+        assert [(row.id, row.content) for row in read] == [
+            ("a.parquet:0", b"1"), ("a.parquet:1", b"2"), ("a.parquet:2", None), ("a.parquet:3", b""),
+        ]  # fmt: skip

@@ -54,3 +54,34 @@ def test_nothing_else_does() -> None:
         as_ids(pa.array([1.0]), "n", "file")
     with pytest.raises(ScoringError, match="is empty in some"):
         as_ids(pa.array(["a", None]), "n", "file")
+
+
+@pytest.mark.parametrize("kind", [pa.binary_view(), pa.dictionary(pa.int32(), pa.binary())])
+def test_bytes_of_every_kind_are_images(kind: pa.DataType) -> None:
+    assert find({"n": pa.int64(), "jpg": kind}) == ImageColumn(name="jpg", is_path=False, is_struct=False)
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_of_every_kind_names_images_and_rows(kind: pa.DataType) -> None:
+    column = find({"path": kind}, "path")
+    assert column.is_path
+    paths = pa.array(["a", "b", "a"], kind)
+    assert [column.value(paths, index) for index in range(3)] == [(None, "a"), (None, "b"), (None, "a")]
+    assert as_ids(paths, "path", "file") == ["a", "b", "a"]
+
+
+def test_a_dictionary_may_hold_nothing() -> None:
+    empty = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
+    with pytest.raises(ScoringError, match="is empty in some"):
+        as_ids(empty, "n", "file")
+
+
+def test_of_two_columns_of_one_name_none_is_meant() -> None:
+    schema = pa.schema([("image", pa.binary()), ("image", pa.int64()), ("n", pa.int64()), ("n", pa.int64())])
+    for columns in (Columns(), Columns(image="image"), Columns(image="image", kept=("n",))):
+        with pytest.raises(ScoringError, match="two columns of one name: 'image'"):
+            find_image_column(schema, columns, "file")
+    other = pa.schema([("image", pa.binary()), ("n", pa.int64()), ("n", pa.int64())])
+    assert find_image_column(other, Columns(), "file").name == "image"
+    with pytest.raises(ScoringError, match="two columns of one name: 'n'"):
+        find_image_column(other, Columns(kept=("n",)), "file")

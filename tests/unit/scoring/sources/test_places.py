@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
 from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
 from graphkiln_backend.scoring.sources.places import locate
@@ -30,7 +30,12 @@ def test_addresses_of_one_service_share_its_client() -> None:
     assert one.below("1.jpg").text == "s3://host:9000/bucket/photos/a/1.jpg"
 
 
-@pytest.mark.parametrize("text", ["hf://owner/data/x", "ftp://host/x", "s3://"])
+@pytest.mark.parametrize("text", ["hf://owner/data/x", "ftp://host/x", "S3://bucket/x", "s3://"])
 def test_what_cannot_be_read_is_refused(text: str) -> None:
-    with pytest.raises(RepositoryError):
+    with pytest.raises(GraphkilnError):
         locate(text)
+
+
+def test_an_address_is_named_without_its_secrets() -> None:
+    with pytest.raises(GraphkilnError, match=r"'https://\.\.\.@host/a\.jpg' cannot be read \(paths, s3://"):
+        locate("https://me:secret@host/a.jpg")

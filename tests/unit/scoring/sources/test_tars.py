@@ -6,12 +6,15 @@ import io
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit, write_tar
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.sources import storage
+from graphkiln_backend.scoring.sources.reader import Columns
+from graphkiln_backend.scoring.sources.tars import TarReader
 
 MEMBERS = {"x/1.jpg": b"one", "x/1.cls": b"7", "x/2.cls": b"8", "x/2.jpg": b"two", "x/3.json": b"{}"}
 
@@ -154,3 +157,25 @@ def test_a_file_that_no_memory_should_hold_is_an_error_of_its_row(shard: Path, m
     one, two = read_all(files_source(shard))
     assert "more than the 10 bytes of an image" in one.error
     assert two.content == b"x" * 10
+
+
+@pytest.mark.parametrize("columns", [{"image": "jpgg"}, {"kept": ("cls", "txt")}])
+def test_an_ending_that_no_row_has_is_told(shard: Path, columns: dict[str, Any]) -> None:
+    with pytest.raises(ScoringError, match=r"no row of .* has a file \.(jpgg|txt) \(there are cls, jpg, json\)"):
+        plan(files_source(shard.parent, **columns))
+
+
+def test_an_ending_may_be_in_one_tar_alone(shard: Path) -> None:
+    write_tar(shard.with_name("s-1.tar"), {"y/1.jpg": b"", "y/1.txt": b"text"})
+    rows = read_all(files_source(shard.parent, kept=("txt",)))
+    assert [row.kept["txt"] for row in rows] == [None, None, None, "text"]
+
+
+def test_names_full_of_dots_take_no_memory_in_their_number() -> None:
+    """Where a name has dots before its ending, each row has an ending of its own."""
+    reader = TarReader(Columns(kept=("txt",)))
+    seen: set[str] = set()
+    reader._note(seen, (f"{number}.jpg" for number in range(1000)))
+    reader._note(seen, ["txt"])
+    assert "txt" in seen
+    assert len(seen) < 30
