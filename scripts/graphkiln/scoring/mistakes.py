@@ -9,6 +9,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
@@ -18,7 +19,6 @@ _OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
 """Results and notes of a destination, and what is being written."""
 _SHOWN = 3
 _DATABASES = ("postgresql://", "postgres://")
-_DELTA_LOG = "_delta_log"
 
 
 def check_places(request: ScoreRequest) -> None:
@@ -66,7 +66,7 @@ def _check_foreign(folder: Path) -> None:
         raise ScoringError(
             f"the destination {folder} is a file", hint="name a folder, which is made where it is missing"
         )
-    if not folder.is_dir() or (folder / _DELTA_LOG).is_dir():  # whose files Delta knows by its log
+    if not folder.is_dir() or (folder / DELTA_LOG).is_dir():  # whose files Delta knows by its log
         return
     foreign = islice((path.name for path in sorted(folder.iterdir()) if not _OURS.fullmatch(path.name)), _SHOWN + 1)
     if names := list(foreign):

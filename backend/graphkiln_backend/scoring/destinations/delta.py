@@ -9,7 +9,6 @@ Source: "Transaction Identifiers" and "Conflict detection" of the Delta transact
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 import uuid
@@ -21,13 +20,11 @@ import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.delta_types import as_delta, delta_schema
-from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination
 from graphkiln_backend.scoring.destinations.parquet_result import encode_result
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
-from graphkiln_backend.scoring.units import ID_DIGITS
 
-_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
 _ATTEMPTS = 8
 _PAUSE_S = 0.1
 _RETRIES = 100
@@ -50,10 +47,19 @@ class DeltaDestination(ParquetDestination):
         self._table: Any = None
 
     def prepare(self) -> None:
-        """Makes and probes the store."""
+        """Makes and probes the store.
+
+        Raises:
+            ScoringError: It holds the table of somebody else, or results that are in no table.
+        """
         self._store.prepare()
+        if any(map(RESULT.fullmatch, self._store.names())):
+            raise ScoringError(
+                f"{self._location} holds results of graphkiln score that are no Delta table",
+                hint="leave out --format delta, or name another --out",
+            )
         with self._lock:
-            self._files()  # refuses a table of somebody else
+            self._files()
 
     def committed_ids(self) -> Iterator[str]:
         """By the files of the log's newest version."""
@@ -70,7 +76,9 @@ class DeltaDestination(ParquetDestination):
         try:
             with self._lock:
                 self._commit(result, name, len(content))
-        except CommitConflict:
+        except StoreError:  # whether it was committed may be unknown
+            raise
+        except ScoringError:
             self._store.delete(name)
             raise
 
@@ -126,7 +134,7 @@ class DeltaDestination(ParquetDestination):
             return {}
         files = {}
         for path in pa.table(table.get_add_actions()).column("path").to_pylist():
-            if not (found := _FILE.fullmatch(path)):
+            if not (found := DELTA_FILE.fullmatch(path)):
                 raise ScoringError(
                     f"{self._location}: {path} is no file of graphkiln score, or the table was compacted meanwhile",
                     hint="compact a table (OPTIMIZE) when its runs are over; choose another destination for new ones",

@@ -27,10 +27,14 @@ from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
 
+DELTA_LOG = "_delta_log"
 LEDGER_NOTE = "_ledger.json"
 """Says which ledger a folder has, where it has any."""
 _SUFFIX = ".parquet"
-_RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")
+RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")
+"""A unit's file."""
+DELTA_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
+"""A unit's file in a Delta table, whose log says whether it counts."""
 _READERS = 16
 _PIECE = 1024
 
@@ -57,17 +61,13 @@ class ParquetDestination:
         """Makes and probes the store.
 
         Raises:
-            ScoringError: It cannot be written exclusively, holds files that would be read as results, or has a ledger.
+            ScoringError: It cannot be written exclusively, holds files that would be read as results, is a Delta table,
+                or has a ledger.
         """
         self._store.prepare()
-        if not self.has_ledger and (content := self._store.read(LEDGER_NOTE)):
-            database = json.loads(content)["database"]
-            raise ScoringError(
-                f"{self._store.place('')} has a ledger in {database}, which says what counts",
-                hint=f"--ledger {database}, or another --out",
-            )
         for name in self._store.names():
-            if name.endswith(_SUFFIX) and not name.startswith("_") and not _RESULT.fullmatch(name):
+            self._refuse_others(name)
+            if name.endswith(_SUFFIX) and not name.startswith("_") and not RESULT.fullmatch(name):
                 raise ScoringError(
                     f"{self._store.place(name)} is no result of graphkiln, and would be read as one",
                     hint="choose an empty destination",
@@ -78,9 +78,14 @@ class ParquetDestination:
         return claim(self._store, run_id)
 
     def committed_ids(self) -> Iterator[str]:
-        """By their names."""
+        """By their names.
+
+        Raises:
+            ScoringError: It is a Delta table, or has a ledger.
+        """
         for name in self._store.names():
-            if found := _RESULT.fullmatch(name):
+            self._refuse_others(name)
+            if found := RESULT.fullmatch(name):
                 yield found[1]
 
     def commit(self, result: Result) -> None:
@@ -113,6 +118,17 @@ class ParquetDestination:
     def fetch_note(self, name: str, path: Path) -> bool:
         """A file of its own."""
         return self._store.fetch(name, path)
+
+    def _refuse_others(self, name: str) -> None:
+        """Refuses a folder in which something else than the names of files says what counts."""
+        if name == DELTA_LOG or DELTA_FILE.fullmatch(name):
+            raise ScoringError(f"{self._store.place('')} is a Delta table", hint="--format delta, or another --out")
+        if name == LEDGER_NOTE and not self.has_ledger:
+            database = json.loads(self._store.read(LEDGER_NOTE) or b"{}").get("database", "a database")
+            raise ScoringError(
+                f"{self._store.place('')} has a ledger in {database}, which says what counts",
+                hint=f"--ledger {database}, or another --out",
+            )
 
     def _read_file(self, name: str, columns: Sequence[str]) -> pa.Table:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -37,6 +38,8 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
+_NULL = r"\x00"
+"""What stands for a null character, which text of PostgreSQL cannot hold."""
 _COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
 
 
@@ -55,9 +58,13 @@ def sql_type(kind: pa.DataType) -> str:
 def sql_values(column: pa.ChunkedArray) -> list[Any]:
     """The values of a column, one per row; of times, the microseconds that PostgreSQL keeps."""
     values: list[Any] = _in_microseconds(column).to_pylist()
-    if sql_type(column.type) == "jsonb":
-        return [None if value is None else Jsonb(value, dumps=_as_json) for value in values]
-    return values
+    match sql_type(column.type):
+        case "jsonb":
+            return [None if value is None else Jsonb(value, dumps=_as_json) for value in values]
+        case "text" | "text[]":
+            return list(map(_holdable, values))
+        case _:
+            return values
 
 
 def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -69,7 +76,30 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _as_json(value: Any) -> str:
     """JSON, in which bytes are hexadecimal as PostgreSQL writes them, and what else it lacks is text."""
-    return json.dumps(value, default=lambda one: f"\\x{one.hex()}" if isinstance(one, bytes) else str(one))
+    try:
+        text = json.dumps(value, default=_as_text, allow_nan=False)
+    except ValueError:  # of numbers that are none
+        text = ""
+    return text if text and "\\u0000" not in text else json.dumps(_holdable(value), default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _holdable(value: Any) -> Any:
+    """A value as the server can hold it: without null characters, and in JSON without numbers that are none."""
+    match value:
+        case str():
+            return value.replace("\0", _NULL)
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case list() | tuple():
+            return [_holdable(each) for each in value]
+        case dict():
+            return {_holdable(name): _holdable(each) for name, each in value.items()}
+        case _:
+            return value
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -174,3 +174,26 @@ def test_in_an_object_store(other_process: str) -> None:
     with pytest.raises(CommitConflict):
         made.commit(result(unit(1)))
     assert verify(made, [unit(0), unit(1)]).ok
+
+
+def test_a_table_and_files_that_are_in_none_do_not_share_a_folder(tmp_path: Path) -> None:
+    """Whoever reads the folder would read both."""
+    plain, table = destination_at(str(tmp_path)), opened(tmp_path)
+    plain.prepare()
+    plain.commit(result(unit(0)))
+    with pytest.raises(ScoringError, match="holds results of graphkiln score that are no Delta table"):
+        table.prepare()
+    plain.remove([unit(0).id])
+    table.prepare()
+    table.commit(result(unit(0)))
+    for ask in (plain.prepare, lambda: list(plain.committed_ids())):
+        with pytest.raises(ScoringError, match=r"is a Delta table \(--format delta, or another --out\)"):
+            ask()
+
+
+def test_a_result_that_is_refused_leaves_no_file(destination: Destination, tmp_path: Path) -> None:
+    destination.commit(result(unit(0)))
+    other = Result(unit_id=unit(1).id, configuration="model", table=result(unit(1)).table.drop_columns(["kept"]))
+    with pytest.raises(ScoringError, match="has other columns"):
+        destination.commit(other)
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1

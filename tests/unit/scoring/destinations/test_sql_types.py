@@ -64,3 +64,18 @@ def test_what_json_lacks_is_text() -> None:
     row = {"b": b"\xff", "t": datetime(2026, 1, 2), "d": Decimal("1.50")}
     (value,) = sql_values(pa.chunked_array([pa.array([row], kind)]))
     assert json.loads(value.dumps(value.obj)) == {"b": "\\xff", "t": "2026-01-02 00:00:00", "d": "1.50"}
+
+
+def test_what_text_of_the_server_cannot_hold_is_written_out() -> None:
+    """One caption with a null character would keep a thousand rows from their answers."""
+    texts = pa.chunked_array([["a\0b", None, "plain"]])
+    for column in (texts, texts.dictionary_encode()):
+        assert sql_values(column) == ["a\\x00b", None, "plain"]
+    assert sql_values(pa.chunked_array([[["\0", None], None]])) == [["\\x00", None], None]
+
+
+def test_what_json_of_the_server_cannot_hold_is_written_as_the_server_would() -> None:
+    rows = [{"t": "\0", "x": [1.5, float("nan")]}, {"t": "\\u0000", "x": [float("inf"), -float("inf")]}]
+    first, second = sql_values(pa.chunked_array([rows]))
+    assert json.loads(first.dumps(first.obj)) == {"t": "\\x00", "x": [1.5, "NaN"]}
+    assert json.loads(second.dumps(second.obj)) == {"t": "\\u0000", "x": ["Infinity", "-Infinity"]}

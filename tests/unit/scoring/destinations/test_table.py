@@ -214,3 +214,23 @@ def test_readers_see_whole_units_or_none_however_writers_are_killed(
             counts = connection.execute("SELECT unit_id, count(*) FROM answers GROUP BY 1").fetchall()
         assert {count for _, count in counts} <= {500}
         assert {unit_id for unit_id, _ in counts} <= set(destination.committed_ids())
+
+
+def test_what_the_server_cannot_hold_keeps_no_unit_from_its_table(database: Database) -> None:
+    columns = {
+        "id": ["a\0b", "c"],
+        "caption": ["from the web\0", None],
+        "tags": pa.array([["\0"], []], pa.list_(pa.string())),
+        "more": [{"t": "\0", "x": float("nan")}, None],
+        "error": pa.array([None, "no\0 image"], pa.string()),
+    }
+    table = TableDestination(database, "odd")
+    table.prepare()
+    table.commit(Result(unit_id=unit(0).id, configuration="model", table=pa.table(columns)))
+    assert table.read(unit(0).id, list(columns)).to_pydict() == {
+        "id": ["a\\x00b", "c"],
+        "caption": ["from the web\\x00", None],
+        "tags": [["\\x00"], []],
+        "more": [{"t": "\\x00", "x": "NaN"}, None],
+        "error": [None, "no\\x00 image"],
+    }
