@@ -61,7 +61,7 @@ class Answers:
         fields = [pa.field("id", pa.string()), *self._kept_fields(), *self._schema]
         fields += [pa.field("model", pa.string()), pa.field("version", pa.int64()), pa.field("error", pa.string())]
         schema = pa.schema(fields)
-        _check_names(schema.names)
+        check_names(schema.names)
         rows = len(self._ids)
         columns = [
             pa.array(self._ids, pa.string()),
@@ -92,7 +92,12 @@ class Answers:
         return [column.take(positions) for column in columns]
 
 
-def _check_names(names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
+    """Checks that no two columns have one name.
+
+    Raises:
+        ScoringError: A column of the input has the name of another column.
+    """
     for name in names:
         if names.count(name) > 1:
             hint = "rename it in the input, or leave it out of --keep-columns"

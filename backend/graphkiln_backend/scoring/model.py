@@ -25,6 +25,7 @@ from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.publication import check_published
 from graphkiln_backend.repository.version import newest_version, read_version_signature
+from graphkiln_backend.scoring.answers import check_names
 from graphkiln_backend.scoring.batch_size import choose_batch_size
 from graphkiln_backend.scoring.contract import complete_contract
 from graphkiln_backend.scoring.encoders.base import Encoder
@@ -126,9 +127,12 @@ class ScoringModel:
         """What turns outputs into columns.
 
         Raises:
-            ScoringError: The model has no such outputs, or none that can be ranked.
+            ScoringError: The model has no such outputs, or none that can be ranked; or a column that is carried along is
+                called like one of the answers.
         """
-        return choose_encoder(self.image_input.signature_of_rows(self.signature), self.contract, request)
+        encoder = choose_encoder(self.image_input.signature_of_rows(self.signature), self.contract, request)
+        check_names([*request.keep_columns, *encoder.schema.names])
+        return encoder
 
     def _batch_size(self, proven: ProvenSession, cache: ArtifactCache) -> int:
         """The fastest of the sizes that the session was proven at; 1 where rows are computed one by one."""

@@ -11,7 +11,7 @@ from graphkiln_backend.scoring.sources.files import FileSource
 from graphkiln_backend.scoring.sources.reader import Columns
 
 _POSTGRES = ("postgresql://", "postgres://")
-_OWN_COLUMNS = {"id", "error"}
+_OWN_COLUMNS = {"id", "model", "version", "error"}
 
 
 def open_source(request: ScoreRequest) -> Source:

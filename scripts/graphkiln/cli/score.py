@@ -124,7 +124,7 @@ def score(
         "scores": scores,
         "outputs": output or [],
         "softmax": softmax,
-        "keep_columns": [name.strip() for name in keep_columns.split(",") if name.strip()],
+        "keep_columns": keep_columns,
         "image_column": image_column,
         "id_column": id_column,
         "query": query,

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG
+from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG, object_name
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.units import ID_DIGITS
 
 _OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
@@ -29,18 +30,9 @@ def check_places(request: ScoreRequest) -> None:
     """
     if request.source.startswith(_DATABASES):  # one database may hold both, each in tables of its own
         return
-    source, destination = _place(request.source), _place(request.destination)
-    if source == destination:
-        raise ScoringError(f"{request.source} is both source and destination", hint="name another --out")
-    if destination.startswith(f"{source}/"):
-        raise ScoringError(
-            f"the destination {request.destination} lies inside the source, and would be read as input",
-            hint=f"name an --out beside it, such as {request.source.rstrip('/')}-scored",
-        )
-    if source.startswith(f"{destination}/"):
-        raise ScoringError(
-            f"the source {request.source} lies inside the destination", hint="name an --out of its own, beside it"
-        )
+    (where, source), (there, destination) = _located(request.source), _located(request.destination)
+    if where == there:
+        _check_apart(source, destination, request)
     if "://" not in request.destination:
         try:
             _check_foreign(Path(request.destination))
@@ -61,6 +53,34 @@ def check_source(request: ScoreRequest) -> None:
         )
 
 
+def _check_apart(source: str, destination: str, request: ScoreRequest) -> None:
+    """Checks two paths of one file system or service."""
+    if source == destination:
+        raise ScoringError(f"{request.source} is both source and destination", hint="name another --out")
+    if destination.startswith(f"{source}/"):
+        raise ScoringError(
+            f"the destination {request.destination} lies inside the source, and would be read as input",
+            hint=f"name an --out beside it, such as {request.source.rstrip('/')}-scored",
+        )
+    if source.startswith(f"{destination}/"):
+        raise ScoringError(
+            f"the source {request.source} lies inside the destination", hint="name an --out of its own, beside it"
+        )
+    if is_pattern(source) and not Path(source).exists() and _means_results(source, destination):
+        raise ScoringError(
+            f"{request.source} means the files in {request.destination}, too: the next run would read them as input",
+            hint="name an --out elsewhere",
+        )
+
+
+def _means_results(pattern: str, destination: str) -> bool:
+    """Whether files that a run writes match the pattern that is its source."""
+    folder, below = split_pattern(pattern)
+    result = f"{destination}/{object_name('0' * ID_DIGITS)}"
+    above = f"{folder.rstrip('/')}/"
+    return result.startswith(above) and PathPattern(below).matches(result.removeprefix(above))
+
+
 def _check_foreign(folder: Path) -> None:
     if folder.is_file():
         raise ScoringError(
@@ -77,15 +97,17 @@ def _check_foreign(folder: Path) -> None:
         )
 
 
-def _place(text: str) -> str:
-    """A text that is the same for the same place: links are followed, slashes at the end do not count.
+def _located(text: str) -> tuple[str, str]:
+    """Where something lies, and its path there: the same for the same place. Links are followed, last slashes dropped.
 
     One server may have several names all the same; what a run finds there then tells it.
     """
     if "://" not in text:
-        return os.path.realpath(text)  # of a loop of links, for which pathlib fails, it is what cannot be resolved
+        return "", os.path.realpath(text)  # of a loop of links, for which pathlib fails, it is what cannot be resolved
     try:
         address = RemoteAddress.parse(text)
     except RepositoryError:  # of a database, or told elsewhere
-        return text.rstrip("/")
-    return f"{address.scheme}://{address.options.get('endpoint_url', '').lower()}/{address.root}" if address else text
+        address = None
+    if address is None:
+        return text.rstrip("/"), ""
+    return f"{address.scheme}://{address.options.get('endpoint_url', '').lower()}", address.root

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -17,21 +17,23 @@ from graphkiln_backend.server.installed_names import installed_backend_names
 
 _VERSION = re.compile(r"(?P<model>.*[^:/]):(?P<version>[^:/]*)", re.S)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+_READ = ("settings", "outputs", "keep_columns", "cache")
+"""Options that may be given in several forms."""
 
 
 class ScoreOptions(TypedDict, total=False):
     """What a run may be told beside its source, model and destination; the command's flags have the same names.
 
     Attributes:
-        settings: Settings over the model's configuration, such as `{"precision": "bf16"}`, or `["precision=bf16"]`.
+        settings: Settings over the model's configuration: `{"precision": "bf16"}`, or `["precision=bf16"]`.
         address: Of the Ray cluster; empty for this machine alone.
         workers: How many; 0 for as many as there is room for.
         cores_per_worker: Cores of each; 0 for all of a node, or an equal part for each GPU.
         top_k: Classes per row.
         scores: Whether each row gets the scores of all classes instead.
-        outputs: Names of the outputs that each row gets as they are, instead.
+        outputs: Names of the outputs that each row gets as they are, instead; or one name.
         softmax: Whether scores become probabilities.
-        keep_columns: Columns of the input that are carried along.
+        keep_columns: Columns of the input that are carried along: `["a", "b"]`, or `"a,b"`.
         image_column: Column that holds the image, or its path.
         id_column: Column that names the row.
         query: Table or SELECT of a Postgres source.
@@ -42,20 +44,20 @@ class ScoreOptions(TypedDict, total=False):
         replace: Whether results of an input that has changed since are removed.
     """
 
-    settings: Mapping[str, str] | Sequence[str]
+    settings: Mapping[str, str] | Sequence[str] | str
     address: str
     workers: int
     cores_per_worker: int
     top_k: int
     scores: bool
-    outputs: Sequence[str]
+    outputs: Sequence[str] | str
     softmax: bool
-    keep_columns: Sequence[str]
+    keep_columns: Sequence[str] | str
     image_column: str
     id_column: str
     query: str
     rows_per_unit: int
-    cache: Path | None
+    cache: Path | str | None
     format: str
     ledger: str
     replace: bool
@@ -74,7 +76,7 @@ def build_request(source: str | Path, model: str | Path, out: str | Path, option
         GraphkilnError: Options contradict each other, or a setting or version is none.
     """
     place, version = parse_model(str(model))
-    plain = {name: value for name, value in options.items() if name not in ("settings", "outputs", "keep_columns")}
+    plain = {name: value for name, value in options.items() if name not in _READ}
     request = ScoreRequest(
         source=absolute(str(source)),
         model=place,
@@ -82,8 +84,9 @@ def build_request(source: str | Path, model: str | Path, out: str | Path, option
         destination=absolute(str(out)),
         overrides=tuple(map(parse_override, _setting_texts(options.get("settings", ())))),
         backends=installed_backend_names(),
-        outputs=tuple(options.get("outputs", ())),
-        keep_columns=tuple(options.get("keep_columns", ())),
+        outputs=tuple(_as_list(options.get("outputs", ()))),
+        keep_columns=tuple(_column_names(options.get("keep_columns", ()))),
+        cache=_cache_folder(options.get("cache")),
         **plain,  # type: ignore[arg-type]  # of ScoreOptions, whose types are the request's
     )
     _check(request, asked_for_classes="top_k" in options)
@@ -91,7 +94,8 @@ def build_request(source: str | Path, model: str | Path, out: str | Path, option
 
 
 def absolute(text: str) -> str:
-    """A path that means the same in another working directory; what is no path stays as it is."""
+    """A path that means the same in another working directory, also of `file:///PATH`; other addresses stay."""
+    text = text.removeprefix("file://") if text.startswith("file:///") else text
     return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  keeps *
 
 
@@ -114,10 +118,25 @@ def parse_model(text: str) -> tuple[str, int | None]:
     return absolute(text.rstrip("/") or text), None
 
 
-def _setting_texts(settings: Mapping[str, str] | Sequence[str]) -> Sequence[str]:
+def _setting_texts(settings: Mapping[str, str] | Sequence[str] | str) -> Sequence[str]:
     if isinstance(settings, Mapping):
         return [f"{key}={value}" for key, value in settings.items()]
-    return settings
+    return _as_list(settings)
+
+
+def _as_list(values: Sequence[str] | str) -> Sequence[str]:
+    """One text is no list of its letters."""
+    return [values] if isinstance(values, str) else values
+
+
+def _column_names(columns: Sequence[str] | str) -> Iterable[str]:
+    """Each name once; in one text they stand between commas."""
+    names = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else columns
+    return dict.fromkeys(filter(None, names))
+
+
+def _cache_folder(folder: Path | str | None) -> Path | None:
+    return Path(absolute(str(folder))) if folder else None
 
 
 def _check(request: ScoreRequest, *, asked_for_classes: bool) -> None:

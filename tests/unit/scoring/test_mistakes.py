@@ -110,3 +110,37 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("path,price\na.png,3\n")
     with pytest.raises(ScoringError, match="no column 'prise'"):
         check_source(replace(request(tmp_path / "list.csv", "/out"), image_column="path", keep_columns=("prise",)))
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        ("data/**/*.parquet", "data/answers"),
+        ("data/*/*", "data/answers"),
+        ("s3://bucket/data/**", "s3://bucket/data/answers/"),
+        ("s3://[::1]:9000/bucket/*/*.parquet", "s3://[::1]:9000/bucket/answers"),
+    ],
+)
+def test_a_pattern_does_not_mean_what_a_run_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, destination: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ScoringError, match="the next run would read them as input"):
+        check_places(request(source, destination))
+
+
+@pytest.mark.parametrize(
+    ("source", "destination"),
+    [
+        ("data/**/*.jpg", "data/answers"),
+        ("data/*", "data/answers"),
+        ("data/[ab]/*.parquet", "data/answers"),
+        ("s3://[::1]:9000/bucket/photos", "s3://[::1]:9000/bucket/answers"),
+        ("s3://bucket/**", "s3://other/answers"),
+    ],
+)
+def test_a_pattern_may_stand_above_the_destination(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, destination: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_places(request(source, destination))

@@ -28,6 +28,7 @@ def test_a_source_is_opened_without_looking_at_it() -> None:
     [
         ({"query": "photos"}, "photos is no database"),
         ({"keep_columns": ("a", "id")}, "has a column 'id' of its own"),
+        ({"keep_columns": ("a", "model")}, "has a column 'model' of its own"),
         ({"source": "postgres://host/db", "id_column": "id"}, "--query"),
     ],
 )

@@ -88,3 +88,25 @@ def test_mistakes(options: Any, words: str) -> None:
 def test_an_error_of_ours_is_a_scoring_error() -> None:
     with pytest.raises(ScoringError):
         build_request("a", "/s/m", "b", {"workers": -1})
+
+
+def test_one_text_is_no_list_of_its_letters() -> None:
+    """Python takes a text for a sequence of texts; the command has no lists."""
+    options: ScoreOptions = {"keep_columns": "price, shop,price", "outputs": "logits", "settings": "precision=bf16"}
+    request = build_request("a", "/s/m", "b", options)
+    assert (request.keep_columns, request.outputs) == (("price", "shop"), ("logits",))
+    assert [(each.key, each.value) for each in request.overrides] == [("precision", "bf16")]
+
+
+def test_a_cache_is_a_folder_that_means_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for given, expected in (("c", tmp_path / "c"), ("~/c", Path("/home/somebody/c")), (Path("/c"), Path("/c"))):
+        assert build_request("a", "/s/m", "b", {"cache": given}).cache == expected
+    assert build_request("a", "/s/m", "b", {}).cache is None
+
+
+def test_an_address_of_this_machine_is_a_path() -> None:
+    request = build_request("file:///data/photos/", "file:///store/m:3", "file:///data/out", {})
+    assert (request.source, request.destination) == ("/data/photos", "/data/out")
+    assert (request.model, request.version) == ("/store/m", 3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,3 +44,13 @@ def test_one_that_takes_no_images(digits: Path, tmp_path: Path) -> None:
 def test_an_output_that_it_does_not_have(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(ScoringError, match="the model has no output 'nothing'"):
         read_run_model(replace(request(digits), outputs=("nothing",)), tmp_path)
+
+
+@pytest.mark.parametrize(("columns", "name"), [({}, "labels"), ({"scores": True}, "scores")])
+def test_a_column_of_the_input_that_is_called_like_an_answer(
+    digits: Path, tmp_path: Path, columns: dict[str, Any], name: str
+) -> None:
+    """Told before workers are started, each of which would refuse its first unit."""
+    taken = replace(request(digits), keep_columns=("price", name), **columns)
+    with pytest.raises(ScoringError, match=f"the input has a column '{name}', and so has the output"):
+        read_run_model(taken, tmp_path)

@@ -143,7 +143,8 @@ def _check_only_column(header: Sequence[str], where: str) -> None:
     (name,) = header
     if found := [each for each in _SEPARATORS if each in name]:
         hint = "put commas between them, or tabs and call it .tsv"
-        raise ScoringError(f"{where} has one column, {name!r}: its fields seem to stand between {found[0]!r}", hint=hint)
+        message = f"{where} has one column, {name!r}: its fields seem to stand between {found[0]!r}"
+        raise ScoringError(message, hint=hint)
     if PurePosixPath(name).suffix.lower() in SUFFIXES_OF_IMAGES:
         raise ScoringError(
             f"{where} has no header: its first line names an image, {name}",
