@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -109,7 +110,9 @@ def score(
     if html and (verify or dry_run):
         raise InvalidInput("--html is the report of a run", hint="leave out --html, --verify or --dry-run")
     if verify:
-        _verify(verify, source, format_, ledger)
+        given = {"source": source, "--model": model, "--out": out, "--dry-run": dry_run, "--replace": replace}
+        _check_needless(verify, given)
+        _verify(verify, format_, ledger, as_json=progress is ProgressMode.JSON)
         return
     _check_given(source, model, out)
     _check_sizing(within, price, dry_run=dry_run)
@@ -158,14 +161,15 @@ def _run(request: ScoreRequest, mode: ProgressMode, html: Path | None) -> None:
         write_html(html, render(score_report(record, facts(), command_line())))
 
 
-def _verify(destination: str, source: str, format_: str, ledger: str) -> None:
-    from graphkiln.cli.score_summary import print_verification
+def _verify(destination: str, format_: str, ledger: str, *, as_json: bool) -> None:
+    from graphkiln.cli.score_summary import describe_verification, print_verification
     from graphkiln.scoring.running import verify
 
-    if source:
-        raise InvalidInput(f"--verify {destination} needs no source, got {source}", hint="leave it out")
     verification = verify(destination, format=format_, ledger=ledger)
-    print_verification(verification, destination)
+    if as_json:
+        typer.echo(json.dumps(describe_verification(verification, destination), ensure_ascii=False))
+    else:
+        print_verification(verification, destination)
     raise typer.Exit(0 if verification.ok else 1)
 
 
@@ -182,6 +186,12 @@ def _estimate(request: ScoreRequest, within: str, price: float | None, *, as_jso
         typer.echo(json.dumps({**encode(estimate), "sizing": encode(sizing)}, ensure_ascii=False))
     else:
         print_estimate(estimate, sizing, within, request)
+
+
+def _check_needless(destination: str, given: Mapping[str, object]) -> None:
+    for name, value in given.items():
+        if value:
+            raise InvalidInput(f"--verify {destination} needs no {name}, got {value}", hint="leave it out")
 
 
 def _check_given(source: str, model: str, out: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from graphkiln.cli.console import print_result, printable
 from graphkiln.cli.score_display import in_time
+from graphkiln_backend.graph.decoding import encode
 
 if TYPE_CHECKING:
     from graphkiln.scoring.record import RunRecord, WorkerRecord
@@ -60,6 +62,11 @@ def print_verification(verification: Verification, destination: str) -> None:
         lines.append(f"and {more:,} more")
     found = f"{verification.scored:,} scored + {verification.errors:,} errors of {verification.inputs:,} rows"
     print_result("\n".join([*lines, f"{destination} is not whole: {found} in {units}"]) + "\n")
+
+
+def describe_verification(verification: Verification, destination: str) -> dict[str, Any]:
+    """The same as plain data, with all findings."""
+    return {"destination": destination, "ok": verification.ok, **encode(verification)}
 
 
 def _console() -> Console:
@@ -142,13 +149,22 @@ def _stages_table(times: StageTimes) -> Table:
 
 
 def _next_steps(record: RunRecord) -> Iterator[str]:
-    destination = record.request["destination"]
     if record.outcome != "finished":
         yield "next: run the same command again; it goes on where this run ended"
         return
     if record.figures.errors:
         yield "errors: the column `error` says why, row by row; they are collected in _errors.parquet"
-    yield f"next: graphkiln score --verify {destination}"
+    yield f"next: {_verify_command(record)}"
+
+
+def _verify_command(record: RunRecord) -> str:
+    """What verifies the destination of a run, as a shell takes it."""
+    request = record.request
+    words = ["graphkiln", "score", "--verify", str(request["destination"])]
+    for name in ("format", "ledger"):
+        if value := request.get(name):
+            words += [f"--{name}", str(value)]
+    return shlex.join(words)
 
 
 def _count(number: int, noun: str) -> str:

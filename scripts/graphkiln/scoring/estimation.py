@@ -124,15 +124,21 @@ def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda
 
     check_places(request)
     check_source(request)
-    workers = _plan_workers(request)
+    placed: list[Workers] = []
+
+    def place(on_gpu: bool) -> int:
+        placed.append(_plan_workers(request, on_gpu=on_gpu))
+        return placed[0].cores
+
     tell("preparing the model")
-    with sampling.Sampler(request, workers.cores) as sampler:
+    with sampling.Sampler(request, place) as sampler:
         tell("listing the source")
         planned, units = plan_units(request, sampler.configuration)
         rate = None
         if units:
             tell(f"scoring rows of the source for about {sampling.MEASURED_S:.0f} s")
             rate = sampler.measure(units)
+    (workers,) = placed
     seconds, interval = _foresee(planned.rows_left, rate, workers.total, sampler.start_s)
     return Estimate(
         configuration=sampler.configuration,
@@ -222,7 +228,7 @@ def _keep(kept: list[Unit], unit: Unit) -> list[Unit]:
     return kept
 
 
-def _plan_workers(request: ScoreRequest) -> Workers:
+def _plan_workers(request: ScoreRequest, *, on_gpu: bool) -> Workers:
     """As the driver places them."""
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.graph.cores import usable_cores
@@ -234,11 +240,11 @@ def _plan_workers(request: ScoreRequest) -> Workers:
     if request.address:
         with connect(request.address):
             nodes = living_nodes()
-    here = room_of(this, request.cores_per_worker, on_gpu=bool(this.gpus))
+    here = room_of(this, request.cores_per_worker, on_gpu=on_gpu)
     by_node: dict[str, int] = {}
     left = request.workers or None
     for node in nodes:
-        room = room_of(node, request.cores_per_worker, on_gpu=bool(this.gpus)).workers
+        room = room_of(node, request.cores_per_worker, on_gpu=on_gpu).workers
         by_node[node.name] = room if left is None else min(room, left)
         left = left if left is None else left - by_node[node.name]
     return Workers(

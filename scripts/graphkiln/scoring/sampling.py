@@ -6,12 +6,14 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import Self
 
 from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.model import describe_session, read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_source
@@ -83,7 +85,7 @@ class Sampler:
 
     Args:
         request: The run.
-        cores: Of the worker.
+        place: Given whether the model runs on a GPU where there is one, says how many cores a worker has.
 
     Attributes:
         model: Name and version.
@@ -95,18 +97,24 @@ class Sampler:
         GraphkilnError: The model cannot be lowered here, or computes wrongly.
     """
 
-    def __init__(self, request: ScoreRequest, cores: int) -> None:
+    def __init__(self, request: ScoreRequest, place: Callable[[bool], int]) -> None:
         begun = time.monotonic()
         self._source = open_source(request)
-        self._folder = scratch_folder(Scratch.SAMPLE)
-        folder = self._folder.path
-        self._cache = CacheSettings(folder=request.cache).checked().open(folder / "cache")
-        model = read_model(with_local_model(request, folder), self._cache, cores)
-        self.configuration = model.configuration(request)
-        self.model = f"{model.name} version {model.version}"
-        proven = model.build(self._cache)
-        self._scorer = model.scorer(proven, request, cores, self._cache)
-        self._session, self.session = proven.session, describe_session(proven)
+        with ExitStack() as opened:
+            folder = opened.enter_context(scratch_folder(Scratch.SAMPLE)).path
+            cache = opened.enter_context(CacheSettings(folder=request.cache).checked().open(folder / "cache"))
+            local = with_local_model(request, folder)
+            model = read_model(local, cache, usable_cores())
+            cores = place(model.wants_gpu)
+            if cores != usable_cores():
+                model = read_model(local, cache, cores)
+            self.configuration = model.configuration(request)
+            self.model = f"{model.name} version {model.version}"
+            proven = model.build(cache)
+            opened.enter_context(proven.session)
+            self._scorer = opened.enter_context(model.scorer(proven, request, cores, cache))
+            self._opened = opened.pop_all()
+        self.session = describe_session(proven)
         self.start_s = time.monotonic() - begun
 
     def __enter__(self) -> Self:
@@ -115,10 +123,7 @@ class Sampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._scorer.close()
-        self._session.close()
-        self._cache.close()
-        self._folder.close()
+        self._opened.close()
 
     def measure(
         self, units: Sequence[Unit], seconds: float = MEASURED_S, clock: Callable[[], float] = time.perf_counter

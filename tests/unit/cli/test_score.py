@@ -122,7 +122,9 @@ def test_progress_off(run: RunVerb) -> None:
         ((*GIVEN, "--within", "6h"), "--within asks for an estimate (give --dry-run, too)"),
         ((*GIVEN, "--dry-run", "--price", "1.2"), "--price needs the time"),
         ((*GIVEN, "--dry-run", "--within", "6"), "--within 6: expected a time such as 90m, 6h or 2d"),
-        (("photos", "--verify", "out"), "--verify out needs no source"),
+        (("photos", "--verify", "out"), "--verify out needs no source, got photos"),
+        (("--model", "store/m", "--verify", "out"), "--verify out needs no --model, got store/m"),
+        (("--dry-run", "--verify", "out"), "--verify out needs no --dry-run"),
         (("--verify", "nowhere"), "nowhere"),
     ],
 )
@@ -179,6 +181,8 @@ def test_a_destination_without_its_results_is_not_whole(run: RunVerb, tmp_path: 
     finished = run("score", "--verify", "out")
     assert finished.code == 1
     assert "none of its 7 rows has a result" in finished.out
+    document = json.loads(run("score", "--verify", "out", "--progress", "json").out)
+    assert (document["ok"], document["inputs"], document["findings"][0]["place"]) == (False, 7, "photos")
     write_plan(tmp_path / "out" / "_plan.parquet", [], "c")
     finished = run("score", "--verify", "out")
     assert finished.code == 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from score_events import RUN, Clock
 
-from graphkiln.cli.score_summary import print_summary, print_verification
+from graphkiln.cli.score_summary import describe_verification, print_summary, print_verification
 from graphkiln.scoring.record import RunRecord, summarize, worker_records
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
 from graphkiln_backend.scoring.verify import Finding, Verification
@@ -66,3 +66,18 @@ def test_one_that_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith("unit u (/out/u.parquet): it is damaged: \\x1b[2J (remove it)\n")
     assert "and 10 more\n" in printed
     assert printed.endswith("/out is not whole: 4 scored + 1 errors of 10 rows in 2 units\n")
+
+
+def test_what_verifies_a_destination_can_be_pasted_into_a_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    request = {"model": "/store/m", "version": 3, "destination": "/my answers", "format": "delta", "ledger": ""}
+    print_summary(make_record(request=request))
+    assert capsys.readouterr().out.endswith("next: graphkiln score --verify '/my answers' --format delta\n")
+
+
+def test_a_verification_as_plain_data() -> None:
+    finding = Finding(unit_id="u", place="/out/u.parquet", message="it is damaged", hint="remove it")
+    broken = Verification(units=2, inputs=10, scored=4, errors=1, configurations=("c",), findings=(finding,))
+    assert describe_verification(broken, "/out") == {
+        "destination": "/out", "ok": False, "units": 2, "inputs": 10, "scored": 4, "errors": 1, "configurations": ["c"],
+        "findings": [{"unit_id": "u", "place": "/out/u.parquet", "message": "it is damaged", "hint": "remove it"}],
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,8 +12,9 @@ import pytest
 from PIL import Image
 
 from graphkiln.scoring import estimate
-from graphkiln.scoring.estimation import estimate_request, plan_units, size
+from graphkiln.scoring.estimation import _plan_workers, estimate_request, plan_units, size
 from graphkiln.scoring.options import build_request
+from graphkiln.scoring.sampling import Sampler
 from graphkiln_backend.scoring import cluster, nodes
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.nodes import Node
@@ -106,3 +108,32 @@ def test_from_python(request_: ScoreRequest) -> None:
 def test_a_mistake(request_: ScoreRequest) -> None:
     with pytest.raises(ScoringError, match="both source and destination"):
         estimate(request_.source, model=request_.model, out=request_.source)
+
+
+@pytest.mark.parametrize(("on_gpu", "workers", "cores"), [(True, 2, 4), (False, 1, 8)])
+def test_workers_are_counted_as_the_run_places_them(
+    request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch, on_gpu: bool, workers: int, cores: int
+) -> None:
+    """A model for the CPU has one worker on a machine with two GPUs, and not two."""
+    monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ["first", "second"])
+    monkeypatch.setattr("graphkiln_backend.graph.cores.usable_cores", lambda: 8)
+    placed = _plan_workers(replace(request_, cores_per_worker=0), on_gpu=on_gpu)
+    assert (placed.total, placed.here, placed.cores) == (workers, workers, cores)
+
+
+@pytest.mark.parametrize("kind", ["KIND_CPU", "KIND_AUTO"])
+def test_the_model_says_whether_a_gpu_is_used(
+    request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    model = shutil.copytree(request_.model, tmp_path / "digits")
+    with (model / "config.pbtxt").open("a") as config:
+        config.write(f"instance_group {{ kind: {kind} }}\n")
+    asked: list[bool] = []
+
+    def place(on_gpu: bool) -> int:
+        asked.append(on_gpu)
+        raise ScoringError("seen")
+
+    with pytest.raises(ScoringError, match="seen"):
+        Sampler(replace(request_, model=model), place)
+    assert asked == [kind == "KIND_AUTO"]

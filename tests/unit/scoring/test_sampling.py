@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from graphkiln.scoring.sampling import Piece, Rate, Sampler
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import Unit
@@ -63,7 +64,7 @@ def test_one_piece_has_no_interval_and_is_believed_by_half() -> None:
 
 def test_rows_are_really_scored(request_: ScoreRequest) -> None:
     ticks = count()
-    with Sampler(request_, cores=1) as sampler:
+    with Sampler(request_, place=lambda _: 1) as sampler:
         assert sampler.model == "digits version 1"
         assert "onnxruntime" in sampler.session
         rate = sampler.measure(units_of(request_), seconds=1e9, clock=lambda: float(next(ticks)))
@@ -74,7 +75,7 @@ def test_rows_are_really_scored(request_: ScoreRequest) -> None:
 
 def test_it_ends_when_the_time_is_over(request_: ScoreRequest) -> None:
     ticks = count()
-    with Sampler(request_, cores=1) as sampler:
+    with Sampler(request_, place=lambda _: 1) as sampler:
         rate = sampler.measure(units_of(request_), seconds=1, clock=lambda: float(next(ticks)))
     assert rate.pieces == 1
 
@@ -82,6 +83,14 @@ def test_it_ends_when_the_time_is_over(request_: ScoreRequest) -> None:
 def test_one_unit_is_measured_in_pieces(request_: ScoreRequest) -> None:
     ticks = count()
     whole = replace(request_, rows_per_unit=10**6)
-    with Sampler(whole, cores=1) as sampler:
+    with Sampler(whole, place=lambda _: 1) as sampler:
         rate = sampler.measure(units_of(whole), seconds=20, clock=lambda: float(next(ticks)))
     assert (rate.rows, rate.pieces) == (201, 2)  # 64 rows a second, for a tenth of 20 seconds: 128, then the rest
+
+
+def test_a_model_that_cannot_be_read_leaves_no_folder(request_: ScoreRequest, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(tmp_path))
+        with pytest.raises(GraphkilnError):
+            Sampler(replace(request_, outputs=("nothing",)), place=lambda _: 1)
+    assert list(tmp_path.iterdir()) == []
