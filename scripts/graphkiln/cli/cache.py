@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -91,7 +92,8 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
     if folder == OFF:
         return CacheSettings(limit_bytes=limit_bytes)
     if folder:
-        return CacheSettings(folder=Path(folder).absolute(), limit_bytes=limit_bytes)
+        place = os.path.expanduser(folder)  # noqa: PTH111 - an unknown user stays as it is written
+        return CacheSettings(folder=Path(place).absolute(), limit_bytes=limit_bytes)
     try:
         return CacheSettings(folder=user_cache_folder(), limit_bytes=limit_bytes)
     except CacheError as error:

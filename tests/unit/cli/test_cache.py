@@ -132,6 +132,12 @@ class TestSettings:
         assert settings.folder == tmp_path / "here"
         assert not (tmp_path / "here").exists()
 
+    def test_a_tilde_that_the_shell_has_left_is_the_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """`--cache=~/kiln`: shells read it in front of a word alone."""
+        monkeypatch.setenv("HOME", "/home/somebody")
+        assert cache_settings("~/kiln", 7).folder == Path("/home/somebody/kiln")
+        assert cache_settings("~no-such-user/kiln", 7).folder == Path("~no-such-user/kiln").absolute()
+
     def test_the_default_is_the_users(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         settings = cache_settings("", 7)

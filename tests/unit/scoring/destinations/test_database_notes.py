@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from graphkiln_backend.scoring.destinations import database_notes
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
@@ -48,3 +49,25 @@ def test_claims(notes: DatabaseNotes) -> None:
         claim(notes, "second")
     held.release()
     claim(notes, "second")
+
+
+def test_a_note_larger_than_a_value_of_the_database(
+    notes: DatabaseNotes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of a hundred million images in a folder names each of them."""
+    monkeypatch.setattr(database_notes, "_PIECE", 4)
+    long, path = b"0123456789" * 5, tmp_path / "plan"
+    path.write_bytes(long)
+    notes.replace("_plan", path)
+    notes.replace("_plan_", memoryview(b"another"))
+    assert sorted(notes.names()) == ["_plan", "_plan_"]
+    assert notes.read("_plan") == notes.open("_plan").read() == long
+    assert notes.fetch("_plan", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == long
+    for shorter in (b"01234", b"", b"012345678"):
+        notes.replace("_plan", memoryview(shorter))
+        assert notes.read("_plan") == shorter
+    notes.delete("_plan")
+    assert (list(notes.names()), notes.read("_plan_")) == (["_plan_"], b"another")
+    assert not notes.fetch("_plan", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
