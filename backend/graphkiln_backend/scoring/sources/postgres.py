@@ -1,7 +1,7 @@
 """Rows of a PostgreSQL table or query, in the order of a unique key. A range is a range of keys.
 
-Of a table, a range's identity is each row's key and `xmin`, the transaction that wrote the row as it is: an update is
-noticed although no image was read. Of a query or a view it is the keys alone: a row that changed under the same key is
+Of a table, also a partitioned one, a range's identity is each row's key and `xmin`, the transaction that wrote the row as it
+is: an update is noticed although no image was read. Of a query or a view it is the keys alone: a row that changed under the same key is
 not noticed. Both are checked again when the rows are read, in the snapshot that they are read from.
 Source: "System Columns" in PostgreSQL's manual.
 """
@@ -35,6 +35,13 @@ _KEYS_AT_A_TIME = 10_000
 _ROWS_AT_A_TIME = 16
 _SETTINGS = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1"
 """So that a key is the same text everywhere. Options of the connection would replace the user's own."""
+
+_KNOWS_VERSIONS = """
+SELECT relkind = 'r' OR (relkind = 'p' AND NOT EXISTS (
+    SELECT FROM pg_partition_tree(found.oid) JOIN pg_class AS part ON part.oid = relid WHERE part.relkind = 'f'))
+FROM pg_class AS found WHERE oid = to_regclass(%s)
+"""
+"""Whether each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server."""
 
 Key = tuple[str, str]
 """A row's key as text, and what changes with the row."""
@@ -123,7 +130,7 @@ class TableSource:
         return _NAME.fullmatch(self._query) is not None
 
     def _from(self) -> sql.Composable:
-        text = self._query if self._is_name else f"({self._query})"
+        text = self._query if self._is_name else f"({self._query}\n)"  # which ends a comment, too
         return sql.SQL("{} AS source").format(sql.SQL(text))  # the user's own words
 
     @property
@@ -133,8 +140,7 @@ class TableSource:
     def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
         """What changes with a row, where the database knows."""
         if self._is_name:
-            query = "SELECT relkind = 'r' FROM pg_class WHERE oid = to_regclass(%s)"
-            if (row := connection.execute(query, [self._query]).fetchone()) and row[0]:
+            if (row := connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone()) and row[0]:
                 return sql.SQL("source.xmin::text")
         return sql.SQL("''")
 

@@ -173,3 +173,21 @@ def test_a_query_and_a_key_are_needed(server: PostgresServer) -> None:
     for query, columns, option in (("", Columns(id="id"), "--query"), ("photos", Columns(), "--id-column")):
         with pytest.raises(ScoringError, match=option):
             TableSource(server.address, query, columns)
+
+
+def test_an_update_of_a_partitioned_table_is_noticed(server: PostgresServer, database: Any) -> None:
+    database.execute("DROP TABLE IF EXISTS parted")
+    database.execute("CREATE TABLE parted (id int, image bytea) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    database.execute("CREATE TABLE high PARTITION OF parted FOR VALUES FROM (10) TO (20)")
+    database.execute("INSERT INTO parted SELECT n, 'x' FROM generate_series(5, 14) AS n")
+    (unit,) = plan(source(server, "parted"), 10**9)
+    assert len(read_unit(source(server, "parted"), unit)) == 10
+    database.execute("UPDATE parted SET image = 'y' WHERE id = 12")
+    with pytest.raises(InputChanged):
+        read_unit(source(server, "parted"), unit)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_query_may_end_with_a_comment(server: PostgresServer) -> None:
+    assert len(read_all(source(server, "SELECT * FROM photos WHERE id < 5 -- the first ones"), 100)) == 5
