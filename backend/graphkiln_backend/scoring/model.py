@@ -127,8 +127,8 @@ class ScoringModel:
         """What turns outputs into columns.
 
         Raises:
-            ScoringError: The model has no such outputs, or none that can be ranked; or a column that is carried along is
-                called like one of the answers.
+            ScoringError: The model has no such outputs, or none that can be ranked; or a column that is carried along
+                is called like one of the answers.
         """
         encoder = choose_encoder(self.image_input.signature_of_rows(self.signature), self.contract, request)
         check_names([*request.keep_columns, *encoder.schema.names])

@@ -1,8 +1,8 @@
 """Rows of a PostgreSQL table or query, in the order of a unique key. A range is a range of keys.
 
-Of a table, also a partitioned one, a range's identity is each row's key and `xmin`, the transaction that wrote the row as it
-is: an update is noticed although no image was read. Of a query or a view it is the keys alone: a row that changed under the same key is
-not noticed. Both are checked again when the rows are read, in the snapshot that they are read from.
+Of a table, also a partitioned one, a range's identity is each row's key and `xmin`, the transaction that wrote the row
+as it is: an update is noticed although no image was read. Of a query or a view it is the keys alone: a row that changed
+under the same key is not noticed. Both are checked again when the rows are read, in the snapshot that they are read from.
 Source: "System Columns" in PostgreSQL's manual.
 """
 
