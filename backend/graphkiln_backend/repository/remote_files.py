@@ -47,6 +47,8 @@ _ABSENT = {
     "RevisionNotFoundError",
     "ResourceNotFoundError",
 }
+_INVALID = {"ParamValidationError"}
+"""What no service was asked, as nothing can be called so."""
 _UNREACHABLE = {
     "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
     "ClientConnectionError", "ClientConnectorError", "ServiceRequestError", "ServiceResponseError", "TimeoutError",
@@ -187,6 +189,8 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
         words, hint, passing = "access is denied", f"may these credentials read it? {credentials}", False
     elif names & _ABSENT or status == 404:
         words, hint, passing = "there is no such bucket, folder or file", "check its spelling", False
+    elif names & _INVALID:
+        hint, passing = "check its spelling", False
     elif found := _DISTRUST.search(words):
         words = f"its certificate is not trusted: {found[1]}"
         hint = f"{_AUTHORITIES.get(address.scheme, 'SSL_CERT_FILE')} names a file with the authorities that are"

@@ -136,3 +136,11 @@ def test_each_kind_has_its_client(text: str, protocol: str, monkeypatch: pytest.
     module.open_file_system(address(text))
     assert asked[0][0] == protocol
     assert asked[0][1].get("account_name") == ("a" if protocol == "abfs" else None)
+
+
+def test_what_nothing_can_be_called_is_no_trouble_that_passes() -> None:
+    from botocore.exceptions import ParamValidationError
+
+    translated = translate(ParamValidationError(report='Invalid bucket name "a b"'), address("s3://bucket"))
+    assert not translated.passing
+    assert 'Invalid bucket name "a b"' in str(translated)

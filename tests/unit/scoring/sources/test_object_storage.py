@@ -64,11 +64,13 @@ def test_an_object_that_was_replaced_stops_its_unit_which_is_planned_anew(store:
 
 
 def test_listings_may_stand_in_a_bucket_and_name_what_is_in_one(store: ObjectStore, bucket: Any) -> None:
-    lines = ["photos/b.png", address(store, "other.jpg"), "photos/none.jpg", address(store, "nothing/there.jpg")]
+    none = f"s3://{store.address}/no bucket is called so/a.jpg"
+    lines = ["photos/b.png", address(store, "other.jpg"), "photos/none.jpg", address(store, "nothing/there.jpg"), none]
     bucket.put_object(Key="all.txt", Body="\n".join(lines).encode())
     source = files_source(address(store, "all.txt"))
     rows = read_all(source, 1)
-    assert [row.content for row in rows] == [b"photos/b.png", b"other.jpg", None, None]
+    assert [row.content for row in rows] == [b"photos/b.png", b"other.jpg", None, None, None]
+    assert "Invalid bucket name" in rows[4].error
     assert "there is no object bucket/photos/none.jpg" in rows[2].error
     (unit, *_) = plan(source, 10**9)
     bucket.put_object(Key="all.txt", Body=b"another.jpg")
