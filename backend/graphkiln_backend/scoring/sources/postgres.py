@@ -36,6 +36,7 @@ _ROWS_AT_A_TIME = 16
 _SETTINGS = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1"
 """So that a key is the same text everywhere. Options of the connection would replace the user's own."""
 
+_CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"
 _KNOWS_VERSIONS = """
 SELECT relkind = 'r' OR (relkind = 'p' AND NOT EXISTS (
     SELECT FROM pg_partition_tree(found.oid) JOIN pg_class AS part ON part.oid = relid WHERE part.relkind = 'f'))
@@ -123,7 +124,8 @@ class TableSource:
         except psycopg.OperationalError as error:
             raise SourceUnavailable(f"the database cannot be read: {_words(error)}") from error
         except psycopg.Error as error:
-            raise ScoringError(f"{self._query}: {_words(error)}") from error
+            of_value = isinstance(error, psycopg.DataError) and not error.sqlstate  # found here, not by the server
+            raise ScoringError(f"{self._query}: {_words(error)}", hint=_CAST if of_value else "") from error
 
     @property
     def _is_name(self) -> bool:

@@ -191,3 +191,12 @@ def test_an_update_of_a_partitioned_table_is_noticed(server: PostgresServer, dat
 @pytest.mark.usefixtures("database")
 def test_a_query_may_end_with_a_comment(server: PostgresServer) -> None:
     assert len(read_all(source(server, "SELECT * FROM photos WHERE id < 5 -- the first ones"), 100)) == 5
+
+
+def test_a_time_that_has_no_end_is_told_with_what_to_do(server: PostgresServer, database: Any) -> None:
+    database.execute("UPDATE photos SET taken = 'infinity' WHERE id = 7")
+    with pytest.raises(ScoringError, match=r"infinity.*COLUMN::text AS COLUMN"):
+        read_all(source(server, kept=("taken",)), 10**9)
+    query = "SELECT id, image, taken::text AS taken FROM photos"
+    rows = read_all(source(server, query, kept=("taken",)), 10**9)
+    assert (rows[6].kept, rows[7].kept) == ({"taken": None}, {"taken": "infinity"})
