@@ -156,6 +156,11 @@ def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda
 def size(estimate: Estimate, within_s: float, price_per_hour: float | None = None) -> Sizing | None:
     """How many machines like this one it takes to be done in time; None where nothing is left to be done.
 
+    Args:
+        estimate: Of the run.
+        within_s: In how many seconds it shall be done.
+        price_per_hour: Of one such machine; None for no cost.
+
     Raises:
         ScoringError: The time is over before a worker is ready.
     """
