@@ -44,6 +44,7 @@ class UnitReport:
         twin: Whether another attempt had committed it before.
         times: What its stages took.
         quarantined: Reasons by the ids of rows that were not touched.
+        example: The first of the errors; empty without any.
     """
 
     unit_id: str
@@ -53,6 +54,7 @@ class UnitReport:
     twin: bool = False
     times: StageTimes = field(default_factory=StageTimes)
     quarantined: Mapping[str, str] = field(default_factory=dict)
+    example: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,8 @@ from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 _COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Between attempts to commit what is computed already."""
+_TOLD = 300
+"""Characters of an error that is told as an example."""
 
 
 class Worker(Closeable):
@@ -126,6 +128,7 @@ class Worker(Closeable):
             twin=twin,
             times=scored.times + StageTimes(commit_s=done - computed),
             quarantined=_quarantined_ids(attempt, table),
+            example=_first_error(table),
         )
 
     def _rows(self, attempt: Attempt, track: Track) -> Iterator[Row]:
@@ -170,6 +173,11 @@ def _load(row: Row, track: Track, *, changes_are_errors: bool) -> bytes:
         raise
     finally:
         track.advance()
+
+
+def _first_error(table: pa.Table) -> str:
+    errors = table.column("error").drop_null()
+    return str(errors[0])[:_TOLD] if len(errors) else ""
 
 
 def _quarantined_ids(attempt: Attempt, table: pa.Table) -> dict[str, str]:

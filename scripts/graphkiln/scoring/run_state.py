@@ -31,6 +31,8 @@ from graphkiln_backend.scoring.scorer import StageTimes
 _RECENT_S = 60.0
 _MOST_NAMED = 1000
 """Rows and problems that are named one by one; more are only counted."""
+_MANY_ROWS = 100
+"""Where so many rows have an error, and no other row an answer, it is not the rows."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,6 +114,7 @@ class RunState:
         self._first_ready: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._message = ("begun", "")
+        self._doubted = False
 
     @property
     def seconds(self) -> float:
@@ -228,6 +231,7 @@ class RunState:
                 tally.times + report.times,
                 self.seconds,
             )
+        self._doubt(report.example)
 
     @_take.register
     def _(self, event: UnitRetried) -> None:
@@ -256,6 +260,12 @@ class RunState:
     def _(self, event: RunFinished) -> None:  # noqa: ARG002  dispatched by its type
         self.finished = True
         self._message = ("finished", "")
+
+    def _doubt(self, example: str) -> None:
+        """Says once that nothing is scored but errors: a path, a mount or a column may be another than was meant."""
+        if not self._doubted and self.rows >= _MANY_ROWS and self.errors == self.rows:
+            self._doubted = True
+            self._tell("unit", f"all {self.rows:,} rows so far have an error, such as: {example}")
 
     def _tell(self, event: str, message: str) -> None:
         self._message = (event, message)

@@ -101,3 +101,16 @@ def test_memory_does_not_grow_with_what_goes_wrong(state: RunState) -> None:
 def test_every_event_has_a_name_that_the_schema_lists(state: RunState) -> None:
     for event in RUN:
         assert f"`{state.observe(event).event}`" in (Progress.__doc__ or "")
+
+
+def test_a_run_that_scores_nothing_but_errors_says_so_once(state: RunState) -> None:
+    """A mount that is missing is known after a minute, and not after a hundred million rows."""
+    assert not state.observe(committed("a", rows=99, errors=99, example="there is no file /x/1.jpg")).message
+    told = state.observe(committed("b", rows=901, errors=901, example="there is no file /x/2.jpg"))
+    assert told.message == "all 1,000 rows so far have an error, such as: there is no file /x/2.jpg"
+    assert not state.observe(committed("c", rows=100, errors=100)).message
+    assert state.problems == [told.message]
+
+
+def test_rows_that_are_partly_errors_are_nothing_to_say(state: RunState) -> None:
+    assert not state.observe(committed("a", rows=1000, errors=999)).message

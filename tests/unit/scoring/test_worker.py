@@ -71,6 +71,7 @@ def test_a_row_that_changed_is_told_or_an_error_at_last(worker: Worker, unit: Un
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert report is not None
     assert report.errors == 2
+    assert report.example
 
 
 def test_a_unit_that_lost_rows_is_not_committed(
