@@ -56,10 +56,10 @@ def told() -> list[Event]:
     return []
 
 
-def start(request: ScoreRequest) -> subprocess.Popen[str]:
+def start(request: ScoreRequest, program: str = PROGRAM) -> subprocess.Popen[str]:
     import pickle
 
-    command = [sys.executable, "-c", PROGRAM, pickle.dumps(request).hex()]
+    command = [sys.executable, "-c", program, pickle.dumps(request).hex()]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -168,6 +168,27 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
     summary = run.score(request)
     assert 0 < summary.done_before < summary.units, begun
     assert check_each_once(tmp_path / "out", 600) == {}
+
+
+def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Path) -> None:
+    """Behind the run signals are ignored, as nobody can tell where it ends."""
+    concluding = PROGRAM.replace(", tell)", ", tell, lambda *_: print('concluded', flush=True))")
+    request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", rows_per_unit=4)
+    first = start(request, f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{concluding}")
+    assert first.stdout is not None
+    assert first.stdout.readline() == "committed\n"
+    below = psutil.Process(first.pid).children(recursive=True)
+    deadline = time.monotonic() + 120
+    while first.poll() is None and time.monotonic() < deadline:
+        first.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    output, _ = first.communicate(timeout=60)
+    assert first.returncode == 130, output
+    assert output.splitlines()[-2] == "concluded"
+    assert "ended by SIGINT" in output
+    assert "Traceback" not in output
+    _, alive = psutil.wait_procs(below, timeout=30)
+    assert alive == [], "nothing is left running"
 
 
 def test_a_local_ray_leaves_nothing_behind(tmp_path: Path) -> None:
