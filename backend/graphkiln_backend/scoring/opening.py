@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.encoders.choice import RESERVED
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.sources.base import Source
@@ -11,7 +12,6 @@ from graphkiln_backend.scoring.sources.files import FileSource
 from graphkiln_backend.scoring.sources.reader import Columns
 
 _POSTGRES = ("postgresql://", "postgres://")
-_OWN_COLUMNS = {"id", "model", "version", "error"}
 
 
 def open_source(request: ScoreRequest) -> Source:
@@ -20,8 +20,7 @@ def open_source(request: ScoreRequest) -> Source:
     Raises:
         ScoringError: Its text names nothing that can be read, or its columns are none that can be.
     """
-    taken = sorted(_OWN_COLUMNS & set(request.keep_columns))
-    if taken:
+    if taken := [name for name in RESERVED if name in request.keep_columns]:
         raise ScoringError(f"the output has a column '{taken[0]}' of its own", hint="rename it in the input")
     columns = Columns(image=request.image_column, id=request.id_column, kept=request.keep_columns)
     if request.source.startswith(_POSTGRES):

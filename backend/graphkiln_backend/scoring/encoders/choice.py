@@ -18,7 +18,7 @@ from graphkiln_backend.scoring.encoders.scores import AllScores
 from graphkiln_backend.scoring.encoders.tensors import Tensors
 from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.request import DEFAULT_TOP_K, ScoreRequest
 
 RESERVED = ("id", "model", "version", "error")
 """Columns that every table has."""
@@ -40,6 +40,7 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
         raise ScoringError(f"top_k must be at least 1, got {request.top_k}")
     specs = {spec.name: spec for spec in signature.outputs}
     if request.outputs:
+        _check_plain(request)
         return Tensors(_named(specs, request.outputs), (*RESERVED, *request.keep_columns))
     if not is_classification(contract.task):
         return _of_task(specs, contract, request)
@@ -63,10 +64,10 @@ def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: Score
     Raises:
         ScoringError: Scores of classes are requested, or nobody knows where a sample lies in its image.
     """
-    if request.scores or request.softmax:
+    if request.scores or request.softmax or request.top_k != DEFAULT_TOP_K:
         raise ScoringError(
             f"the model answers a {contract.task.kind if contract.task else 'task'}, which has no scores of classes",
-            hint="leave out --scores and --softmax",
+            hint="leave out --scores, --softmax and --top-k",
         )
     match contract:
         case Contract(task=Embedding() as task):
@@ -79,6 +80,14 @@ def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: Score
         "places in an image are not known without its preprocessing",
         hint="convert the model with graphkiln convert --preprocess JSON",
     )
+
+
+def _check_plain(request: ScoreRequest) -> None:
+    if request.softmax:
+        raise ScoringError(
+            "--output writes what the model returns as it is, without --softmax",
+            hint="--scores --softmax writes the probabilities of all classes",
+        )
 
 
 def _named(specs: Mapping[str, TensorSpec], names: Collection[str]) -> list[TensorSpec]:
@@ -97,7 +106,14 @@ def _ranked(specs: Mapping[str, TensorSpec], contract: Contract, request: ScoreR
             f"the model returns its best classes only: there is no {what}",
             hint="convert it without --top-k" + (", or with --softmax --top-k" if request.softmax else ""),
         )
-    return Ranked(contract.ranking, specs[contract.ranking.scores].dtype, request.top_k)
+    spec = specs[contract.ranking.scores]
+    there = spec.shape[-1] if spec.shape else 1
+    if isinstance(there, int) and there < request.top_k != DEFAULT_TOP_K:
+        raise ScoringError(
+            f"the model returns its best {there} classes only, not {request.top_k}",
+            hint=f"--top-k {there}, or convert it without --top-k",
+        )
+    return Ranked(contract.ranking, spec.dtype, request.top_k)
 
 
 def _checked_scores(specs: Mapping[str, TensorSpec], name: str) -> TensorSpec:

@@ -71,8 +71,8 @@ def test_every_task_has_columns_of_its_own(task: Task, kind: type[Encoder]) -> N
     assert isinstance(choose_encoder(GRAPH, contract, request(outputs=("map",))), Tensors)
 
 
-@pytest.mark.parametrize("wanted", [{"softmax": True}, {"scores": True}])
-def test_a_task_without_scores_of_classes(wanted: dict[str, bool]) -> None:
+@pytest.mark.parametrize("wanted", [{"softmax": True}, {"scores": True}, {"top_k": 3}])
+def test_a_task_without_scores_of_classes(wanted: dict[str, Any]) -> None:
     with pytest.raises(ScoringError, match=r"a segmentation, which has no scores of classes \(leave out --scores"):
         choose_encoder(GRAPH, Contract(task=Segmentation(scores="map"), preprocess=Preprocess()), request(**wanted))
 
@@ -102,6 +102,17 @@ def test_a_ranking_of_the_graph() -> None:
 def test_a_ranking_of_the_graph_has_no_other_scores(wanted: dict[str, bool]) -> None:
     with pytest.raises(ScoringError, match="best classes only"):
         choose_encoder(GRAPH, RANKING, request(**wanted))
+
+
+def test_a_ranking_of_the_graph_has_no_more_classes_than_it_has() -> None:
+    assert isinstance(choose_encoder(GRAPH, RANKING, request(top_k=2)), Ranked)
+    with pytest.raises(ScoringError, match=r"returns its best 3 classes only, not 10 \(--top-k 3"):
+        choose_encoder(GRAPH, RANKING, request(top_k=10))
+
+
+def test_outputs_as_they_are_are_no_probabilities() -> None:
+    with pytest.raises(ScoringError, match=r"without --softmax \(--scores --softmax"):
+        choose_encoder(GRAPH, Contract(), request(outputs=("scores",), softmax=True))
 
 
 def test_an_unknown_output() -> None:
