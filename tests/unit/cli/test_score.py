@@ -62,8 +62,14 @@ def test_options_become_a_request(
     assert (request.rows_per_unit, request.cache, request.format) == (50, None, "delta")
 
 
-def test_a_ledger(run: RunVerb, requests: list[ScoreRequest]) -> None:
-    assert run("score", *GIVEN, "--ledger", "postgresql://h/d").code == 0
+def test_a_ledger(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(request: ScoreRequest, *_: object) -> None:
+        requests.append(request)
+        raise ScoringError("seen")
+
+    monkeypatch.setattr(backend_run, "score", note)
+    words = ("photos", "--model", "store/m:2", "--out", "s3://b/out", "--ledger", "postgresql://h/d")
+    assert "seen" in run("score", *words).err
     assert requests[0].ledger == "postgresql://h/d"
 
 

@@ -18,6 +18,8 @@ FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/
 FORMATS = ("", "parquet", "delta")
 """What `--format` may be; empty for what the destination has of its own."""
 _OBJECTS = {"s3", "gs"}
+_CONDITIONAL = ("s3://", "gs://")
+"""What may need a ledger, as some stores ignore conditions."""
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
 
@@ -34,9 +36,11 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
     """
     if format not in FORMATS:
         raise ScoringError(f"--format {format} is not known", hint=f"one of {', '.join(filter(None, FORMATS))}")
-    if ledger and (format == "delta" or text.startswith(SCHEMES)):
+    if ledger and (format == "delta" or not text.startswith(_CONDITIONAL)):
         raise ScoringError(f"{text} decides by itself which attempt counts", hint="leave out --ledger")
     if text.startswith(SCHEMES):
+        if format:
+            raise ScoringError(f"a table of PostgreSQL has a form of its own, not {format}", hint="leave out --format")
         return _table_at(text)
     if (scheme := _SCHEME.match(text)) and scheme[1] not in _OBJECTS:
         raise ScoringError(f"'{text}' cannot hold results", hint=FORMS)

@@ -73,7 +73,13 @@ def test_a_format_that_there_is_not_is_told_with_those_that_are() -> None:
         destination_at("/data/out", format="csv")
 
 
-@pytest.mark.parametrize(("text", "format_"), [("s3://b/out", "delta"), ("postgresql://h/db?table=t", "")])
+@pytest.mark.parametrize(("text", "format_"), [("s3://b/out", "delta"), ("postgresql://h/db?table=t", ""), ("/data/out", "")])
 def test_a_ledger_that_nobody_would_read_is_refused(text: str, format_: str) -> None:
     with pytest.raises(ScoringError, match="leave out --ledger"):
         destination_at(text, "postgresql://h/db", format_)
+
+
+@pytest.mark.parametrize("format_", ["parquet", "delta"])
+def test_a_table_of_a_database_has_a_form_of_its_own(format_: str) -> None:
+    with pytest.raises(ScoringError, match=rf"not {format_} \(leave out --format\)"):
+        destination_at("postgresql://h/db?table=t", format=format_)
