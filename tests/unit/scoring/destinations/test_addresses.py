@@ -83,3 +83,10 @@ def test_a_ledger_that_nobody_would_read_is_refused(text: str, format_: str) -> 
 def test_a_table_of_a_database_has_a_form_of_its_own(format_: str) -> None:
     with pytest.raises(ScoringError, match=rf"not {format_} \(leave out --format\)"):
         destination_at("postgresql://h/db?table=t", format=format_)
+
+
+@pytest.mark.parametrize(("text", "ledger"), [("postgresql://me:secret@h/db?table=t", "x"), ("ftp://me:secret@h/a", "")])
+def test_passwords_are_not_repeated(text: str, ledger: str) -> None:
+    with pytest.raises(ScoringError) as refused:
+        destination_at(text, ledger)
+    assert "secret" not in str(refused.value)
