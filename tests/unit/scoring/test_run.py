@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,15 @@ from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make
 from graphkiln_backend.scoring import patience, run
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
-from graphkiln_backend.scoring.events import Event, RowQuarantined, RunFinished, RunPlanned, WorkerEnded
+from graphkiln_backend.scoring.events import (
+    Event,
+    RowQuarantined,
+    RunFinished,
+    RunPlanned,
+    UnitCommitted,
+    WorkerEnded,
+    WorkerReady,
+)
 from graphkiln_backend.scoring.request import ScoreRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -135,6 +144,25 @@ def test_another_model_is_never_mixed_in(tmp_path: Path) -> None:
     run.score(make_request(folder, tmp_path / "out"))
     with pytest.raises(ScoringError, match="another model"):
         run.score(make_request(folder, tmp_path / "out", top_k=3, replace=True))
+
+
+def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_is_back(tmp_path: Path) -> None:
+    model = shutil.copytree(REPOSITORY / "model_repository" / "digits", tmp_path / "store" / "digits")
+    made = make_request(make_images(tmp_path / "in", 200), tmp_path / "out", rows_per_unit=4, workers=1)
+    request, pids = replace(made, model=model), set[int]()
+
+    def remove(event: Event) -> None:
+        if isinstance(event, WorkerReady):
+            pids.add(event.facts.pid)
+        if isinstance(event, UnitCommitted) and (model / "1").exists():
+            (model / "1").rename(tmp_path / "away")
+            os.kill(pids.pop(), signal.SIGKILL)
+
+    with pytest.raises(ScoringError, match=r"no node can take part: .*it could not start: .*digits"):
+        run.score(request, remove)
+    (tmp_path / "away").rename(model / "1")
+    assert 0 < run.score(request).done_before < 50
+    assert check_each_once(tmp_path / "out", 200) == {}
 
 
 def test_a_second_driver_is_told_who_writes_there(tmp_path: Path) -> None:

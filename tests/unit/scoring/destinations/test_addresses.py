@@ -90,3 +90,10 @@ def test_passwords_are_not_repeated(text: str, ledger: str) -> None:
     with pytest.raises(ScoringError) as refused:
         destination_at(text, ledger)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["s3://b/out/", "s3://b/out//", "gs://b/out/"])
+def test_slashes_at_the_end_are_of_no_account(text: str) -> None:
+    opened = destination_at(text)
+    assert isinstance(opened, ParquetDestination)
+    assert opened._store.place("a") == f"{text.rstrip('/')}/a"

@@ -126,3 +126,9 @@ def test_a_name_that_is_no_text_is_read_all_the_same(photos: Path) -> None:
     Path(os.fsdecode(bytes(photos) + b"/caf\xe9.jpg")).write_bytes(b"coffee")
     row = read_all(files_source(photos))[-1]
     assert (row.id, row.content) == (r"caf\xe9.jpg", b"coffee")
+
+
+def test_a_name_may_hold_a_line_end_and_a_file_nothing(photos: Path) -> None:
+    (photos / "two\nlines.jpg").write_bytes(b"")
+    (row,) = (row for row in read_all(files_source(photos), 10**9) if "two" in row.id)
+    assert (row.id, row.content) == ("two\nlines.jpg", b"")
