@@ -21,9 +21,11 @@ from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_
 from graphkiln_backend.scoring.sources.parquet_columns import (
     ImageColumn,
     as_ids,
+    column_of,
     find_image_column,
     plain,
     plain_type,
+    type_of,
 )
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
@@ -111,11 +113,12 @@ class ParquetReader:
             read = list(dict.fromkeys([image.name, *([named] if named else []), *self._columns.kept]))
             number = before
             for batch in _batches(file, read, range(first, last + 1), skipped, rows):
-                ids = as_ids(batch.column(named), named, unit.path) if named else None
-                kept = {column: plain(batch.column(column)) for column in self._columns.kept}
+                ids = as_ids(column_of(batch, named), named, unit.path) if named else None
+                kept = {column: plain(column_of(batch, column)) for column in self._columns.kept}
+                images = column_of(batch, image.name)
                 for index in range(len(batch)):
                     row_id = ids[index] if ids else f"{as_id(name)}:{number}"
-                    content, path = image.value(batch.column(image.name), index)
+                    content, path = image.value(images, index)
                     yield Row(
                         id=row_id,
                         load=partial(_load, content, path, above_of(place)),
@@ -160,7 +163,7 @@ class ParquetReader:
                 file=stored,
                 digest=digest(stored.path, stored.stamp, tail[-metadata.serialized_size - 8 :]),
                 image=find_image_column(file.schema_arrow, self._columns, path.text),
-                kept={name: plain_type(file.schema_arrow.field(name).type) for name in self._columns.kept},
+                kept={name: plain_type(type_of(file.schema_arrow, name)) for name in self._columns.kept},
                 groups=[(group.num_rows, group.total_byte_size) for group in groups],
             )
 
@@ -242,7 +245,7 @@ def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
 def _read_ids(path: Place, column: str) -> Iterator[list[str]]:
     with _opened(path, None) as file:
         for batch in file.iter_batches(_IDS_AT_A_TIME, columns=[column], use_threads=False):
-            yield as_ids(batch.column(0), column, path.text)
+            yield as_ids(column_of(batch, column), column, path.text)
 
 
 def _batches(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources.reader import Columns
@@ -17,7 +20,7 @@ class ImageColumn:
     """A column of images.
 
     Attributes:
-        name: Of the column.
+        name: Of the column, or of what stands in a struct.
         is_path: Whether it holds nothing but paths.
         is_struct: Whether it holds `{bytes, path}`, as data sets of Hugging Face do.
     """
@@ -40,9 +43,9 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
     Raises:
         ScoringError: There is no such column, or more than one.
     """
-    columns.check(schema.names, where)
+    columns.check([name for name, _ in _fields(schema)], where)
     if columns.image:
-        return _describe(schema.field(columns.image), where)
+        return _describe(columns.image, type_of(schema, columns.image), where)
     found = [field for field in schema if _is_bytes(plain_type(field.type)) or _is_image_struct(field.type)]
     if len(found) != 1:
         what = f"{len(found)} columns" if found else "no column"
@@ -50,7 +53,7 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
             f"{where} has {what} of image bytes", hint=f"--image-column with bytes or paths: {', '.join(schema.names)}"
         )
     Columns(image=found[0].name).check(schema.names, where)
-    return _describe(found[0], where)
+    return _describe(found[0].name, found[0].type, where)
 
 
 def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
@@ -67,6 +70,19 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
     return list(map(str, values.to_pylist()))
 
 
+def type_of(schema: pa.Schema, name: str) -> pa.DataType:
+    """The type of a column, or of what stands in a struct: `image.path`."""
+    return next(kind for each, kind in _fields(schema) if each == name)
+
+
+def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
+    """A column, or what stands in a struct; null where the struct is."""
+    if name in batch.schema.names:
+        return batch.column(name)
+    above = next(each for each in batch.schema.names if name.startswith(f"{each}."))
+    return pc.struct_field(batch.column(above), name.removeprefix(f"{above}.").split("."))
+
+
 def plain(column: pa.Array) -> pa.Array:
     """A column whose values stand for themselves: those of a dictionary, as categories have, are looked up."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
@@ -77,15 +93,23 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _describe(field: pa.Field, where: str) -> ImageColumn:
-    if _is_image_struct(field.type):
-        return ImageColumn(name=field.name, is_path=False, is_struct=True)
-    kind = plain_type(field.type)
-    if _is_bytes(kind) or _is_text(kind):
-        return ImageColumn(name=field.name, is_path=_is_text(kind), is_struct=False)
-    raise ScoringError(
-        f"{where}: column '{field.name}' of {field.type} holds no images", hint="bytes, text, {bytes, path}"
-    )
+def _describe(name: str, kind: pa.DataType, where: str) -> ImageColumn:
+    if _is_image_struct(kind):
+        return ImageColumn(name=name, is_path=False, is_struct=True)
+    values = plain_type(kind)
+    if _is_bytes(values) or _is_text(values):
+        return ImageColumn(name=name, is_path=_is_text(values), is_struct=False)
+    raise ScoringError(f"{where}: column '{name}' of {kind} holds no images", hint="bytes, text, {bytes, path}")
+
+
+def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """The columns, then what stands in structs, by names such as `image.path`."""
+    waiting = deque((field.name, field.type) for field in schema)
+    while waiting:
+        name, kind = waiting.popleft()
+        yield name, kind
+        if pa.types.is_struct(kind):
+            waiting.extend((f"{name}.{inner.name}", inner.type) for inner in kind)
 
 
 def _is_bytes(kind: pa.DataType) -> bool:

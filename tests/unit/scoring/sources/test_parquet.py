@@ -194,3 +194,24 @@ def test_row_groups_and_files_without_rows_are_passed_over(tmp_path: Path) -> No
         assert [(row.id, row.content) for row in read] == [
             ("a.parquet:0", b"1"), ("a.parquet:1", b"2"), ("a.parquet:2", None), ("a.parquet:3", b""),
         ]  # fmt: skip
+
+
+def test_what_stands_in_structs_has_a_name_with_dots(tmp_path: Path) -> None:
+    (tmp_path / "1.jpg").write_bytes(b"file")
+    inner = [{"id": "x", "price": 3}, {"id": "y", "price": None}]
+    data = [{"jpeg": b"1", "file": "1.jpg", "meta": meta} for meta in inner]
+    pq.write_table(pa.table({"n": [1, 2], "data": data}), tmp_path / "a.parquet")
+    one, two = read_all(files_source(tmp_path, image="data.jpeg", id="data.meta.id", kept=("data.meta.price", "n")))
+    assert (one.id, one.content, one.kept) == ("x", b"1", {"data.meta.price": 3, "n": 1})
+    assert (two.id, two.kept) == ("y", {"data.meta.price": None, "n": 2})
+    one, two = read_all(files_source(tmp_path, image="data.file", id="n", kept=("data.meta",)))
+    assert (one.content, two.kept) == (b"file", {"data.meta": {"id": "y", "price": None}})
+    with pytest.raises(ScoringError, match=r"no column 'data\.png' \(it has n, data, data\.jpeg, data\.file, data\.meta"):
+        plan(files_source(tmp_path, image="data.png"))
+
+
+def test_a_struct_that_is_missing_has_no_image(tmp_path: Path) -> None:
+    kind = pa.struct([("jpeg", pa.binary())])
+    pq.write_table(pa.table({"data": pa.array([{"jpeg": b"1"}, None], kind)}), tmp_path / "a.parquet")
+    rows = read_all(files_source(tmp_path, image="data.jpeg"))
+    assert [(row.content, row.error) for row in rows] == [(b"1", ""), (None, "the row has no image")]
