@@ -231,5 +231,5 @@ class RayFleet(Closeable):
         elif now - self._somebody > NOBODY_S:
             raise ScoringError(
                 f"no node of the cluster had room for a worker for {NOBODY_S:.0f} s",
-                hint="`ray status` tells what nodes lend to Ray; one of more GPUs than cores needs --cores-per-worker 1",
+                hint="`ray status` tells what nodes lend; one of more GPUs than cores needs --cores-per-worker 1",
             )

@@ -67,23 +67,37 @@ def test_another_thread_handles_none() -> None:
 def test_of_blocks_within_each_other_one_raises_once(number: signal.Signals) -> None:
     """Whoever presses Ctrl-C twice does not disturb what the outer block gives back."""
     before = [signal.getsignal(each) for each in SIGNALS]
-    cleaned = False
-    with pytest.raises(Asked) as caught, raising_once(SIGNALS, Asked):
-        try:
-            with raising_once(SIGNALS, Asked):
-                signal.signal(SIGNALS[0], signal.default_int_handler)  # as a library does that knows nothing of us
-                with raising_once(SIGNALS, Asked):
-                    be_asked(number)
-        finally:
-            for each in SIGNALS:
-                os.kill(os.getpid(), each)
-            cleaned = True
-    assert (caught.value.args, cleaned) == ((number,), True)
+    cleaned: list[bool] = []
+
+    def work() -> None:
+        with raising_once(SIGNALS, Asked):
+            try:
+                interrupted(number)
+            finally:
+                for each in SIGNALS:
+                    os.kill(os.getpid(), each)
+                cleaned.append(True)
+
+    with pytest.raises(Asked) as caught:
+        work()
+    assert (caught.value.args, cleaned) == ((number,), [True])
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_a_block_in_which_nothing_came_leaves_the_outer_one_ready() -> None:
-    with pytest.raises(Asked), raising_once(SIGNALS, Asked):
+def interrupted(number: signal.Signals) -> None:
+    """A block within another, in which a library puts in a handler of its own."""
+    with raising_once(SIGNALS, Asked):
+        signal.signal(SIGNALS[0], signal.default_int_handler)
         with raising_once(SIGNALS, Asked):
-            pass
-        os.kill(os.getpid(), SIGNALS[0])
+            be_asked(number)
+
+
+def test_a_block_in_which_nothing_came_leaves_the_outer_one_ready() -> None:
+    def work() -> None:
+        with raising_once(SIGNALS, Asked):
+            with raising_once(SIGNALS, Asked):
+                pass
+            os.kill(os.getpid(), SIGNALS[0])
+
+    with pytest.raises(Asked):
+        work()

@@ -122,9 +122,7 @@ def test_workers_are_counted_as_the_run_places_them(
 
 
 @pytest.mark.parametrize("kind", ["KIND_CPU", "KIND_AUTO"])
-def test_the_model_says_whether_a_gpu_is_used(
-    request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
+def test_the_model_says_whether_a_gpu_is_used(request_: ScoreRequest, tmp_path: Path, kind: str) -> None:
     model = shutil.copytree(request_.model, tmp_path / "digits")
     with (model / "config.pbtxt").open("a") as config:
         config.write(f"instance_group {{ kind: {kind} }}\n")

@@ -27,9 +27,16 @@ CREATE TABLE IF NOT EXISTS graphkiln_notes (
 """
 _INSERT = "INSERT INTO graphkiln_notes (destination, name, content) VALUES (%s, %s, %s) "
 _UPDATE = "ON CONFLICT (destination, name) DO UPDATE SET content = excluded.content, written_at = now()"
-_PIECES = "destination = %(destination)s AND (name = %(name)s OR left(name, length(%(name)s) + 1) = %(name)s || '/')"
-_READ = f'SELECT content FROM graphkiln_notes WHERE {_PIECES} ORDER BY name COLLATE "C"'
-_DELETE = f"DELETE FROM graphkiln_notes WHERE {_PIECES} AND NOT name = ANY(%(kept)s)"
+_READ = """
+SELECT content FROM graphkiln_notes
+WHERE destination = %(destination)s AND (name = %(name)s OR left(name, length(%(name)s) + 1) = %(name)s || '/')
+ORDER BY name COLLATE "C"
+"""
+_DELETE = """
+DELETE FROM graphkiln_notes
+WHERE destination = %(destination)s AND (name = %(name)s OR left(name, length(%(name)s) + 1) = %(name)s || '/')
+    AND NOT name = ANY(%(kept)s)
+"""
 
 
 class DatabaseNotes:

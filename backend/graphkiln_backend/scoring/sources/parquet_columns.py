@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources.reader import Columns
@@ -80,7 +79,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name in batch.schema.names:
         return batch.column(name)
     above = next(each for each in batch.schema.names if name.startswith(f"{each}."))
-    return pc.struct_field(batch.column(above), name.removeprefix(f"{above}.").split("."))
+    column = batch.column(above)
+    for part in name.removeprefix(f"{above}.").split("."):
+        column = column.flatten()[column.type.get_field_index(part)]
+    return column
 
 
 def plain(column: pa.Array) -> pa.Array:

@@ -2,7 +2,7 @@
 
 Of a table, also a partitioned one, a range's identity is each row's key and `xmin`, the transaction that wrote the row
 as it is: an update is noticed although no image was read. Of a query or a view it is the keys alone: a row that changed
-under the same key is not noticed. Both are checked again when the rows are read, in the snapshot that they are read from.
+under the same key is not noticed. Both are checked again when the rows are read, in the snapshot they are read from.
 Source: "System Columns" in PostgreSQL's manual.
 """
 
@@ -141,10 +141,8 @@ class TableSource:
 
     def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
         """What changes with a row, where the database knows."""
-        if self._is_name:
-            if (row := connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone()) and row[0]:
-                return sql.SQL("source.xmin::text")
-        return sql.SQL("''")
+        row = connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone() if self._is_name else None
+        return sql.SQL("source.xmin::text") if row and row[0] else sql.SQL("''")
 
     def _between(self, first: str, last: str) -> sql.Composable:
         return sql.SQL(" WHERE {0} >= {1} AND {0} <= {2}").format(self._key, sql.Literal(first), sql.Literal(last))

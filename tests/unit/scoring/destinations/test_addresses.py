@@ -73,7 +73,9 @@ def test_a_format_that_there_is_not_is_told_with_those_that_are() -> None:
         destination_at("/data/out", format="csv")
 
 
-@pytest.mark.parametrize(("text", "format_"), [("s3://b/out", "delta"), ("postgresql://h/db?table=t", ""), ("/data/out", "")])
+@pytest.mark.parametrize(
+    ("text", "format_"), [("s3://b/out", "delta"), ("postgresql://h/db?table=t", ""), ("/data/out", "")]
+)
 def test_a_ledger_that_nobody_would_read_is_refused(text: str, format_: str) -> None:
     with pytest.raises(ScoringError, match="leave out --ledger"):
         destination_at(text, "postgresql://h/db", format_)
@@ -85,7 +87,9 @@ def test_a_table_of_a_database_has_a_form_of_its_own(format_: str) -> None:
         destination_at("postgresql://h/db?table=t", format=format_)
 
 
-@pytest.mark.parametrize(("text", "ledger"), [("postgresql://me:secret@h/db?table=t", "x"), ("ftp://me:secret@h/a", "")])
+@pytest.mark.parametrize(
+    ("text", "ledger"), [("postgresql://me:secret@h/db?table=t", "x"), ("ftp://me:secret@h/a", "")]
+)
 def test_passwords_are_not_repeated(text: str, ledger: str) -> None:
     with pytest.raises(ScoringError) as refused:
         destination_at(text, ledger)

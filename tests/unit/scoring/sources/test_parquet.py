@@ -201,13 +201,16 @@ def test_what_stands_in_structs_has_a_name_with_dots(tmp_path: Path) -> None:
     inner = [{"id": "x", "price": 3}, {"id": "y", "price": None}]
     data = [{"jpeg": b"1", "file": "1.jpg", "meta": meta} for meta in inner]
     pq.write_table(pa.table({"n": [1, 2], "data": data}), tmp_path / "a.parquet")
-    one, two = read_all(files_source(tmp_path, image="data.jpeg", id="data.meta.id", kept=("data.meta.price", "n")))
+    path = tmp_path / "a.parquet"
+    one, two = read_all(files_source(path, image="data.jpeg", id="data.meta.id", kept=("data.meta.price", "n")))
     assert (one.id, one.content, one.kept) == ("x", b"1", {"data.meta.price": 3, "n": 1})
     assert (two.id, two.kept) == ("y", {"data.meta.price": None, "n": 2})
-    one, two = read_all(files_source(tmp_path, image="data.file", id="n", kept=("data.meta",)))
+    one, two = read_all(files_source(path, image="data.file", id="n", kept=("data.meta",)))
     assert (one.content, two.kept) == (b"file", {"data.meta": {"id": "y", "price": None}})
-    with pytest.raises(ScoringError, match=r"no column 'data\.png' \(it has n, data, data\.jpeg, data\.file, data\.meta"):
-        plan(files_source(tmp_path, image="data.png"))
+    with pytest.raises(
+        ScoringError, match=r"no column 'data\.png' \(it has n, data, data\.jpeg, data\.file, data\.meta"
+    ):
+        plan(files_source(path, image="data.png"))
 
 
 def test_a_struct_that_is_missing_has_no_image(tmp_path: Path) -> None:
