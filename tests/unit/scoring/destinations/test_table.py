@@ -164,11 +164,16 @@ def test_a_column_that_is_ours(destination: TableDestination) -> None:
         destination.commit(Result(unit_id="u", configuration="model", table=table))
 
 
-def test_text_that_the_database_cannot_hold_is_not_the_stores_fault(destination: TableDestination) -> None:
-    table = pa.table({"id": ["a\0b"], "error": pa.nulls(1, pa.string())})
-    with pytest.raises(ScoringError, match="NUL"):
+def test_a_value_that_the_database_cannot_hold_is_not_the_stores_fault(
+    destination: TableDestination, database: Database
+) -> None:
+    destination.commit(result(unit(1)))
+    with database.transaction() as connection:
+        connection.execute("ALTER TABLE answers ADD CHECK (id <> 'a')")
+    table = result(unit(0)).table.set_column(0, "id", pa.array(["a", "b", "c"]))
+    with pytest.raises(ScoringError, match="violates check constraint"):
         destination.commit(Result(unit_id="u", configuration="model", table=table))
-    assert list(destination.committed_ids()) == []
+    assert list(destination.committed_ids()) == [unit(1).id]
 
 
 def test_one_driver_at_a_time(destination: TableDestination) -> None:
