@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from graphkiln_backend.repository.remote_address import RemoteAddress, without_secrets
+from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
@@ -37,13 +38,13 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
     if format not in FORMATS:
         raise ScoringError(f"--format {format} is not known", hint=f"one of {', '.join(filter(None, FORMATS))}")
     if ledger and (format == "delta" or not text.startswith(_CONDITIONAL)):
-        raise ScoringError(f"{without_secrets(text)} decides by itself which attempt counts", hint="leave out --ledger")
+        raise ScoringError(f"{redact(text)} decides by itself which attempt counts", hint="leave out --ledger")
     if text.startswith(SCHEMES):
         if format:
             raise ScoringError(f"a table of PostgreSQL has a form of its own, not {format}", hint="leave out --format")
         return _table_at(text)
     if (scheme := _SCHEME.match(text)) and scheme[1] not in _OBJECTS:
-        raise ScoringError(f"'{without_secrets(text)}' cannot hold results", hint=FORMS)
+        raise ScoringError(f"'{redact(text)}' cannot hold results", hint=FORMS)
     if format == "delta":
         return _delta_at(text)
     address = RemoteAddress.parse(text)

@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from graphkiln_backend.repository.remote_address import RemoteAddress, without_secrets
+from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
 from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
@@ -45,7 +46,7 @@ def locate(text: str) -> Place:
     """
     text = text.removeprefix("file://")
     if _OTHER_SCHEME.match(text):
-        raise ScoringError(f"'{without_secrets(text)}' cannot be read", hint=READABLE)
+        raise ScoringError(f"'{redact(text)}' cannot be read", hint=READABLE)
     address = RemoteAddress.parse(text)
     if address is None:
         path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
