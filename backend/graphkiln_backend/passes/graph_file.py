@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import onnx_ir
 
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.passes.base import weight_bytes
 from graphkiln_backend.passes.sparse import make_dense
 
@@ -28,10 +29,13 @@ def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
     Args:
         path: The file.
         weights: Whether weights in other files are read, too; else they are when somebody asks for one.
+
+    Raises:
+        RepositoryError: It is not a valid graph.
     """
     proto = onnx.load(path, load_external_data=False)
     make_dense(proto)
-    model = onnx_ir.from_proto(proto)
+    model = from_proto(proto, path)
     onnx_ir.external_data.set_base_dir(model.graph, path.parent)
     if weights:
         onnx_ir.external_data.load_to_model(model)
@@ -40,6 +44,26 @@ def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
         inputs = model.graph.inputs
         inputs[:] = [value for value in inputs if value.name not in model.graph.initializers]
     return tidied(model)
+
+
+def from_proto(proto: onnx.ModelProto, path: Path) -> onnx_ir.Model:
+    """A graph as onnx_ir has it.
+
+    Args:
+        proto: The graph.
+        path: Its file.
+
+    Raises:
+        RepositoryError: It is none: a value is computed twice, or the like.
+    """
+    try:
+        return onnx_ir.from_proto(proto)
+    except onnx_ir.serde.SerdeError as error:
+        raise RepositoryError(f"{path} is not a valid graph: {_first_cause(error)}", hint="export it again") from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    return _first_cause(error.__cause__) if error.__cause__ else error
 
 
 def tidied(model: onnx_ir.Model) -> onnx_ir.Model:

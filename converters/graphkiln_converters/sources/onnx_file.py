@@ -24,7 +24,7 @@ from graphkiln_backend.graph.errors import (
     SignatureError,
 )
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.passes.graph_file import load, tidied
+from graphkiln_backend.passes.graph_file import from_proto, load, tidied
 from graphkiln_backend.passes.sparse import make_dense
 from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
@@ -239,7 +239,7 @@ def _load(path: Path) -> onnx_ir.Model:
     model = onnx.load(path)
     with_tensor_outputs(model)
     make_dense(model)
-    return tidied(onnx_ir.from_proto(model))
+    return tidied(from_proto(model, path))
 
 
 def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> tuple[InputSpec, ...]:

@@ -12,6 +12,7 @@ import pytest
 from graphs import compute, draw, graph
 from onnx import TensorProto, helper, numpy_helper
 
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.passes import graph_file
 from graphkiln_backend.passes.graph_file import load, save
 
@@ -27,6 +28,14 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     x = draw(2, 64)
     np.testing.assert_allclose(compute(load(tmp_path / "m.onnx"), x=x)["y"], x @ W, rtol=1e-4, atol=1e-4)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_a_value_that_is_computed_twice(tmp_path: Path) -> None:
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4]) for name in "xy")
+    nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Mul", ["x", "x"], ["y"])]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [x], [y])), tmp_path / "m.onnx")
+    with pytest.raises(RepositoryError, match=r"m\.onnx is not a valid graph: Output 'y' is redeclared"):
+        load(tmp_path / "m.onnx")
 
 
 class TestLargeWeights:
