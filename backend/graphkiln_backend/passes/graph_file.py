@@ -10,6 +10,7 @@ import onnx_ir
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.passes.base import weight_bytes
 from graphkiln_backend.passes.sparse import make_dense
+from graphkiln_backend.repository.external_data import external_locations
 
 OPSET = 18
 """ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
@@ -18,6 +19,8 @@ _FREE_INITIALIZERS = 4
 """Source: ONNX, "IR version 4"."""
 _EXTERNAL_DATA_FROM_BYTES = 2**30
 """A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
+
+_LINKS = "links that lead out of its folder are not followed: cp -rL FOLDER COPY makes files of them"
 
 
 def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
@@ -31,19 +34,29 @@ def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
         weights: Whether weights in other files are read, too; else they are when somebody asks for one.
 
     Raises:
-        RepositoryError: It is not a valid graph.
+        RepositoryError: It is not a valid graph, or its weights cannot be read.
     """
     proto = onnx.load(path, load_external_data=False)
     make_dense(proto)
     model = from_proto(proto, path)
     onnx_ir.external_data.set_base_dir(model.graph, path.parent)
     if weights:
-        onnx_ir.external_data.load_to_model(model)
+        _load_weights(model, proto, path)
     if model.ir_version < _FREE_INITIALIZERS:
         model.ir_version = _FREE_INITIALIZERS
         inputs = model.graph.inputs
         inputs[:] = [value for value in inputs if value.name not in model.graph.initializers]
     return tidied(model)
+
+
+def _load_weights(model: onnx_ir.Model, proto: onnx.ModelProto, path: Path) -> None:
+    try:
+        onnx_ir.external_data.load_to_model(model)
+    except (OSError, ValueError) as error:
+        linked = any((path.parent / location).is_symlink() for location in external_locations(proto.graph))
+        raise RepositoryError(
+            f"the weights of {path} cannot be read: {error}", hint=_LINKS if linked else ""
+        ) from error
 
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> onnx_ir.Model:

@@ -120,11 +120,19 @@ def main() -> None:
     except BrokenPipeError:  # as click ends a command whose output nobody reads any more
         sys.exit(1)
     except OSError as error:
-        say(printable(f"{error.filename}: {error.strerror}" if error.filename else str(error)), logging.ERROR)
+        say(printable(_in_words(error)), logging.ERROR)
         sys.exit(1)
     except MemoryError as error:
         say(printable(f"there is not enough memory: {error}".rstrip(": ")), logging.ERROR)
         sys.exit(1)
+
+
+def _in_words(error: OSError) -> str:
+    if error.filename:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, FileNotFoundError):  # of getcwd(2): everything else has a name
+        return "the working folder is no longer there: go to another one (cd), or name whole paths"
+    return str(error)
 
 
 if __name__ == "__main__":

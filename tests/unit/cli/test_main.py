@@ -157,6 +157,7 @@ class TestWhatTheMachineSays:
         [
             (PermissionError(13, "Permission denied", "/a/b"), "graphkiln: /a/b: Permission denied\n"),
             (OSError("no words"), "graphkiln: no words\n"),
+            (FileNotFoundError(2, "No such file or directory"), "graphkiln: the working folder is no longer there: "),
             (MemoryError(), "graphkiln: there is not enough memory\n"),
             (MemoryError("for 8 TiB"), "graphkiln: there is not enough memory: for 8 TiB\n"),
             (ServerError("\x1b[2Jgone\r\nsecond"), "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
@@ -172,7 +173,7 @@ class TestWhatTheMachineSays:
         with pytest.raises(SystemExit) as caught:
             command.main()
         assert caught.value.code == 1
-        assert capsys.readouterr().err == line
+        assert capsys.readouterr().err.startswith(line)
 
 
 def test_the_version(run: RunVerb) -> None:

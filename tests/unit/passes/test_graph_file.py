@@ -38,6 +38,18 @@ def test_a_value_that_is_computed_twice(tmp_path: Path) -> None:
         load(tmp_path / "m.onnx")
 
 
+def test_weights_behind_a_link_that_leads_elsewhere(tmp_path: Path) -> None:
+    """As in Hugging Face's cache, where it leads to `blobs`."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    onnx_ir.save(model(), tmp_path / "snapshot" / "m.onnx", external_data="w.bin", size_threshold_bytes=0)
+    (tmp_path / "snapshot" / "w.bin").rename(tmp_path / "blobs" / "w")
+    (tmp_path / "snapshot" / "w.bin").symlink_to("../blobs/w")
+    with pytest.raises(RepositoryError, match=r"the weights of .*m\.onnx cannot be read") as caught:
+        load(tmp_path / "snapshot" / "m.onnx")
+    assert "cp -rL" in caught.value.hint
+
+
 class TestLargeWeights:
     @pytest.fixture(autouse=True)
     def _small_limit(self, monkeypatch: pytest.MonkeyPatch) -> None:
