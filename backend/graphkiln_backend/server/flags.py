@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,11 @@ class ListenAddress:
         """Whether other machines can reach it."""
         return not is_local(self.host)
 
+    def overlaps(self, other: ListenAddress) -> bool:
+        """Whether nobody can listen on both: one port, and one host or every one."""
+        hosts = {DEFAULT_HOST if host == "localhost" else host for host in (self.host, other.host)}
+        return self.port == other.port and (len(hosts) == 1 or bool(hosts & {*_ANY_HOSTS}))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TritonFlags:
@@ -62,6 +67,7 @@ class TritonFlags:
         backends: A backend directory given by the user, or None.
         repeated_values: Flag -> all its values, of flags that may be given several times.
         default_host: Where services listen whose address the user did not give.
+        others: What was given that is neither a flag nor a store, and that somebody else takes.
     """
 
     arguments: tuple[str, ...]
@@ -70,15 +76,24 @@ class TritonFlags:
     backends: Path | None
     repeated_values: dict[str, list[str]] = field(default_factory=dict)
     default_host: str = DEFAULT_HOST
+    others: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, arguments: Sequence[str], known: dict[str, bool], host: str = DEFAULT_HOST) -> TritonFlags:
+    def parse(
+        cls,
+        arguments: Sequence[str],
+        known: dict[str, bool],
+        host: str = DEFAULT_HOST,
+        *,
+        is_other: Callable[[str], bool] = lambda _: False,
+    ) -> TritonFlags:
         """Reads an argument list.
 
         Args:
             arguments: `--flag=value`, `--flag value` or `--flag`; a path is a model store.
             known: tritonserver's flags -> whether they take a value.
             host: Where services listen whose address the arguments do not give.
+            is_other: Whether a word that is no flag and no path is for somebody else.
 
         Raises:
             ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is neither a
@@ -88,11 +103,15 @@ class TritonFlags:
         values: dict[str, str] = {}
         repeated: dict[str, list[str]] = {}
         stores: list[Path | RemoteAddress] = []
+        others: list[str] = []
         rest = list(arguments)
         while rest:
             argument = rest.pop(0)
             if not argument.startswith("-") and (is_remote(argument) or Path(argument).exists()):
                 stores.append(parse_store(argument))
+                continue
+            if is_other(argument):
+                others.append(argument)
                 continue
             name, equals, value = argument.removeprefix("--").partition("=")
             _check_known(argument, name, known)
@@ -117,6 +136,7 @@ class TritonFlags:
             backends=backends,
             repeated_values=repeated,
             default_host=host,
+            others=tuple(others),
         )
 
     def listen_address(self, service: str) -> ListenAddress | None:

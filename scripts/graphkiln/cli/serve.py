@@ -84,7 +84,11 @@ def serve(
         Path | None, typer.Option(help="Who must have signed a client's certificate (mutual TLS).", metavar="FILE")
     ] = None,
     page: Annotated[
-        bool, typer.Option("--page", help="Also serve a page that shows the models and tries them in a browser.")
+        bool,
+        typer.Option(
+            "--page",
+            help="Also serve a page that shows the models and tries them in a browser; its address may follow.",
+        ),
     ] = False,
     page_at: Annotated[
         str,
@@ -150,7 +154,7 @@ def serve(
 
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
-    from graphkiln.page.launch import open_page, page_address, with_quantiles
+    from graphkiln.page.launch import is_address, one_address, open_page, page_address, with_quantiles
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
@@ -166,7 +170,9 @@ def serve(
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
-    flags = TritonFlags.parse([*context.args, *tritons_flags(log_format)], installation.flags, host)
+    given = [*context.args, *tritons_flags(log_format)]
+    flags = TritonFlags.parse(given, installation.flags, host, is_other=lambda word: page and is_address(word))
+    page_at = one_address(page_at, flags.others)
     page_listens = page_address(page_at) if page or page_at or page_name else None
     flags = with_quantiles(flags) if page_listens else flags
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
-from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags
+from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
 from graphkiln_backend.server.listening_child import ListeningChild
 from graphkiln_backend.server.tls import TlsFiles
+
+_log = logging.getLogger("graphkiln.page")
 
 DEFAULT_PORT = 8003
 """Triton's own are 8000 to 8002."""
@@ -25,7 +29,12 @@ is reached by nobody."""
 _PROTOCOL = "page"
 _NEEDED = ("starlette", "uvicorn")
 _NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
+_ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\])?:\d+", re.ASCII)
 _QUANTILES = "summary_latencies=true"
+_OPEN = (
+    "whoever reaches %s sees the models with a golden sample of each, and an admin key that is typed there travels in "
+    "the clear (--tls-cert FILE --tls-key FILE, or --page-address 127.0.0.1 and a tunnel)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +60,23 @@ class PageFacts:
     tls: Sequence[str] = ()
 
 
+def is_address(word: str) -> bool:
+    """Whether a word behind `--page` says where it listens: `HOST:PORT`, `:PORT`, an IP address or `localhost`."""
+    return bool(_ADDRESS.fullmatch(word)) or word == "localhost" or _is_ip(word)
+
+
+def one_address(option: str, words: Sequence[str]) -> str:
+    """What `page_address` takes, of `--page-address` and of what stands behind `--page`; empty for neither.
+
+    Raises:
+        ServerSetupError: There are several.
+    """
+    given = [*filter(None, (option,)), *words]
+    if len(given) > 1:
+        raise ServerSetupError(f"the page has several addresses: {', '.join(given)}", hint="name one of them")
+    return "".join(given)
+
+
 def page_address(address: str) -> ListenAddress:
     """Where the page listens.
 
@@ -60,18 +86,18 @@ def page_address(address: str) -> ListenAddress:
     Raises:
         ServerSetupError: It is something else.
     """
-    default = os.environ.get(HOST_VARIABLE) or DEFAULT_HOST
-    text = f"{default}{address}" if address.startswith(":") else address or default
+    default, given = _bracketed(os.environ.get(HOST_VARIABLE) or DEFAULT_HOST), _bracketed(address)
+    text = f"{default}{given}" if given.startswith(":") else given or default
     try:
         parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname, DEFAULT_PORT if parts.port is None else parts.port
     except ValueError:
-        host, port = None, None
-    if not host or parts.path or parts.username:
+        host, port = None, 0
+    if not host or not port or parts.path or parts.username:
         raise ServerSetupError(
             f"'{text}' is no address for the page", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
         )
-    return ListenAddress(protocol=_PROTOCOL, host=host, port=port or DEFAULT_PORT)
+    return ListenAddress(protocol=_PROTOCOL, host=host, port=port)
 
 
 def page_name(text: str) -> str:
@@ -118,7 +144,7 @@ def open_page(
 
     Raises:
         EngineUnavailable: What the page needs is not installed.
-        ServerSetupError: The address is in use, or the server has no HTTP.
+        ServerSetupError: The address is in use, if only by the server itself, or the server has no HTTP.
     """
     if address is None:
         return nullcontext()
@@ -126,7 +152,12 @@ def open_page(
     if missing:
         raise EngineUnavailable(f"the page needs {' and '.join(missing)}", extra="page")
     facts = facts_of(address, flags, inner, tls, stores, names=names)
-    return ListeningChild("page", "graphkiln.page.process", (json.dumps(asdict(facts)),), address)
+    _check_port(address, flags)
+    _warn_if_open(address, tls)
+    try:
+        return ListeningChild("page", "graphkiln.page.process", (json.dumps(asdict(facts)),), address)
+    except ServerSetupError as error:
+        raise ServerSetupError(error.message, hint=_other_port(address)) from error
 
 
 def facts_of(
@@ -161,7 +192,34 @@ def facts_of(
     )
 
 
+def _check_port(address: ListenAddress, flags: TritonFlags) -> None:
+    """Otherwise tritonserver would find its own port taken, start after start."""
+    for own in flags.listen_addresses():
+        if own.overlaps(address):
+            raise ServerSetupError(f"port {own.port} is the server's own ({own.protocol})", hint=_other_port(address))
+
+
+def _other_port(address: ListenAddress) -> str:
+    return f"choose another: --page-address={_bracketed(address.host)}:{free_port()}"
+
+
+def _warn_if_open(address: ListenAddress, tls: TlsFiles | None) -> None:
+    """Where somebody chose it; of an image's own host, whoever starts the container says who may reach it."""
+    if address.is_public and not tls and address.host != os.environ.get(HOST_VARIABLE):
+        _log.warning(_OPEN, f"{_bracketed(address.host)}:{address.port}")
+
+
+def _bracketed(host: str) -> str:
+    """A host as URLs have it: an IPv6 address in brackets, all else as it is."""
+    return f"[{host}]" if ":" in host and _is_ip(host) else host
+
+
+def _is_ip(word: str) -> bool:
+    with suppress(ValueError):
+        return bool(ip_address(word))
+    return False
+
+
 def _url(address: ListenAddress, *, secure: bool) -> str:
     host, port = address.local_address
-    shown = f"[{host}]" if ":" in host else host
-    return f"{'https' if secure else 'http'}://{shown}:{port}"
+    return f"{'https' if secure else 'http'}://{_bracketed(host)}:{port}"

@@ -143,9 +143,12 @@ class TestLaunch:
         assert f"page http://127.0.0.1:{port}" in finished.out
         assert [address.port for address in told if isinstance(address, ListenAddress)] == [port]
         assert run("serve", "--model-store", store, *ports, "--page").out.count("page http://127.0.0.1:8003") == 1
-        assert len(told) == 2
+        placed = run("serve", "--page", f"127.0.0.1:{port}", "--model-store", store, *ports)
+        assert f"page http://127.0.0.1:{port}" in placed.out
+        assert len(told) == 3
         assert "page http" not in run("serve", "--model-store", store, *ports).out
-        assert len(told) == 2
+        assert len(told) == 3
+        assert "unexpected argument" in run("serve", f"127.0.0.1:{port}", "--model-store", store, *ports).err
 
     def test_the_cache_and_the_replacement_are_passed_on(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, ports: list[str]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from graphkiln.page import launch
-from graphkiln.page.launch import facts_of, open_page, page_address, page_name, page_url, with_quantiles
+from graphkiln.page.launch import (
+    facts_of,
+    is_address,
+    one_address,
+    open_page,
+    page_address,
+    page_name,
+    page_url,
+    with_quantiles,
+)
 from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
@@ -29,6 +40,9 @@ def flags(*arguments: str, host: str = "127.0.0.1") -> TritonFlags:
         (":9000", "127.0.0.1", 9000),
         ("localhost:9000", "localhost", 9000),
         ("[::1]:9000", "::1", 9000),
+        ("::1", "::1", 8003),
+        ("::", "::", 8003),
+        ("127.0.0.1:", "127.0.0.1", 8003),
     ],
 )
 def test_addresses(text: str, host: str, port: int) -> None:
@@ -36,10 +50,26 @@ def test_addresses(text: str, host: str, port: int) -> None:
     assert (address.host, address.port) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1"])
+@pytest.mark.parametrize("text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1", ":0"])
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ServerSetupError, match="no address for the page"):
         page_address(text)
+
+
+@pytest.mark.parametrize("word", [":9000", "0.0.0.0:9000", "[::1]:9000", "a.example:9000", "0.0.0.0", "::", "localhost"])
+def test_words_that_may_follow_the_option(word: str) -> None:
+    assert is_address(word)
+
+
+@pytest.mark.parametrize("word", ["models", "1", "-v", "models:x", "a/b:1", "--http-port", "٣:٣", "https://a:1"])
+def test_words_that_are_no_addresses(word: str) -> None:
+    assert not is_address(word)
+
+
+def test_one_address_is_named() -> None:
+    assert (one_address("", []), one_address("a:1", []), one_address("", [":2"])) == ("", "a:1", ":2")
+    with pytest.raises(ServerSetupError, match="several addresses: a:1, :2"):
+        one_address("a:1", [":2"])
 
 
 def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,6 +78,8 @@ def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatc
     for text, host, port in (("", "0.0.0.0", 8003), (":9000", "0.0.0.0", 9000), ("127.0.0.1", "127.0.0.1", 8003)):
         address = page_address(text)
         assert (address.host, address.port) == (host, port)
+    monkeypatch.setenv(launch.HOST_VARIABLE, "::")
+    assert (page_address(":9000").host, page_address(":9000").port) == ("::", 9000)
 
 
 def test_of_ipv6_it_is_written_as_in_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,3 +139,36 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
 
 def test_no_page() -> None:
     assert isinstance(open_page(None, flags(), flags(), None, []), nullcontext)
+
+@pytest.mark.parametrize(("host", "page"), [("127.0.0.1", "localhost:8000"), ("0.0.0.0", ":8000"), ("127.0.0.1", "0.0.0.0:8000")])
+def test_the_servers_own_port_is_not_taken(host: str, page: str) -> None:
+    """tritonserver would find it in use, and be started again and again."""
+    with pytest.raises(ServerSetupError, match=r"port 8000 is the server's own \(HTTP\)") as raised:
+        open_page(page_address(page), flags(host=host), flags(), None, [])
+    assert page_address(raised.value.hint.partition("--page-address=")[2]).port != 8000
+
+
+def test_a_port_in_use_is_told_with_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = page_address(f"127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(ServerSetupError, match=r"\(page\): Address already in use") as raised:
+            open_page(address, flags(), flags(), None, [])
+    assert "choose another: --page-address=127.0.0.1:" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("page", "tls", "told"),
+    [("0.0.0.0:9", None, True), ("[::]:9", None, True), (":9", None, False), ("0.0.0.0:9", FILES, False)],
+)
+def test_who_opens_the_page_to_others_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: str, tls: TlsFiles | None, told: bool
+) -> None:
+    monkeypatch.setattr(launch, "ListeningChild", lambda *_: nullcontext())
+    with caplog.at_level(logging.WARNING, "graphkiln.page"):
+        open_page(page_address(page), flags(), flags(), tls, [])
+        assert ("an admin key that is typed there travels in the clear" in caplog.text) == told
+        caplog.clear()
+        monkeypatch.setenv(launch.HOST_VARIABLE, page_address(page).host)
+        open_page(page_address(page), flags(), flags(), tls, [])
+    assert not caplog.text, "an image's own host"
+

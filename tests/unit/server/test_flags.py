@@ -222,6 +222,26 @@ class TestCheckPorts:
         TritonFlags.parse(hosts, ALL).check_ports()
 
 
+def test_what_is_for_somebody_else_is_set_aside_and_no_value_of_a_flag() -> None:
+    flags = TritonFlags.parse(["a:1", "--http-port", "9", ":2"], KNOWN, is_other=lambda word: ":" in word or word == "9")
+    assert (flags.others, flags.values) == (("a:1", ":2"), {"http-port": "9"})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlap"),
+    [
+        (("127.0.0.1", 1), ("localhost", 1), True),
+        (("127.0.0.1", 1), ("0.0.0.0", 1), True),
+        (("::", 1), ("127.0.0.1", 1), True),
+        (("127.0.0.1", 1), ("127.0.0.1", 2), False),
+        (("127.0.0.1", 1), ("::1", 1), False),
+    ],
+)
+def test_addresses_that_exclude_each_other(one: tuple[str, int], other: tuple[str, int], overlap: bool) -> None:
+    first, second = (ListenAddress(protocol="", host=host, port=port) for host, port in (one, other))
+    assert first.overlaps(second) == second.overlaps(first) == overlap
+
+
 def test_addresses_have_the_forms_that_their_libraries_want() -> None:
     six = TritonFlags.parse([], KNOWN, "::1")
     assert six.addresses == {"http-address": "ipv6:::1", "grpc-address": "[::1]"}
