@@ -26,6 +26,7 @@ from shown_server import METRICS, PIXELS, Shown, config, counted, encoded, respo
 from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.page.app import build_app
+from graphkiln.page.security import BODY_LIMIT
 from graphkiln_backend.graph.admin_key import find_key
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import ServerError
@@ -275,6 +276,47 @@ def test_an_image_of_20_megabytes(browser: Browser, url: str) -> None:
     with opened(browser, url) as it:
         it.ask({"name": "large.bmp", "mimeType": "image/bmp", "buffer": content.getvalue()})
         it.wait_for(".bars tbody th", "class 0")
+
+
+def test_what_is_too_large_is_told_before_it_is_sent(browser: Browser, url: str, shown: Shown, tmp_path: Path) -> None:
+    """A browser whose upload is refused halfway tells of a connection that ended, and of nothing else."""
+    large = tmp_path / "large.bmp"
+    with large.open("wb") as content:
+        content.truncate(BODY_LIMIT + 1)
+    with opened(browser, url) as it:
+        expect(it.page.locator("#state")).to_contain_text("ready")
+        asked: list[str] = []
+        it.page.on("request", lambda request: asked.append(request.url))
+        it.ask(str(large))
+        it.wait_for(".answer .error", "larger than 64 MiB")
+        assert [address for address in asked if "/image" in address] == []
+        assert not shown.transport.inferred()
+
+
+def test_tensors_are_sent_to_one_version(browser: Browser, url: str) -> None:
+    """What compares two versions is offered where it does."""
+    with opened(browser, url) as it:
+        expect(it.page.locator("#other")).to_be_visible()
+        it.page.click("#switch")
+        it.wait_for("#tensor-form button")
+        expect(it.page.locator("#other")).to_be_hidden()
+
+
+def test_a_decoupled_model_has_no_program_and_it_is_said_why(browser: Browser, url: str, shown: Shown) -> None:
+    decoupled = {"model_transaction_policy": {"decoupled": True}}
+    shown.transport.responses["model_config"] = config(takes_images=False) | decoupled
+    with opened(browser, url) as it:
+        it.page.click("#snippets summary")
+        it.wait_for("#snippets p", "answers in a stream")
+        expect(it.page.locator("#snippets pre")).to_have_count(0)
+
+
+def test_who_hears_the_page_hears_that_a_program_was_copied(browser: Browser, url: str) -> None:
+    with opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as it:
+        it.page.click("#snippets summary")
+        it.page.get_by_role("button", name="Copy the curl program").click()
+        expect(it.page.locator("#said")).to_have_text("curl: copied")
+        assert it.page.evaluate("navigator.clipboard.readText()").startswith("python3 -c ")
 
 
 def test_a_thousand_models(browser: Browser, url: str, shown: Shown) -> None:

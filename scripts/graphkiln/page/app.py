@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from graphkiln.page.answers import answer_image
 from graphkiln.page.models import describe_version, list_models
-from graphkiln.page.security import Guard, read_body
+from graphkiln.page.security import BODY_LIMIT, Guard, read_body
 from graphkiln.page.server import ShownServer
 from graphkiln.page.snippets import snippets
 from graphkiln.page.tensors import answer_tensors, golden_sample
@@ -100,9 +100,9 @@ class Views:
         return FileResponse(LOOK)
 
     async def models(self, request: Request) -> Response:
-        """Every version, and where the server is."""
+        """Every version, where the server is, and how large a request may be."""
         rows = await list_models(self._server, _key(request))
-        return _json({"models": rows, "url": _url(self._server, request)})
+        return _json({"models": rows, "url": _url(self._server, request), "most_bytes": BODY_LIMIT})
 
     async def version(self, request: Request) -> Response:
         """All about a version."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,13 @@ _VERBS = {
 """By kind of task: the method, and what is printed of its answer."""
 _HALF = {DType.FP16, DType.BF16}
 """What JSON cannot carry."""
+_TEXT = b"\x04\0\0\0text"
+"""An element of text in a binary tensor: its length, and it. Source: KServe v2, binary tensor data extension."""
+_TOLD = (
+    "import json, sys; answer = sys.stdin.buffer.read().decode('latin-1'); "
+    "told, _ = json.JSONDecoder().raw_decode(answer); print(told); sys.exit('error' in told)"
+)
+"""Prints the JSON before the tensors of a binary response, or the error."""
 _SIDE = 224
 
 
@@ -38,26 +46,48 @@ def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]
         shapes: Of inputs, where they are known better than by the signature; by name.
 
     Returns:
-        For `Python` (our client), `tritonclient` and `curl`; none for curl where JSON cannot carry an input.
+        For `Python` (our client), `tritonclient` and `curl`. None of our client for a model of sequences, which are
+        not its own; none at all for a decoupled model, whose answers come as a stream over gRPC.
 
     Raises:
         ProtocolError: What is published cannot be read.
     """
+    if served.config.get("model_transaction_policy", {}).get("decoupled"):
+        return {}
     rows = [(row["name"], DType(row["datatype"]), _shape(row, shapes)) for row in served.metadata["inputs"]]
+    sequence, curl = _sequence(served.config), _binary_curl if _has_half(served) else _curl
     kind = kind_of(served)
-    found = {
-        "Python": _image_program(url, served, kind) if kind else _tensor_program(url, served, rows),
-        "tritonclient": _triton_program(url, served, rows),
+    ours = _image_program(url, served, kind) if kind else _tensor_program(url, served, rows)
+    return {
+        **({} if sequence else {"Python": ours}),
+        "tritonclient": _triton_program(url, served, rows, sequence),
+        "curl": curl(url, served, rows, sequence),
     }
-    return found if any(dtype in _HALF for _, dtype, _ in rows) else {**found, "curl": _curl(url, served, rows)}
 
 
 _Rows = Sequence[tuple[str, DType, list[int]]]
+_Sequence = Mapping[str, int | str | bool]
 
 
 def _shape(row: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[int]:
     known = shapes.get(row["name"])
     return list(known) if known else [max(1, size) for size in row["shape"]]
+
+
+def _has_half(served: ServedVersion) -> bool:
+    rows = (*served.metadata["inputs"], *served.metadata.get("outputs", ()))
+    return any(row["datatype"] in _HALF for row in rows)
+
+
+def _sequence(config: Mapping[str, Any]) -> _Sequence:
+    """A sequence of this request alone, under an id that nobody else has; empty where the model takes none."""
+    batching = config.get("sequence_batching")
+    if batching is None:
+        return {}
+    controls = [control for row in batching.get("control_input", ()) for control in row.get("control", ())]
+    number = secrets.randbelow((1 << 31) - 1) + 1
+    is_text = any(control.get("data_type") == "TYPE_STRING" for control in controls)
+    return {"sequence_id": str(number) if is_text else number, "sequence_start": True, "sequence_end": True}
 
 
 def _image_program(url: str, served: ServedVersion, kind: str) -> str:
@@ -85,9 +115,10 @@ with Client({url!r}) as client:
 """
 
 
-def _triton_program(url: str, served: ServedVersion, rows: _Rows) -> str:
+def _triton_program(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequence) -> str:
     scheme, _, authority = url.partition("://")
     secured = ", ssl=True" if scheme == "https" else ""
+    more = "".join(f", {key}={value!r}" for key, value in sequence.items())
     inputs = "\n".join(
         f"inputs.append(triton.InferInput({name!r}, {shape}, {dtype.value!r}))\n"
         f"inputs[-1].set_data_from_numpy({_array(dtype, shape)})"
@@ -99,21 +130,44 @@ def _triton_program(url: str, served: ServedVersion, rows: _Rows) -> str:
 client = triton.InferenceServerClient({authority!r}{secured})
 inputs = []
 {inputs}
-result = client.infer({served.model!r}, inputs, model_version={served.version!r})
+result = client.infer({served.model!r}, inputs, model_version={served.version!r}{more})
 for output in result.get_response()["outputs"]:
     print(output["name"], result.as_numpy(output["name"]).shape)
 client.close()
 """
 
 
-def _curl(url: str, served: ServedVersion, rows: _Rows) -> str:
+def _curl(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequence) -> str:
     inputs = ", ".join(
         f'{{"name": {json.dumps(name)}, "shape": {shape}, "datatype": "{dtype}", "data": {_values(dtype, shape)}}}'
         for name, dtype, shape in rows
     )
-    program = f'import json; print(json.dumps({{"inputs": [{inputs}]}}))'
+    more = f', "parameters": {dict(sequence)}' if sequence else ""
+    program = f'import json; print(json.dumps({{"inputs": [{inputs}]{more}}}))'
+    return f"{_python(program)} |\n  {_post(url, served)}\n"
+
+
+def _binary_curl(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequence) -> str:
+    """Tensors behind the JSON. Source: KServe v2, binary tensor data extension."""
+    inputs = [
+        {"name": name, "shape": shape, "datatype": dtype, "parameters": {"binary_data_size": _size(dtype, shape)}}
+        for name, dtype, shape in rows
+    ]
+    head = json.dumps({"inputs": inputs, "parameters": {**sequence, "binary_data_output": True}}).encode()
+    body = " + ".join(_raw(dtype, shape) for _, dtype, shape in rows)
+    length = shlex.quote(f"Inference-Header-Content-Length: {len(head)}")
+    program = f"import sys; sys.stdout.buffer.write({head!r} + {body})"
+    return f"{_python(program)} |\n  {_post(url, served, f'-H {length}')} |\n  {_python(_TOLD)}\n"
+
+
+def _python(program: str) -> str:
+    return f"python3 -c {shlex.quote(program)}"
+
+
+def _post(url: str, served: ServedVersion, header: str = "") -> str:
     path = f"{url}/v2/models/{quote(served.model, safe='')}/versions/{served.version}/infer"
-    return f"python3 -c {shlex.quote(program)} |\n  curl -sS --fail-with-body --data-binary @- {shlex.quote(path)}\n"
+    words = ("curl -sS --fail-with-body", header, "--data-binary @-", shlex.quote(path))
+    return " ".join(filter(None, words))
 
 
 def _imports(rows: _Rows) -> str:
@@ -139,3 +193,12 @@ def _values(dtype: DType, shape: Sequence[int]) -> str:
     """The same elements in a flat list, as an expression."""
     value = '"text"' if dtype is DType.BYTES else "False" if dtype is DType.BOOL else "0"
     return f"[{value}] * {math.prod(shape)}"
+
+
+def _raw(dtype: DType, shape: Sequence[int]) -> str:
+    """The same as the bytes of a binary tensor, as an expression."""
+    return f"{_TEXT!r} * {math.prod(shape)}" if dtype is DType.BYTES else f"bytes({_size(dtype, shape)})"
+
+
+def _size(dtype: DType, shape: Sequence[int]) -> int:
+    return math.prod(shape) * (dtype.bytes or len(_TEXT))

@@ -34,14 +34,14 @@ async def golden_sample(server: ShownServer, name: str, version: str) -> dict[st
     """The first golden sample of a version, for a form.
 
     Returns:
-        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited. Empty
-        where the version has no golden samples.
+        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited, or holds
+        what nobody could type (NaN, infinity, bytes that are no text). Empty where the version has no golden samples.
 
     Raises:
         ManifestError: They are damaged.
     """
     golden = await asyncio.to_thread(server.stores.golden, name, version)
-    return {input_: _row(array, EDITED) for input_, array in golden.feeds[0].items()} if golden else {}
+    return {input_: _form_row(array) for input_, array in golden.feeds[0].items()} if golden else {}
 
 
 async def answer_tensors(server: ShownServer, name: str, version: str, document: Any) -> dict[str, Any]:
@@ -85,9 +85,18 @@ def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> An
         raise InvalidInput(f"input '{name}': the shape must be a list of numbers from 0, got {str(shape)[:80]}")
     try:
         datatype = str(row.get("datatype"))
-        return _zeros(name, datatype, shape) if data is None else from_values(data, datatype, tuple(shape))
+        return _zeros(name, datatype, shape) if data is None else _values(name, datatype, shape, data)
     except ProtocolError as error:
         raise InvalidInput(f"input '{name}': {error.message.replace('the response has', 'there is')}") from error
+
+
+def _values(name: str, datatype: str, shape: Sequence[int], data: Any) -> AnyArray:
+    """What was typed. A number that its type rounds to infinity would be computed with, and nobody would see it."""
+    with np.errstate(over="ignore"):
+        array = from_values(data, datatype, tuple(shape))
+    if not _is_finite(array):
+        raise InvalidInput(f"input '{name}': a value is out of the range of {datatype}")
+    return array
 
 
 def _zeros(name: str, datatype: str, shape: Sequence[int]) -> AnyArray:
@@ -133,6 +142,24 @@ def _limit(precision: str) -> float | None:
     rows = {**policy.BY_PRECISION, Precision.FP32: policy.OTHER_ENGINE}
     row = next((row for known, row in rows.items() if known.value == precision), None)
     return row.relative_l2 if row else None
+
+
+def _form_row(array: AnyArray) -> dict[str, Any]:
+    """A golden tensor for a form; without data where what is typed again would not be what is golden."""
+    return _row(array, EDITED if _is_finite(array) and _is_text(array) else -1)
+
+
+def _is_finite(array: AnyArray) -> bool:
+    """Whether it holds neither NaN nor infinity; also of what holds no floating-point numbers."""
+    return not DType.from_numpy(array.dtype).is_float or bool(np.isfinite(array.astype(np.float64)).all())
+
+
+def _is_text(array: AnyArray) -> bool:
+    """Whether all elements of text are UTF-8; also of what holds none."""
+    try:
+        return all(each.decode() is not None for each in array.reshape(-1).tolist() if isinstance(each, bytes))
+    except UnicodeDecodeError:
+        return False
 
 
 def _row(array: AnyArray, most: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_a_method_that_a_path_does_not_have(page: TestClient, method: str, path:
 def test_models_without_a_key_are_those_that_are_loaded(page: TestClient, shown: Shown) -> None:
     document = page.get("/api/models").json()
     assert [(row["name"], row["state"], row["engine"]) for row in document["models"]] == [("m", "READY", "onnxruntime")]
-    assert document["url"] == "http://127.0.0.1:8000"
+    assert (document["url"], document["most_bytes"]) == ("http://127.0.0.1:8000", 64 << 20)
     assert shown.keys == [""]
 
 

@@ -63,8 +63,7 @@ def test_names_of_tensors_stay_names(shown: Shown, name: str) -> None:
 
 def test_curl_sends_what_the_signature_says(shown: Shown) -> None:
     tensors(shown, ("X", "FP32", [-1, 2]), ("T", "BYTES", [1]), ("B", "BOOL", [2]))
-    program = shlex.split(programs(shown, shapes={"X": [1, 2]})["curl"])[2]
-    sent = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True).stdout
+    sent = sent_by(programs(shown, shapes={"X": [1, 2]})["curl"])
     assert json.loads(sent)["inputs"] == [
         {"name": "X", "shape": [1, 2], "datatype": "FP32", "data": [0, 0]},
         {"name": "T", "shape": [1], "datatype": "BYTES", "data": ["text"]},
@@ -72,12 +71,66 @@ def test_curl_sends_what_the_signature_says(shown: Shown) -> None:
     ]
 
 
+def sent_by(program: str) -> bytes:
+    """What the first command of a pipe of shell commands writes."""
+    words = shlex.split(program.partition(" |\n")[0])
+    return subprocess.run([sys.executable, *words[1:]], capture_output=True, check=True).stdout
+
+
 @pytest.mark.parametrize("half", ["FP16", "BF16"])
-def test_json_has_no_half_precision(shown: Shown, half: str) -> None:
-    tensors(shown, ("X", half, [1]))
+def test_curl_sends_half_precision_as_bytes_behind_the_json(shown: Shown, half: str) -> None:
+    tensors(shown, ("X", half, [-1, 3]), ("T", "BYTES", [2]), ("B", "BOOL", [1]))
     found = programs(shown)
-    assert "curl" not in found
     assert ("ml_dtypes" in found["tritonclient"]) == (half == "BF16")
+    header = "Inference-Header-Content-Length: "
+    words = shlex.split(found["curl"])
+    (length,) = [int(word.removeprefix(header)) for word in words if word.startswith(header)]
+    sent = sent_by(found["curl"])
+    document = json.loads(sent[:length])
+    sizes = [row["parameters"]["binary_data_size"] for row in document["inputs"]]
+    assert sizes == [6, 16, 1]
+    assert sent[length:] == bytes(6) + b"\x04\0\0\0text" * 2 + b"\0"
+    assert document["parameters"] == {"binary_data_output": True}
+    assert [row["datatype"] for row in document["inputs"]] == [half, "BYTES", "BOOL"]
+
+
+def test_an_output_in_half_precision_cannot_come_as_json_either(shown: Shown) -> None:
+    tensors(shown, ("X", "FP32", [1]))
+    shown.transport.responses["model_metadata"]["outputs"] = [{"name": "Y", "datatype": "FP16", "shape": [1]}]
+    assert "binary_data_output" in programs(shown)["curl"]
+
+
+def test_what_a_binary_response_says_is_printed_and_an_error_fails(shown: Shown) -> None:
+    tensors(shown, ("X", "FP16", [1]))
+    told = shlex.split(programs(shown)["curl"].rpartition(" |\n")[2])
+    for response, code, printed in ((b'{"outputs": []}\xff\0', 0, b"{'outputs': []}"), (b'{"error": "no"}', 1, b"no")):
+        ran = subprocess.run([sys.executable, *told[1:]], input=response, capture_output=True, check=False)
+        assert (ran.returncode, printed in ran.stdout) == (code, True)
+
+
+def sequences(shown: Shown, datatype: str) -> None:
+    tensors(shown, ("X", "INT32", [1]))
+    control = [{"kind": "CONTROL_SEQUENCE_CORRID", "data_type": datatype}]
+    batching = {"control_input": [{"name": "ID", "control": control}]}
+    shown.transport.responses["model_config"] = {"max_batch_size": 4, "sequence_batching": batching}
+
+
+@pytest.mark.parametrize(("datatype", "kind"), [("TYPE_UINT64", int), ("TYPE_STRING", str)])
+def test_a_model_of_sequences_gets_one_of_a_single_request(shown: Shown, datatype: str, kind: type) -> None:
+    sequences(shown, datatype)
+    found = programs(shown)
+    assert list(found) == ["tritonclient", "curl"], "our client has no sequences"
+    parameters = json.loads(sent_by(found["curl"]))["parameters"]
+    assert type(parameters["sequence_id"]) is kind
+    assert 0 < int(parameters["sequence_id"]) < 1 << 31
+    assert (parameters["sequence_start"], parameters["sequence_end"]) == (True, True)
+    assert "sequence_start=True, sequence_end=True" in found["tritonclient"]
+    assert programs(shown)["curl"] != found["curl"], "another id: the sequences of others go on"
+
+
+def test_a_decoupled_model_has_no_program(shown: Shown) -> None:
+    shown.transport.responses["model_config"] = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
+    assert programs(shown) == {}
 
 
 def test_a_server_with_tls(shown: Shown) -> None:

@@ -14,6 +14,7 @@ from shown_server import Shown, config
 
 from graphkiln.page import tensors
 from graphkiln.page.tensors import answer_tensors, golden_sample
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_client.transports.base import InferRequest, InferResponse
@@ -75,6 +76,20 @@ def test_a_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: p
     sample = asyncio.run(golden_sample(stored.server(), "m", "1"))
     assert sample["X"]["data"] is None
     assert ask(stored, {"X": {"golden": True}})["outputs"]["Y"]["data"] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    "odd", [np.array([[math.nan, 1]], np.float32), np.array([[math.inf, 1]], np.float16), np.array([[b"\xff", b"a"]], object)]
+)
+def test_what_nobody_can_type_is_sent_as_it_is(stored: Shown, odd: Any) -> None:
+    outputs = {"Y": np.zeros((1, 2), np.float32)}
+    golden = GoldenSamples(inputs={"X": odd}, source_outputs=outputs, graph_outputs=outputs)
+    golden.write(stored.folder / "m" / "1" / "golden.npz")
+    stored.transport.responses["model_metadata"]["inputs"][0]["datatype"] = DType.from_numpy(odd.dtype).value
+    assert asyncio.run(golden_sample(stored.server(), "m", "1"))["X"]["data"] is None
+    ask(stored, {"X": {"golden": True}})
+    (sent,) = stored.transport.inferred()
+    assert repr(sent.inputs["X"]) == repr(odd)
 
 
 def test_outputs_with_their_figures(stored: Shown) -> None:
@@ -149,6 +164,10 @@ def test_text(stored: Shown) -> None:
         ({"X": {**PIXEL, "data": ["a", "b"]}}, "not a FP32 tensor"),
         ({"X": {**PIXEL, "datatype": "INT8", "data": [1, 300]}}, "out of the range"),
         ({"X": {**PIXEL, "datatype": "COMPLEX"}}, "unknown datatype"),
+        ({"X": {**PIXEL, "datatype": "FP16", "data": [70000, 1]}}, "out of the range of FP16"),
+        ({"X": {**PIXEL, "datatype": "BF16", "data": [1e39, 1]}}, "out of the range of BF16"),
+        ({"X": {**PIXEL, "data": [1e39, 1]}}, "out of the range of FP32"),
+        ({"X": {**PIXEL, "datatype": "FP64", "data": [math.inf, 1]}}, "out of the range of FP64"),
         ({"Z": {"golden": True}}, "no golden sample of 'Z'"),
     ],
 )

@@ -2,6 +2,7 @@
 
 const KEY_HEADER = "x-graphkiln-admin-key";
 const TIMEOUT_MS = 120_000;
+let mostBytes = Infinity;
 
 /** A request that failed: `message` says what happened, `hint` what to do. */
 export class Failure extends Error {
@@ -12,6 +13,8 @@ export class Failure extends Error {
 }
 
 async function ask(path, options = {}) {
+  const bytes = options.body?.size ?? options.body?.length ?? 0;
+  if (bytes > mostBytes) throw new Failure(`this is larger than ${Math.round(mostBytes / (1 << 20))} MiB`, "send less");
   let response;
   try {
     response = await fetch(path, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) });
@@ -28,7 +31,12 @@ async function ask(path, options = {}) {
 const key = (adminKey) => (adminKey ? { headers: { [KEY_HEADER]: adminKey } } : {});
 const of = (model) => `/api/models/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
 
-export const listModels = (adminKey) => ask("/api/models", key(adminKey));
+/** The versions; what is larger than the server takes is refused from then on before it is sent: browsers tell of a connection that ended. */
+export async function listModels(adminKey) {
+  const found = await ask("/api/models", key(adminKey));
+  mostBytes = found.most_bytes;
+  return found;
+}
 export const describe = (model) => ask(of(model));
 export const traffic = () => ask("/api/metrics");
 export const control = (name, verb, adminKey) =>

@@ -3,6 +3,8 @@
 import * as api from "./api.js";
 import { $, el, errorBox } from "./dom.js";
 
+const STREAMED = "There is none: this model answers in a stream, which start_stream of tritonclient.grpc opens.";
+
 let asked = 0;
 
 /** Fills the panel with the programs of a version. */
@@ -12,7 +14,8 @@ export async function showSnippets(model) {
   const kept = place.querySelector("summary");
   try {
     const { snippets } = await api.snippets(model);
-    if (round === asked) place.replaceChildren(kept, ...Object.entries(snippets).flatMap(program));
+    const programs = Object.entries(snippets).flatMap(program);
+    if (round === asked) place.replaceChildren(kept, ...(programs.length ? programs : [el("p", { class: "faint" }, STREAMED)]));
   } catch (error) {
     if (round === asked) place.replaceChildren(kept, errorBox(error));
   }
@@ -21,12 +24,12 @@ export async function showSnippets(model) {
 
 function program([language, text]) {
   const shown = el("pre", { tabindex: "0", "aria-label": `${language} program`, "data-language": language }, text);
-  const button = el("button", { type: "button", class: "quiet", "aria-label": `Copy the ${language} program`, onclick: () => copy(button, shown) }, "Copy");
+  const button = el("button", { type: "button", class: "quiet", "aria-label": `Copy the ${language} program`, onclick: () => copy(button, shown, language) }, "Copy");
   return [el("div", { class: "snippet" }, el("h3", {}, language), button), shown];
 }
 
 /** Copies; where the browser does not let us (a page without TLS at another machine), the text is selected. */
-async function copy(button, shown) {
+async function copy(button, shown, language) {
   try {
     await navigator.clipboard.writeText(shown.textContent);
     button.textContent = "Copied";
@@ -34,5 +37,6 @@ async function copy(button, shown) {
     getSelection().selectAllChildren(shown);
     button.textContent = "Selected";
   }
+  $("said").textContent = `${language}: ${button.textContent.toLowerCase()}`;
   setTimeout(() => { button.textContent = "Copy"; }, 2000);
 }
