@@ -6,6 +6,7 @@ scripts/docs --write      writes the pages alone
 scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build
                           strictly
 scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
+scripts/docs --links      lists the addresses of other sites in the pages: whether they answer is seen with a network alone
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from documenting import pages, site, terminal
+from documenting import links, pages, site, terminal
 from documenting.pages import REPOSITORY
 
 
@@ -30,11 +31,14 @@ def main() -> None:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--picture", action="store_true")
+    parser.add_argument("--links", action="store_true")
     given = parser.parse_args()
     if given.picture:
         terminal.record(REPOSITORY)
     elif given.check:
         _check()
+    elif given.links:
+        print(*(f"{page}: {address}" for page, address in links.outside_links(REPOSITORY)), sep="\n")
     else:
         print(*pages.write(), sep="\n")
         if not given.write:
@@ -42,6 +46,9 @@ def main() -> None:
 
 
 def _check() -> None:
+    faulty = [f"{page}: {address}: {fault}" for page, address in links.outside_links(REPOSITORY) if (fault := links.fault_of(address))]
+    if faulty:
+        sys.exit(f"graphkiln: addresses of other sites: {'; '.join(faulty)}")
     if stale := pages.stale():
         sys.exit(f"graphkiln: not what the code says (scripts/docs writes them): {', '.join(stale)}")
     with tempfile.TemporaryDirectory() as folder:

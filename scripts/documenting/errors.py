@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 from documenting.text import attributes_of, code, summary_of, table
-from graphkiln_backend.graph import errors
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring.errors import RunInterrupted
+
+MODULES = (
+    "graphkiln_backend.graph.errors",
+    "graphkiln_backend.graph.contract",
+    "graphkiln_backend.repository.overlay",
+    "graphkiln_backend.repository.remote_address",
+    "graphkiln_backend.repository.remote_objects",
+    "graphkiln_backend.scoring.errors",
+    "graphkiln_backend.triton.executor",
+    "graphkiln_backend.triton.refusal",
+    "graphkiln_backend.triton.sequences",
+)
+"""Where errors are defined, in the order of the page."""
 
 _INTRODUCTION = """# Errors and exit codes
 
-Written by `scripts/docs` from `graphkiln_backend.graph.errors`. Every error says what happened, what was expected,
+Written by `scripts/docs` from the classes themselves. Every error says what happened, what was expected,
 and in parentheses what to do. `from graphkiln import GraphkilnError, ClientError` catches all of them, or all of a
 client's; `error.message` and `error.hint` are its two parts.
 
@@ -23,10 +36,14 @@ client's; `error.message` and `error.hint` are its two parts.
 | 2 | the command, a file or a configuration is wrong; one line says what to change |
 | 129, 130, 143 | a closed terminal (SIGHUP), Ctrl-C, SIGTERM; `serve` ends with 0 |
 
+What the machine refuses (a full disk, a file that may not be read, too little memory) is told in its own words, with code 1.
+
 An instance reports an error to Triton with the code below; over HTTP that is the status beside it, over gRPC the status
 of the same name.
 
 """
+_OTHER_CODES = {RunInterrupted: "128 and the number of the signal"}
+"""What an instance says, and no class."""
 _STATUS = {
     "INVALID_ARG": "400, INVALID_ARGUMENT",
     "NOT_FOUND": "404, NOT_FOUND",
@@ -38,18 +55,22 @@ _STATUS = {
 
 def render() -> str:
     """The page."""
-    rows = [
-        (code(each.__name__), code(_parent(each)), str(each.exit_code), _triton(each), _text(each)) for each in tree()
-    ]
+    for name in MODULES:
+        import_module(name)
+    rows = [(code(each.__name__), code(_parent(each)), _exit(each), _triton(each), _text(each)) for each in tree()]
     return _INTRODUCTION + table(["error", "is a", "exit code", "to Triton: HTTP, gRPC", "when"], rows)
 
 
 def tree(root: type[GraphkilnError] = GraphkilnError) -> Iterator[type[GraphkilnError]]:
-    """The base and all that derive from it in its module, each before those below it."""
+    """The base and all that derive from it in these modules, each before those below it."""
+    found = [each for each in root.__subclasses__() if each.__module__ in MODULES]
     yield root
-    for each in vars(errors).values():
-        if inspect.isclass(each) and issubclass(each, GraphkilnError) and root in each.__bases__:
-            yield from tree(each)
+    for each in sorted(found, key=lambda each: MODULES.index(each.__module__)):
+        yield from tree(each)
+
+
+def _exit(error: type[GraphkilnError]) -> str:
+    return _OTHER_CODES.get(error, str(error.exit_code))
 
 
 def _parent(error: type[Any]) -> str:

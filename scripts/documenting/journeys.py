@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ pages, run by `tests/journeys` in an empty folder against the real server. Writt
 
 """
 _LOAD = "the machine's load average of five minutes at the end, which two busy cores bring to 2 without any other work"
+_TUTORIAL = """
+## The tutorial
+
+All of its commands, by the test that follows [the page](tutorial.md): {seconds:.0f} s, without installing, reading and typing. {place} Its load was
+{load}.
+
+"""
 
 
 def render(recorded: Path) -> str:
@@ -33,12 +41,27 @@ def render(recorded: Path) -> str:
         for each in document["journeys"]
     ]  # fmt: skip
     listed = table(["journey", "from", "commands", "seconds", "load"], rows)
+    told = f"{_place(document)} Seconds include starting and stopping the server; load is {_LOAD}.\n"
+    sections = "\n".join(map(_section, document["journeys"]))
+    return f"{_INTRODUCTION}{listed}\n{told}\n{sections}{_tutorial(document.get('tutorial'))}"
+
+
+def _place(document: Mapping[str, Any]) -> str:
     facts = document["facts"]
-    place = f"{facts['machine']}; {facts['date']}; in {facts.get('place', 'an empty folder')}."
-    told = f"{place} Seconds include starting and stopping the server; load is {_LOAD}.\n"
-    return f"{_INTRODUCTION}{listed}\n{told}\n" + "\n".join(map(_section, document["journeys"]))
+    return f"{facts['machine']}; {facts['date']}; in {facts.get('place', 'an empty folder')}."
 
 
 def _section(journey: dict[str, Any]) -> str:
-    steps = [(code(step["command"]), f"{step['seconds']:.1f}") for step in journey["commands"]]
-    return f"## {journey['title']}\n\n{journey['given']}\n\n{table(['command', 'seconds'], steps)}"
+    return f"## {journey['title']}\n\n{journey['given']}\n\n{_steps(journey)}"
+
+
+def _tutorial(recorded: Mapping[str, Any] | None) -> str:
+    if recorded is None:
+        return ""
+    told = _TUTORIAL.format(seconds=recorded["seconds"], load=recorded["load"], place=_place(recorded))
+    return told + _steps(recorded)
+
+
+def _steps(recorded: Mapping[str, Any]) -> str:
+    steps = [(code(step["command"]), f"{step['seconds']:.1f}") for step in recorded["commands"]]
+    return table(["command", "seconds"], steps)

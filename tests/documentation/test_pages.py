@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from graphkiln_backend.server.installation import find_installation
 
 RUN = {"bash", "python"}
 SHOWN = {"text"}
+EXTRAS = re.compile(r"graphkiln\[([\w,]+)\]")
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +175,16 @@ def test_every_page_is_in_the_navigation(repository: Path) -> None:
     listed = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
     docs = repository / "docs"
     assert listed == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
+
+
+def test_every_extra_that_a_page_names_is_one(repository: Path, pages: list[Path]) -> None:
+    extras = set(tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    named = [(page.name, each) for page in pages for found in EXTRAS.findall(page.read_text()) for each in found.split(",")]
+    assert len(named) > 8
+    assert [(page, each) for page, each in named if each not in extras] == []
+    listed = re.search(r"the extras are (.+?)\. Tests", (repository / "README.md").read_text(), re.DOTALL)
+    assert listed
+    assert set(re.findall(r"`\[(\w+)\]`", listed[1])) == extras - {"oneflow"}, "which others bring"
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
+import journey
 import manual
 import pytest
 from walkthrough import Walkthrough
+
+from graphkiln.story.facts import machine_facts
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -24,7 +29,9 @@ GIVEN = {"scoring": ("docs/digits", "photos"), "signing": ("model_repository/dig
 
 
 def test_the_tutorial(repository: Path, tmp_path: Path) -> None:
-    with Walkthrough(tmp_path, QUICKER) as reader:
+    """With `GRAPHKILN_RECORD=1`, what its commands took is kept, as the journeys are."""
+    is_kept, begun = bool(os.environ.get("GRAPHKILN_RECORD")), time.monotonic()
+    with Walkthrough(tmp_path, {} if is_kept else QUICKER) as reader:
         reader.follow(repository / "docs" / "tutorial.md")
         assert reader.said(r"right on held-out digits: (9[0-9]|100)\.\d%")
         assert reader.said(r"PASS")
@@ -34,6 +41,9 @@ def test_the_tutorial(repository: Path, tmp_path: Path) -> None:
         manifest = json.loads((tmp_path / "models" / "digits" / "1" / "manifest.json").read_text())
         assert manifest["verification"]
         assert not (tmp_path / "models" / "digits" / "2").exists()
+    if is_kept:
+        seconds = time.monotonic() - begun
+        journey.record_tutorial(repository / "docs" / "journeys.json", reader.steps, seconds, machine_facts())
 
 
 @pytest.mark.parametrize("name", manual.GUIDES)

@@ -16,6 +16,8 @@ MOST_COMMANDS = 5
 PLACE_VARIABLE = "GRAPHKILN_JOURNEYS_PLACE"
 """Environment variable in which scripts/journeys says where they run."""
 EMPTY_FOLDER = "an empty folder, in the environment of the tests"
+PROGRAM = "the program of the page"
+"""A block of Python among the steps of the tutorial."""
 _FACT = re.compile(r"^# (title|page|given): (.+)$", re.MULTILINE)
 
 
@@ -56,12 +58,43 @@ def record(file: Path, journey: Journey, steps: list[Step], seconds: float, fact
         seconds: From the first command until everything was stopped.
         facts: Of the machine.
     """
-    known = {each["name"]: each for each in json.loads(file.read_text())["journeys"]} if file.exists() else {}
+    document = _read(file)
+    known = {each["name"]: each for each in document["journeys"]}
     took = {step.command: step.seconds for step in steps}
-    commands = [{"command": command, "seconds": round(took[command], 1)} for command in journey.commands]
+    commands = [_told(command, took[command]) for command in journey.commands]
     known[journey.name] = {
         "name": journey.name, "title": journey.title, "page": journey.page, "given": journey.given,
         "seconds": round(seconds, 1), "load": round(os.getloadavg()[1], 1), "commands": commands,
     }  # fmt: skip
-    kept = {**{key: facts[key] for key in ("machine", "date")}, "place": os.environ.get(PLACE_VARIABLE, EMPTY_FOLDER)}
-    file.write_text(json.dumps({"facts": kept, "journeys": list(known.values())}, indent=1) + "\n")
+    _write(file, {**document, "facts": _facts(facts), "journeys": list(known.values())})
+
+
+def record_tutorial(file: Path, steps: list[Step], seconds: float, facts: dict[str, Any]) -> None:
+    """Puts what the commands of the tutorial took into the same file.
+
+    Args:
+        file: As above.
+        steps: What was done; a program of the page has its place in the page for a command.
+        seconds: From the first command until everything was stopped.
+        facts: Of the machine.
+    """
+    commands = [_told(PROGRAM if step.command.startswith("tutorial.md:") else step.command, step.seconds) for step in steps]
+    took = {"seconds": round(seconds, 1), "load": round(os.getloadavg()[1], 1), "commands": commands}
+    _write(file, {**_read(file), "tutorial": {"facts": _facts(facts), **took}})
+
+
+def _told(command: str, seconds: float) -> dict[str, Any]:
+    return {"command": command, "seconds": round(seconds, 1)}
+
+
+def _facts(facts: dict[str, Any]) -> dict[str, Any]:
+    return {**{key: facts[key] for key in ("machine", "date")}, "place": os.environ.get(PLACE_VARIABLE, EMPTY_FOLDER)}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"journeys": []}
+    return document
+
+
+def _write(file: Path, document: dict[str, Any]) -> None:
+    file.write_text(json.dumps(document, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Every error that graphkiln raises, in one tree.
+"""The errors that any part of graphkiln raises, in one tree; those of one part derive from it where they belong.
 
 GraphkilnError                  what happened, what was expected; `hint` says what to do next
 ├── ManifestError               a manifest or another file from outside does not say what it must

@@ -27,3 +27,15 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
     assert "## A way\n\nNothing.\n" in page
     assert "| `graphkiln serve x \\| y` | 3.2 |" in page
     assert "two cores; today; in a new container." in page
+
+
+def test_what_the_tutorial_took_stands_below(tmp_path: Path) -> None:
+    recorded = tmp_path / "journeys.json"
+    facts = {"machine": "two cores", "date": "today", "place": "an empty folder"}
+    steps = [{"command": "python digits.py", "seconds": 7.04}]
+    tutorial = {"facts": facts, "seconds": 61.4, "load": 2.5, "commands": steps}
+    recorded.write_text(json.dumps({"facts": facts, "journeys": [], "tutorial": tutorial}))
+    page = journeys.render(recorded)
+    assert "\n## The tutorial\n" in page
+    assert "): 61 s, without installing, reading and typing. two cores; today; in an empty folder. Its load was\n2.5." in page
+    assert page.endswith("| `python digits.py` | 7.0 |\n")
