@@ -23,6 +23,8 @@ from playwright.sync_api import Browser, expect
 from playwright.sync_api import Error as BrowserError
 from running import Server, Serving, free_ports
 from shown_server import METRICS, PIXELS, Shown, config, counted, encoded, responses
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.page.app import build_app
@@ -276,6 +278,16 @@ def test_an_image_of_20_megabytes(browser: Browser, url: str) -> None:
     with opened(browser, url) as it:
         it.ask({"name": "large.bmp", "mimeType": "image/bmp", "buffer": content.getvalue()})
         it.wait_for(".bars tbody th", "class 0")
+
+
+def test_a_proxy_may_put_it_below_a_path(browser: Browser, shown: Shown) -> None:
+    below = Starlette(routes=[Mount("/see", build_app(shown.server()))])
+    with serving(below) as url, opened(browser, f"{url}see/") as it:
+        it.ask(file("a.png"))
+        it.wait_for(".bars")
+        it.page.click("#tab-models")
+        it.page.locator("#models th button").first.click()
+        it.wait_for("#model-detail h3", "Signature")
 
 
 def test_what_is_too_large_is_told_before_it_is_sent(browser: Browser, url: str, shown: Shown, tmp_path: Path) -> None:

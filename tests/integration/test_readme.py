@@ -266,10 +266,15 @@ def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Pa
 
 def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp_path: Path) -> None:
     """`--keep` uses the usual ports, so they are moved for the test."""
-    ports = free_ports(3)
+    ports = free_ports(4)
     script = (repository / "scripts" / "quickstart").read_text()
-    moved = script.replace("ports=(8000 8001 8002)", f"ports=({ports[0]} {ports[1]} {ports[2]})")
-    assert moved != script
+    moved = script
+    for usual, free in (
+        ("ports=(8000 8001 8002)", f"ports=({ports[0]} {ports[1]} {ports[2]})"),
+        ("page=(--page)", f"page=(--page 127.0.0.1:{ports[3]})"),
+    ):
+        assert usual in moved
+        moved = moved.replace(usual, free)
     copy = repository / "scripts" / f".quickstart-{ports[0]}"
     copy.write_text(moved)
     copy.chmod(0o755)

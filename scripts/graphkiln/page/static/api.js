@@ -29,18 +29,18 @@ async function ask(path, options = {}) {
 }
 
 const key = (adminKey) => (adminKey ? { headers: { [KEY_HEADER]: adminKey } } : {});
-const of = (model) => `/api/models/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
+const of = (model) => `api/models/${encodeURIComponent(model.name)}/${encodeURIComponent(model.version)}`;
 
 /** The versions; what is larger than the server takes is refused from then on before it is sent: browsers tell of a connection that ended. */
 export async function listModels(adminKey) {
-  const found = await ask("/api/models", key(adminKey));
+  const found = await ask("api/models", key(adminKey));
   mostBytes = found.most_bytes;
   return found;
 }
 export const describe = (model) => ask(of(model));
-export const traffic = () => ask("/api/metrics");
+export const traffic = () => ask("api/metrics");
 export const control = (name, verb, adminKey) =>
-  ask(`/api/models/${encodeURIComponent(name)}/${verb}`, { method: "POST", ...key(adminKey) });
+  ask(`api/models/${encodeURIComponent(name)}/${verb}`, { method: "POST", ...key(adminKey) });
 export const askImage = (model, file, top) =>
   ask(`${of(model)}/image?top_k=${top}`, { method: "POST", body: file });
 export const askTensors = (model, body) => ask(`${of(model)}/tensors`, { method: "POST", body });
