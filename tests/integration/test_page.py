@@ -136,17 +136,31 @@ def test_an_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) ->
         expect(it.page.locator("#said")).to_have_text("seven.png: class 0, 100.0%")
 
 
-def test_a_file_is_dropped_by_the_browser_itself(browser: Browser, url: str, tmp_path: Path) -> None:
+def drop_from_disk(it: Opened, path: Path) -> None:
     """As from a file manager: Chromium makes the events, and reads the file."""
+    chromium = it.page.context.new_cdp_session(it.page)
+    dragged = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        chromium.send("Input.dispatchDragEvent", {"type": kind, "x": 500, "y": 400, "data": dragged})
+
+
+def test_a_file_is_dropped_by_the_browser_itself(browser: Browser, url: str, tmp_path: Path) -> None:
     (tmp_path / "seven.png").write_bytes(encoded(8, 8))
     with opened(browser, url) as it:
-        chromium = it.page.context.new_cdp_session(it.page)
-        dragged = {"items": [], "files": [str(tmp_path / "seven.png")], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            chromium.send("Input.dispatchDragEvent", {"type": kind, "x": 500, "y": 400, "data": dragged})
+        drop_from_disk(it, tmp_path / "seven.png")
         expect(it.wait_for(".bars tbody tr:first-child th", "class 0")).to_be_visible()
         expect(it.page.locator("figcaption")).to_contain_text("seven.png")
         expect(it.page.locator("body.dragging")).to_have_count(0)
+
+
+def test_a_folder_that_is_dropped_is_told_to_be_one(browser: Browser, url: str, tmp_path: Path, shown: Shown) -> None:
+    (tmp_path / "photos").mkdir()
+    with opened(browser, url) as it:
+        it.page.click("#tab-traffic")
+        drop_from_disk(it, tmp_path / "photos")
+        it.wait_for("#results .error", "photos is a folder")
+        expect(it.page.locator("#results .card")).to_have_count(0)
+        assert not shown.transport.inferred()
 
 
 def test_an_image_is_pasted_from_the_clipboard(browser: Browser, url: str) -> None:

@@ -31,7 +31,7 @@ export function setUpTry(shown) {
   document.addEventListener("drop", (event) => {
     event.preventDefault();
     document.body.classList.remove("dragging");
-    take([...event.dataTransfer.files]);
+    takeDropped(event.dataTransfer);
   });
   $("ask").addEventListener("submit", (event) => event.preventDefault());
   for (const id of ["model", "other"]) $(id).addEventListener("change", () => delete $(id).dataset.lost);
@@ -94,6 +94,15 @@ function prepend(card) {
 function empty() {
   return el("div", { class: "empty" }, el("p", { class: "big" }, "Nothing asked yet."),
     el("p", {}, "Drop an image anywhere on this page. It goes to the server that you run, and is kept nowhere."));
+}
+
+/** What was dropped: browsers hand a folder on as a file that cannot be read. */
+function takeDropped({ items, files }) {
+  const entries = [...items].map((item) => item.webkitGetAsEntry?.());
+  const folders = entries.filter((entry) => entry?.isDirectory).map((entry) => entry.name);
+  take([...files].filter((file) => !folders.includes(file.name)));
+  if (folders.length) comeHere();
+  for (const name of folders) prepend(errorBox(new api.Failure(`${name} is a folder`, "drop the images that lie in it")));
 }
 
 function take(files) {
