@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -42,7 +42,7 @@ An instance reports an error to Triton with the code below; over HTTP that is th
 of the same name.
 
 """
-_OTHER_CODES = {RunInterrupted: "128 and the number of the signal"}
+_OTHER_CODES: Mapping[type[GraphkilnError], str] = {RunInterrupted: "128 and the number of the signal"}
 """What an instance says, and no class."""
 _STATUS = {
     "INVALID_ARG": "400, INVALID_ARGUMENT",

@@ -36,7 +36,7 @@ def test_every_error_of_the_sources_is_there(repository: Path) -> None:
 
 def test_each_stands_below_its_base_and_the_order_is_that_of_the_modules() -> None:
     found = list(errors.tree())
-    assert all(found.index(each.__bases__[0]) < found.index(each) for each in found[1:])
+    assert all(found.index(each.__bases__[0]) < found.index(each) for each in found[1:])  # type: ignore[arg-type]
     names = [each.__name__ for each in found]
     assert names[1] == "ManifestError"
     assert names.index("ProtocolError") < names.index("ContractChanged") < names.index("ScoringError")
