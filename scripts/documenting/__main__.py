@@ -6,7 +6,7 @@ scripts/docs --write      writes the pages alone
 scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build
                           strictly
 scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
-scripts/docs --links      lists the addresses of other sites in the pages: whether they answer is seen with a network alone
+scripts/docs --links      lists the addresses of other sites in the pages, to be tried where there is a network
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def main() -> None:
 
 
 def _check() -> None:
-    faulty = [f"{page}: {address}: {fault}" for page, address in links.outside_links(REPOSITORY) if (fault := links.fault_of(address))]
+    faulty = [
+        f"{page}: {address}: {fault}"
+        for page, address in links.outside_links(REPOSITORY)
+        if (fault := links.fault_of(address))
+    ]
     if faulty:
         sys.exit(f"graphkiln: addresses of other sites: {'; '.join(faulty)}")
     if stale := pages.stale():

@@ -20,8 +20,8 @@ _LOAD = "the machine's load average of five minutes at the end, which two busy c
 _TUTORIAL = """
 ## The tutorial
 
-All of its commands, by the test that follows [the page](tutorial.md): {seconds:.0f} s, without installing, reading and typing. {place} Its load was
-{load}.
+All of its commands, by the test that follows [the page](tutorial.md): {seconds:.0f} s, without installing, reading and
+typing. {place} Load: {load}.
 
 """
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]`'\"|\\]+")
-_MOVING = re.compile(r"/(?:blob|tree|raw)/(?:main|master|develop|dev|trunk|HEAD)(?:/|$)|^/[^/]+/[^/]+/(?:main|master|HEAD)/")
+_MOVING = re.compile(
+    r"/(?:blob|tree|raw)/(?:main|master|develop|dev|trunk|HEAD)(?:/|$)|^/[^/]+/[^/]+/(?:main|master|HEAD)/"
+)
 _FORGES = ("github.com", "gitlab.com", "codeberg.org", "raw.githubusercontent.com", "huggingface.co")
 _EXAMPLES = ("example.org", "example.com", "localhost")
 

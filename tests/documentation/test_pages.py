@@ -179,7 +179,9 @@ def test_every_page_is_in_the_navigation(repository: Path) -> None:
 
 def test_every_extra_that_a_page_names_is_one(repository: Path, pages: list[Path]) -> None:
     extras = set(tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    named = [(page.name, each) for page in pages for found in EXTRAS.findall(page.read_text()) for each in found.split(",")]
+    named = [
+        (page.name, each) for page in pages for found in EXTRAS.findall(page.read_text()) for each in found.split(",")
+    ]
     assert len(named) > 8
     assert [(page, each) for page, each in named if each not in extras] == []
     listed = re.search(r"the extras are (.+?)\. Tests", (repository / "README.md").read_text(), re.DOTALL)

@@ -78,7 +78,9 @@ def record_tutorial(file: Path, steps: list[Step], seconds: float, facts: dict[s
         seconds: From the first command until everything was stopped.
         facts: Of the machine.
     """
-    commands = [_told(PROGRAM if step.command.startswith("tutorial.md:") else step.command, step.seconds) for step in steps]
+    commands = [
+        _told(PROGRAM if step.command.startswith("tutorial.md:") else step.command, step.seconds) for step in steps
+    ]
     took = {"seconds": round(seconds, 1), "load": round(os.getloadavg()[1], 1), "commands": commands}
     _write(file, {**_read(file), "tutorial": {"facts": _facts(facts), **took}})
 

@@ -170,8 +170,12 @@ def serve(
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
 
-    given = [*context.args, *tritons_flags(log_format)]
-    flags = TritonFlags.parse(given, installation.flags, host, is_other=lambda word: page and is_address(word))
+    flags = TritonFlags.parse(
+        [*context.args, *tritons_flags(log_format)],
+        installation.flags,
+        host,
+        is_other=lambda word: page and is_address(word),
+    )
     page_at = one_address(page_at, flags.others)
     page_listens = page_address(page_at) if page or page_at or page_name else None
     flags = with_quantiles(flags) if page_listens else flags

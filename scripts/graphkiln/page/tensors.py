@@ -34,8 +34,8 @@ async def golden_sample(server: ShownServer, name: str, version: str) -> dict[st
     """The first golden sample of a version, for a form.
 
     Returns:
-        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited, or holds
-        what nobody could type (NaN, infinity, bytes that are no text). Empty where the version has no golden samples.
+        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited, or
+        holds what nobody could type (NaN, infinity). Empty where the version has no golden samples.
 
     Raises:
         ManifestError: They are damaged.
@@ -146,20 +146,12 @@ def _limit(precision: str) -> float | None:
 
 def _form_row(array: AnyArray) -> dict[str, Any]:
     """A golden tensor for a form; without data where what is typed again would not be what is golden."""
-    return _row(array, EDITED if _is_finite(array) and _is_text(array) else -1)
+    return _row(array, EDITED if _is_finite(array) else -1)
 
 
 def _is_finite(array: AnyArray) -> bool:
     """Whether it holds neither NaN nor infinity; also of what holds no floating-point numbers."""
     return not DType.from_numpy(array.dtype).is_float or bool(np.isfinite(array.astype(np.float64)).all())
-
-
-def _is_text(array: AnyArray) -> bool:
-    """Whether all elements of text are UTF-8; also of what holds none."""
-    try:
-        return all(each.decode() is not None for each in array.reshape(-1).tolist() if isinstance(each, bytes))
-    except UnicodeDecodeError:
-        return False
 
 
 def _row(array: AnyArray, most: int) -> dict[str, Any]:

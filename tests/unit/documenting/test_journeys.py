@@ -37,5 +37,7 @@ def test_what_the_tutorial_took_stands_below(tmp_path: Path) -> None:
     recorded.write_text(json.dumps({"facts": facts, "journeys": [], "tutorial": tutorial}))
     page = journeys.render(recorded)
     assert "\n## The tutorial\n" in page
-    assert "): 61 s, without installing, reading and typing. two cores; today; in an empty folder. Its load was\n2.5." in page
+    assert (
+        "): 61 s, without installing, reading and\ntyping. two cores; today; in an empty folder. Load: 2.5.\n" in page
+    )
     assert page.endswith("| `python digits.py` | 7.0 |\n")

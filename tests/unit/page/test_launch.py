@@ -50,13 +50,17 @@ def test_addresses(text: str, host: str, port: int) -> None:
     assert (address.host, address.port) == (host, port)
 
 
-@pytest.mark.parametrize("text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1", ":0"])
+@pytest.mark.parametrize(
+    "text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1", ":0"]
+)
 def test_what_is_no_address(text: str) -> None:
     with pytest.raises(ServerSetupError, match="no address for the page"):
         page_address(text)
 
 
-@pytest.mark.parametrize("word", [":9000", "0.0.0.0:9000", "[::1]:9000", "a.example:9000", "0.0.0.0", "::", "localhost"])
+@pytest.mark.parametrize(
+    "word", [":9000", "0.0.0.0:9000", "[::1]:9000", "a.example:9000", "0.0.0.0", "::", "localhost"]
+)
 def test_words_that_may_follow_the_option(word: str) -> None:
     assert is_address(word)
 
@@ -140,9 +144,12 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
 def test_no_page() -> None:
     assert isinstance(open_page(None, flags(), flags(), None, []), nullcontext)
 
-@pytest.mark.parametrize(("host", "page"), [("127.0.0.1", "localhost:8000"), ("0.0.0.0", ":8000"), ("127.0.0.1", "0.0.0.0:8000")])
+
+@pytest.mark.parametrize(
+    ("host", "page"), [("127.0.0.1", "localhost:8000"), ("0.0.0.0", ":8000"), ("127.0.0.1", "0.0.0.0:8000")]
+)
 def test_the_servers_own_port_is_not_taken(host: str, page: str) -> None:
-    """tritonserver would find it in use, and be started again and again."""
+    """Or Triton would find it in use, and be started again and again."""
     with pytest.raises(ServerSetupError, match=r"port 8000 is the server's own \(HTTP\)") as raised:
         open_page(page_address(page), flags(host=host), flags(), None, [])
     assert page_address(raised.value.hint.partition("--page-address=")[2]).port != 8000
@@ -171,4 +178,3 @@ def test_who_opens_the_page_to_others_is_told_so(
         monkeypatch.setenv(launch.HOST_VARIABLE, page_address(page).host)
         open_page(page_address(page), flags(), flags(), tls, [])
     assert not caplog.text, "an image's own host"
-

@@ -78,9 +78,7 @@ def test_a_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: p
     assert ask(stored, {"X": {"golden": True}})["outputs"]["Y"]["data"] == [3, 4]
 
 
-@pytest.mark.parametrize(
-    "odd", [np.array([[math.nan, 1]], np.float32), np.array([[math.inf, 1]], np.float16), np.array([[b"\xff", b"a"]], object)]
-)
+@pytest.mark.parametrize("odd", [np.array([[math.nan, 1]], np.float32), np.array([[math.inf, 1]], np.float16)], ids=str)
 def test_what_nobody_can_type_is_sent_as_it_is(stored: Shown, odd: Any) -> None:
     outputs = {"Y": np.zeros((1, 2), np.float32)}
     golden = GoldenSamples(inputs={"X": odd}, source_outputs=outputs, graph_outputs=outputs)

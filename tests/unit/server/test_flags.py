@@ -223,7 +223,9 @@ class TestCheckPorts:
 
 
 def test_what_is_for_somebody_else_is_set_aside_and_no_value_of_a_flag() -> None:
-    flags = TritonFlags.parse(["a:1", "--http-port", "9", ":2"], KNOWN, is_other=lambda word: ":" in word or word == "9")
+    flags = TritonFlags.parse(
+        ["a:1", "--http-port", "9", ":2"], KNOWN, is_other=lambda word: ":" in word or word == "9"
+    )
     assert (flags.others, flags.values) == (("a:1", ":2"), {"http-port": "9"})
 
 
