@@ -26,9 +26,9 @@ SEQUENCE = """
 """
 JSON_TYPES = [name for name in zoo.DTYPES if name not in ("FP16", "BF16")]
 MODELS = {
-    "every%20=type": (["Python", "tritonclient", "curl"], {*zoo.DTYPES}),
+    "every": (["Python", "tritonclient", "curl"], {*zoo.DTYPES}),
+    "half%20=@out": (["Python", "curl"], {"y"}),
     "json": (["Python", "tritonclient", "curl"], {*JSON_TYPES, "scalar"}),
-    "half-out": (["Python", "tritonclient", "curl"], {"y"}),
     "sequence": (["tritonclient", "curl"], {"input", "id"}),
 }
 """Name -> the languages that it has programs for, and its outputs."""
@@ -58,9 +58,9 @@ def sequence() -> Any:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the page of a server with these models."""
     store, (port,) = tmp_path_factory.mktemp("store"), free_ports(1)
-    zoo.add(store, "every%20=type", zoo.identities(zoo.DTYPES), BATCHES)
+    zoo.add(store, "every", zoo.identities(zoo.DTYPES), BATCHES)
     zoo.add(store, "json", with_scalar())
-    zoo.add(store, "half-out", half_out(), BATCHES)
+    zoo.add(store, "half%20=@out", half_out(), BATCHES)
     zoo.add(store, "sequence", sequence(), SEQUENCE)
     folder = tmp_path_factory.mktemp("log")
     with Serving(folder, "--page", f"127.0.0.1:{port}", "--model-store", store) as server:
@@ -87,7 +87,7 @@ def test_they_work_as_they_stand(page: str, name: str) -> None:
         assert [output for output in outputs if output not in ran.stdout] == [], f"{language}: {ran.stdout}"
 
 
-@pytest.mark.parametrize("name", ["every%20=type", "json"])
+@pytest.mark.parametrize("name", ["every", "json"])
 def test_a_program_that_asks_in_vain_fails(page: str, name: str) -> None:
     """An error is told, and the code says so: both kinds of curl."""
     program = programs_of(page, name)["curl"].replace("/versions/1/", "/versions/7/")

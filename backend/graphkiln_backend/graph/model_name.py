@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import quote
 
 MAX_LENGTH = 128
 """Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most."""
@@ -11,6 +12,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
 """More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
 quotes: a space breaks it, and other characters would be executed."""
+_LITERAL = "@%+=:,"
+"""What Triton (24.10) expects in a path as it is: it compares the path with names of models and undoes no escapes."""
 
 
 def fault_in_name(name: str) -> str:
@@ -28,3 +31,8 @@ def fault_in_name(name: str) -> str:
 def fault_in_served_name(name: str) -> str:
     """What keeps a folder of a model store from being served, in words; empty where nothing does."""
     return "" if _SERVABLE.fullmatch(name) else f"{name!r} is no name of a model that Triton's Python stub can take"
+
+
+def in_path(name: str) -> str:
+    """A model's name as one part of the path of a request; what no served name holds is escaped (RFC 3986)."""
+    return quote(name, safe=_LITERAL)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
-from urllib.parse import quote
 
+from graphkiln_backend.graph.model_name import in_path
 from graphkiln_backend.server.flags import ListenAddress
 
 _TIMEOUT_S = 5.0
@@ -115,7 +115,7 @@ class HttpControl:
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
     def _change(self, model: str, verb: str, timeout_s: float, request: bytes = b"") -> str:
-        status, body = self._post(f"/v2/repository/models/{quote(model, safe='')}/{verb}", timeout_s, request)
+        status, body = self._post(f"/v2/repository/models/{in_path(model)}/{verb}", timeout_s, request)
         return "" if status == HTTPStatus.OK else _error_text(body) or f"status {status}"
 
     def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:

@@ -25,6 +25,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_backend.graph.model_name import in_path
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.failures import WHAT_IS_SERVED
@@ -132,11 +133,11 @@ class HttpWire:
     def load(self, model: str, config: str = "") -> Call[None]:
         """See `Wire.load`."""
         body = json.dumps({"parameters": {"config": config}} if config else {}).encode()
-        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/load", body), _read_nothing)
+        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/load", body), _read_nothing)
 
     def unload(self, model: str) -> Call[None]:
         """See `Wire.unload`."""
-        return Call(_post_admin(f"/v2/repository/models/{quote(model, safe='')}/unload"), _read_nothing)
+        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/unload"), _read_nothing)
 
     def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
         """See `Wire.register_region`."""
@@ -200,7 +201,7 @@ def _document(path: str) -> Call[dict[str, Any]]:
 
 
 def _model_path(model: str, version: str) -> str:
-    path = f"/v2/models/{quote(model, safe='')}"
+    path = f"/v2/models/{in_path(model)}"
     return f"{path}/versions/{quote(version, safe='')}" if version else path
 
 

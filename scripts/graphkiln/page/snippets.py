@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from graphkiln.page.models import kind_of
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.model_name import in_path
 from graphkiln_client.served_version import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"
@@ -47,7 +48,8 @@ def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]
 
     Returns:
         For `Python` (our client), `tritonclient` and `curl`. None of our client for a model of sequences, which are
-        not its own; none at all for a decoupled model, whose answers come as a stream over gRPC.
+        not its own; none of tritonclient for a name that it escapes over HTTP, as Triton does not undo that; none at
+        all for a decoupled model, whose answers come as a stream over gRPC.
 
     Raises:
         ProtocolError: What is published cannot be read.
@@ -58,9 +60,10 @@ def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]
     sequence, curl = _sequence(served.config), _binary_curl if _has_half(served) else _curl
     kind = kind_of(served)
     ours = _image_program(url, served, kind) if kind else _tensor_program(url, served, rows)
+    theirs = _triton_program(url, served, rows, sequence)
     return {
         **({} if sequence else {"Python": ours}),
-        "tritonclient": _triton_program(url, served, rows, sequence),
+        **({"tritonclient": theirs} if quote(served.model) == served.model else {}),
         "curl": curl(url, served, rows, sequence),
     }
 
@@ -165,7 +168,7 @@ def _python(program: str) -> str:
 
 
 def _post(url: str, served: ServedVersion, header: str = "") -> str:
-    path = f"{url}/v2/models/{quote(served.model, safe='')}/versions/{served.version}/infer"
+    path = f"{url}/v2/models/{in_path(served.model)}/versions/{served.version}/infer"
     words = ("curl -sS --fail-with-body", header, "--data-binary @-", shlex.quote(path))
     return " ".join(filter(None, words))
 

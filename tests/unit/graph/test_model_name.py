@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.model_name import MAX_LENGTH, fault_in_name, fault_in_served_name
+from graphkiln_backend.graph.model_name import MAX_LENGTH, fault_in_name, fault_in_served_name, in_path
 
 
 @pytest.mark.parametrize("name", ["m", "resnet50", "ViT_b-16.v2", "_m", "9", "a" * MAX_LENGTH])
@@ -35,3 +35,17 @@ def test_what_a_shell_would_not_hand_on(name: str) -> None:
 @pytest.mark.parametrize("name", ["a+b", "a@2", "-m", "m" * 200])
 def test_a_store_may_hold_more_than_is_written(name: str) -> None:
     assert fault_in_served_name(name) == ""
+
+
+@pytest.mark.parametrize("name", ["a+b", "a@2", "a=b,c:d", "100%", "a%20b", "-m"])
+def test_triton_compares_paths_with_names_as_they_come(name: str) -> None:
+    """Whoever may be served is named as he is: no escape is undone. tests/integration/test_page_programs.py asks it."""
+    assert not fault_in_served_name(name)
+    assert in_path(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("a/b", "a%2Fb"), ("a?b#c", "a%3Fb%23c"), ("a b", "a%20b"), ("\u00e4", "%C3%A4")]
+)
+def test_what_a_path_cannot_hold_is_escaped(name: str, path: str) -> None:
+    assert in_path(name) == path

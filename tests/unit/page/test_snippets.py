@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -131,6 +132,14 @@ def test_a_model_of_sequences_gets_one_of_a_single_request(shown: Shown, datatyp
 def test_a_decoupled_model_has_no_program(shown: Shown) -> None:
     shown.transport.responses["model_config"] = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
     assert programs(shown) == {}
+
+
+def test_a_name_that_tritonclient_escapes_has_no_program_of_it(shown: Shown) -> None:
+    """Triton takes a path as it comes: what is escaped is another name."""
+    served = replace(asyncio.run(shown.server().served("m", "1")), model="a%20=b")
+    found = snippets(URL, served, {})
+    assert list(found) == ["Python", "curl"]
+    assert "/v2/models/a%20=b/versions/1/infer" in found["curl"]
 
 
 def test_a_server_with_tls(shown: Shown) -> None:
