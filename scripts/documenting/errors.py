@@ -17,6 +17,7 @@ MODULES = (
     "graphkiln_backend.repository.remote_address",
     "graphkiln_backend.repository.remote_objects",
     "graphkiln_backend.scoring.errors",
+    "",
     "graphkiln_backend.triton.executor",
     "graphkiln_backend.triton.refusal",
     "graphkiln_backend.triton.sequences",
