@@ -17,10 +17,10 @@ MODULES = (
     "graphkiln_backend.repository.remote_address",
     "graphkiln_backend.repository.remote_objects",
     "graphkiln_backend.scoring.errors",
-    "",
     "graphkiln_backend.triton.executor",
     "graphkiln_backend.triton.refusal",
     "graphkiln_backend.triton.sequences",
+    "graphkiln.story.server",
 )
 """Where errors are defined, in the order of the page."""
 

@@ -154,7 +154,7 @@ def serve(
 
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
-    from graphkiln.page.launch import is_address, one_address, open_page, page_address, with_quantiles
+    from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
@@ -176,8 +176,7 @@ def serve(
         host,
         is_other=lambda word: page and is_address(word),
     )
-    page_at = one_address(page_at, flags.others)
-    page_listens = page_address(page_at) if page or page_at or page_name else None
+    page_listens = chosen_address(page_at, flags.others, wanted=page or bool(page_name))
     flags = with_quantiles(flags) if page_listens else flags
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:

@@ -65,18 +65,6 @@ def is_address(word: str) -> bool:
     return bool(_ADDRESS.fullmatch(word)) or word == "localhost" or _is_ip(word)
 
 
-def one_address(option: str, words: Sequence[str]) -> str:
-    """What `page_address` takes, of `--page-address` and of what stands behind `--page`; empty for neither.
-
-    Raises:
-        ServerSetupError: There are several.
-    """
-    given = [*filter(None, (option,)), *words]
-    if len(given) > 1:
-        raise ServerSetupError(f"the page has several addresses: {', '.join(given)}", hint="name one of them")
-    return "".join(given)
-
-
 def page_address(address: str) -> ListenAddress:
     """Where the page listens.
 
@@ -98,6 +86,23 @@ def page_address(address: str) -> ListenAddress:
             f"'{text}' is no address for the page", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
         )
     return ListenAddress(protocol=_PROTOCOL, host=host, port=port)
+
+
+def chosen_address(option: str, words: Sequence[str], *, wanted: bool) -> ListenAddress | None:
+    """Where the page listens; None for no page.
+
+    Args:
+        option: What `--page-address` says; empty where it is not given.
+        words: What stands behind `--page`.
+        wanted: Whether there is a page where neither says where.
+
+    Raises:
+        ServerSetupError: There are several addresses, or it is none.
+    """
+    given = [*filter(None, (option,)), *words]
+    if len(given) > 1:
+        raise ServerSetupError(f"the page has several addresses: {', '.join(given)}", hint="name one of them")
+    return page_address("".join(given)) if given or wanted else None
 
 
 def page_name(text: str) -> str:

@@ -11,9 +11,9 @@ import pytest
 
 from graphkiln.page import launch
 from graphkiln.page.launch import (
+    chosen_address,
     facts_of,
     is_address,
-    one_address,
     open_page,
     page_address,
     page_name,
@@ -71,9 +71,13 @@ def test_words_that_are_no_addresses(word: str) -> None:
 
 
 def test_one_address_is_named() -> None:
-    assert (one_address("", []), one_address("a:1", []), one_address("", [":2"])) == ("", "a:1", ":2")
+    assert chosen_address("", [], wanted=False) is None
+    for option, words, url in (("", [], ":8003"), ("127.0.0.1:1", [], ":1"), ("", [":2"], ":2")):
+        chosen = chosen_address(option, words, wanted=not words)
+        assert chosen
+        assert page_url(chosen, secure=False).endswith(url)
     with pytest.raises(ServerSetupError, match="several addresses: a:1, :2"):
-        one_address("a:1", [":2"])
+        chosen_address("a:1", [":2"], wanted=True)
 
 
 def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
