@@ -71,7 +71,10 @@ def _check_store(store: Path) -> None:
             f"--model-store {store}: versions are written into folders",
             hint="name a folder, then copy the version: aws s3 cp --recursive, gcloud storage cp -r, ...",
         )
-    there = next((each for each in (store, *store.absolute().parents) if each.exists()), store)
+    try:
+        there = next((each for each in (store, *store.absolute().parents) if each.exists()), store)
+    except PermissionError as error:
+        raise ConversionError(f"--model-store {store} may not be looked at", hint="choose another folder") from error
     if not there.is_dir():
         raise ConversionError(f"--model-store {store}: {there} is not a folder", hint="name a folder of models")
     if not os.access(there, os.W_OK | os.X_OK):

@@ -67,3 +67,11 @@ class TestStores:
         monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
         with pytest.raises(ConversionError, match="may not be written"):
             check_given_files(recipe(tmp_path))
+
+    def test_that_may_not_even_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "exists", refuse)
+        with pytest.raises(ConversionError, match=r"--model-store .*store may not be looked at"):
+            check_given_files(recipe(tmp_path))

@@ -3,12 +3,17 @@
 The one home of `import onnxruntime` (beside `engines.tensorrt`, which reaches TensorRT through it).
 """
 
+import os
+
+# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless told not to: a model server must not. If it is
+# told after its import alone, an identifier of the machine and a store of reports lie in the home folder by then.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 import onnxruntime
 
 from graphkiln_backend.engines.onnxruntime.engine import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 
-# ONNX Runtime 1.31 for Linux reports usage to its vendor unless told not to: a model server must not.
 onnxruntime.disable_telemetry_events()
 
 __all__ = ["OnnxRuntimeEngine", "OnnxRuntimeSession"]

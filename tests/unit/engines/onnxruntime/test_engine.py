@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -171,3 +174,22 @@ class TestCudaGraphs:
         config = replace(CONFIG, options={"enable_cuda_graph": "1"})
         with OnnxRuntimeEngine().build(large(tmp_path), config) as session:
             assert session.run({"x": np.ones((1, 64), np.float32)})["y"].shape == (1, 64)
+
+
+def test_nothing_is_kept_for_its_vendor(tmp_path: Path) -> None:
+    """Neither an identifier of the machine nor reports, which it would send."""
+    text = '<ir_version: 8, opset_import: ["" : 18]> g (float[b,2] x) => (float[b,2] y) { y = Abs(x) }'
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")
+    (tmp_path / "home").mkdir()
+    program = (
+        "import sys; from pathlib import Path; from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine\n"
+        "OnnxRuntimeEngine().build_reference(Path(sys.argv[1])).close()\n"
+    )
+    environment = {key: text for key, text in os.environ.items() if not key.startswith(("XDG_", "ORT_"))}
+    subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "m.onnx")],
+        env={**environment, "HOME": str(tmp_path / "home")},
+        check=True,
+        timeout=60,
+    )
+    assert list((tmp_path / "home").rglob("*")) == []
