@@ -10,6 +10,7 @@ from typing import Any
 import openvino
 from openvino.properties.hint import ModelDistributionPolicy
 
+from graphkiln_backend.engines.openvino_graph import open_core
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError, MeasurementError
 
@@ -33,7 +34,7 @@ class Peer:
     """
 
     def __init__(self, graph: Path, devices: str) -> None:
-        core = openvino.Core()
+        core = open_core()
         core.set_property("CPU", {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": CALLERS})
         wanted: dict[str, Any] = {"NUM_STREAMS": CALLERS}
         if devices.startswith("HETERO"):

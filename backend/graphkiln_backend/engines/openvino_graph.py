@@ -25,6 +25,10 @@ _OVERLAP = 3
 """Index of its input that says how far boxes may overlap."""
 _NEXT = np.float32(1.5 * 2.0**-24)
 """A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit."""
+_FIRST_ARRAY = openvino.Tensor(np.zeros(1, np.float32)).data
+"""Made while this module is imported, which one thread does. The first array that OpenVINO (2026.4) shows fills a
+table, and gives Python's lock back meanwhile: a second thread then waits for the table with the lock in its hands, and
+the whole process stands still."""
 _WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
 _WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
 _LEVELS_OF_7_BITS = 128

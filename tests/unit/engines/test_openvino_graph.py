@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,31 @@ class TestOtherwise:
             return
         with session, OnnxRuntimeEngine().build_reference(tmp_path / "model.onnx") as reference:
             np.testing.assert_allclose(session.run(feeds)["y"], reference.run(feeds)["y"], rtol=1e-3)
+
+
+FIRST_RUNS = """
+import os, sys, threading
+import numpy as np
+import openvino
+from openvino import opset13
+import graphkiln_backend.engines.openvino_graph
+
+x = opset13.parameter([-1, 3, 64, 64], np.float32, name="x")
+model = openvino.Core().compile_model(openvino.Model([opset13.relu(x)], [x]), "CPU", {"NUM_STREAMS": 2})
+feeds = {"x": np.ones((1, 3, 64, 64), np.float32)}
+requests = [model.create_infer_request() for _ in range(8)]
+threads = [threading.Thread(target=request.infer, args=(feeds,), daemon=True) for request in requests]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_first_runs_in_several_threads_do_not_wait_for_each_other() -> None:
+    """Without the array that is made at the import, four of ten such processes never ended."""
+    for _ in range(4):
+        finished = subprocess.run([sys.executable, "-c", FIRST_RUNS], timeout=120, check=False)
+        assert finished.returncode == 0
