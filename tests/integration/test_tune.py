@@ -176,8 +176,8 @@ def run_shell(command: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_what_is_applied_is_served_by_a_server_that_runs(model: Path, start_server: StartServer) -> None:
-    server = start_server("--model-store", model.parent)
+def test_what_is_applied_is_served_by_a_server_in_poll_mode(model: Path, start_server: StartServer) -> None:
+    server = start_server("--model-store", model.parent, "--model-control-mode=poll", "--repository-poll-secs=1")
     server.wait_ready()
     before = (model / "config.pbtxt").read_text()
     applied = apply_chosen(model)

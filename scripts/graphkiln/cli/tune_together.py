@@ -223,7 +223,8 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     say(f"wrote {applied.config}")
     for note in applied.notes:
         say(note)
-    say(f"a server that serves this folder takes it by itself; one in explicit mode with: {applied.load_command}")
+    say("a server in poll mode takes the file by itself, another one that serves this folder when it is started again;")
+    say(f"one in explicit mode with: {applied.load_command}")
     say("these two commands go back (the second one for explicit mode):")
     for command in applied.commands_back:
         say(f"  {command}")

@@ -6,7 +6,7 @@ from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.standing import Point, Standing
-from graphkiln.tuning.statistics import requests_needed
+from graphkiln.tuning.statistics import Latency, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, OpenLoop
 
@@ -53,7 +53,7 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         p99 = outcome.latency.p99
         if outcome.latency.p99_at_most_s <= target.p99_s:
             return Point(load=load, measured=outcome), ""
-        reason = f"its p99 did not hold when it was measured again: {p99.value * 1e3:.3g} ms"
+        reason = _missed(outcome.latency, target.p99_s)
         if rate and is_free:
             rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
         elif number and p99.lower > target.p99_s:
@@ -74,6 +74,14 @@ def sweep(trials: RecordedTrials, candidate: Candidate, promise: Point, seconds:
         if not isinstance(outcome, Failed):
             points.append(Point(load=load, measured=outcome))
     return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0))
+
+
+def _missed(latency: Latency, p99_s: float) -> str:
+    """Why a measurement proves nothing: it is too slow, or too short to say that it is not."""
+    p99_ms = latency.p99.value * 1e3
+    if latency.p99.value > p99_s:
+        return f"its p99 did not hold when it was measured again: {p99_ms:.3g} ms"
+    return f"measured again, its p99 was {p99_ms:.3g} ms in {latency.count} requests: too few to be sure of the target"
 
 
 def _fits_twice(budget: Budget, candidate: Candidate, rate: float, slice_s: float) -> bool:

@@ -22,10 +22,13 @@ from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.trials import Failed, OpenLoop
 
+Simplicity = Callable[[Candidate], tuple[int, int, str]]
+
 NEAR = 0.93
 """Share of the best rate from which on a candidate may be as good."""
 _RUNNERS = 5
 _ROUNDS = 5
+_FEWEST_ROUNDS = 2
 _SURE = 1.5
 """Standard errors between two that are told apart: a wrong choice among near-ties costs little."""
 _LEAST_SPREAD = 0.02
@@ -35,7 +38,13 @@ _SLOWER = 10
 
 
 def rematch(
-    near: Sequence[Standing], best: Standing, reference: Reference, has_time: Callable[[], bool], longest_s: float
+    near: Sequence[Standing],
+    best: Standing,
+    reference: Reference,
+    has_time: Callable[[], bool],
+    longest_s: float,
+    *,
+    simplicity: Simplicity,
 ) -> list[Standing]:
     """Tells near-ties apart.
 
@@ -45,10 +54,11 @@ def rematch(
         reference: Measures.
         has_time: Whether the budget allows another measurement.
         longest_s: Of one measurement.
+        simplicity: A key to sort by, the simplest first: of those that no round tells apart, it decides.
 
     Returns:
         The standings of all that took part: the winner's with that rate as what it reached, the others lost. Nothing
-        where there was nobody to compare, or no time for a round.
+        where there was nobody to compare, or no time for two rounds: one tells nobody apart.
     """
     running = list({each.candidate: each for each in (best, *near[:_RUNNERS])}.values())
     if len(running) < 2:
@@ -73,9 +83,9 @@ def rematch(
         running = _left(running, slowness)
         if len(running) == 1:
             break
-    if not slowness[running[0].candidate]:
+    if len(slowness[running[0].candidate]) < _FEWEST_ROUNDS and len(running) > 1:
         return []
-    winner = min(running, key=lambda each: statistics.fmean(slowness[each.candidate]))
+    winner = min(running, key=lambda each: simplicity(each.candidate))
     reached = Interval(max(winner.score.value, rate), rate, max(winner.score.upper, rate))
     return [
         replace(winner, lost="", score=reached),
@@ -117,4 +127,5 @@ def _reason(lost: Standing, winner: Standing, slowness: Mapping[Candidate, Seque
     if not all(map(math.isfinite, own)):
         return "failed when near-ties were measured again"
     ratio = math.exp(statistics.fmean(own) - statistics.fmean(rounds[: len(own)]))
-    return f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the p99 at the same rate"
+    told = f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the p99 at the same rate"
+    return told if _is_slower(own, rounds[: len(own)]) else f"{told}, which says nothing; the chosen one is simpler"

@@ -167,7 +167,8 @@ class Search:
             if each.points and each.score.value >= NEAR * best.score.lower and self._may_win(each)
         ]
         near.sort(key=lambda each: -each.score.value)
-        for standing in rematch(near, best, self._reference, lambda: self._has_time(_REMATCH), self._longest_s):
+        has_time, simplicity = partial(self._has_time, _REMATCH), self._space.simplicity
+        for standing in rematch(near, best, self._reference, has_time, self._longest_s, simplicity=simplicity):
             self._keep(standing)
 
     def _may_win(self, standing: Standing) -> bool:

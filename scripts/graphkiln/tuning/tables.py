@@ -72,7 +72,7 @@ def _answer(document: Document) -> Iterator[str]:
         for reason, count in list(document["refused"].items())[:_ROWS]:
             yield f"{count} left out: {reason}"
         return
-    yield "no configuration meets the target"
+    yield "no configuration was proven to meet the target"
     yield f"closest: {closest['changes']}: {_promise(closest['best'])}"
     yield f"what limits it: {closest['limit']}"
 
@@ -127,23 +127,23 @@ def _facts(document: Document) -> Iterator[str]:
         yield f"not tried, for the budget: {untried} of {every} candidates (--json and --html name them)"
     if document["knee"]:
         yield f"knee: beyond {document['knee']:.4g} requests per second, latency rises faster than throughput"
-    if promise := document["promise"]:
-        yield from _measured_facts(promise)
+    if point := document["promise"] or (document["closest"] or {}).get("best"):
+        yield from _measured_facts(point)
     for note in document["notes"]:
         yield f"note: {note}"
     minutes = document["spent_s"] / 60
     yield f"{document['measurements']} measurements in {minutes:.1f} minutes, kept in"
 
 
-def _measured_facts(promise: Mapping[str, Any]) -> Iterator[str]:
-    if promise["placed"]:
-        yield f"ran: {promise['placed']}"
-    yield f"the load generator took {promise['client_cores']:.2f} cores"
-    yield f"compared under load: {promise['answers_checked']} answers"
+def _measured_facts(point: Mapping[str, Any]) -> Iterator[str]:
+    if point["placed"]:
+        yield f"ran: {point['placed']}"
+    yield f"the load generator took {point['client_cores']:.2f} cores"
+    yield f"compared under load: {point['answers_checked']} answers"
     costs = {"price_per_1000": "price of 1,000 requests", "watt_hours_per_1000": "watt-hours of 1,000 requests"}
     for key, words in costs.items():
-        if key in promise:
-            yield f"{words}: {promise[key]:.3g}"
+        if key in point:
+            yield f"{words}: {point[key]:.3g}"
 
 
 def _rate(point: Mapping[str, Any]) -> str:

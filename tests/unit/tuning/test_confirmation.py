@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 from simulated_server import SimulatedServer, true_rate
 
-from graphkiln.tuning.confirmation import confirm, sweep
+from graphkiln.tuning.confirmation import _missed, confirm, sweep
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.result import knee
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Standing
-from graphkiln.tuning.statistics import Interval
+from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Measured, OpenLoop
 
@@ -120,3 +121,12 @@ def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_
     assert promise.load == OpenLoop(float(f"{0.75 * rate:.4g}"))
     assert trials.count == 1
     assert promise.measured.latency.count >= 700
+
+
+def test_too_few_requests_are_told_from_a_rate_that_does_not_hold() -> None:
+    few = Latency.of(np.append(np.full(95, 0.02), [0.07] * 5))
+    assert few.p99_at_most_s > TARGET.p99_s
+    assert _missed(few, TARGET.p99_s) == (
+        "measured again, its p99 was 70 ms in 100 requests: too few to be sure of the target"
+    )
+    assert _missed(few, 0.05) == "its p99 did not hold when it was measured again: 70 ms"

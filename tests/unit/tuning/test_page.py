@@ -66,7 +66,7 @@ def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> No
 
 def test_where_nothing_meets_the_target_it_says_what_comes_closest(subject: Subject, tmp_path: Path) -> None:
     page = render_page(document(subject, tmp_path, met=False, price=None))
-    assert "no configuration meets the target" in page
+    assert "no configuration was proven to meet the target" in page
     assert "What comes closest" in page
     assert "the cores: busy" in page
     assert "price of 1,000" not in page

@@ -55,9 +55,10 @@ def test_each_runner_up_has_a_reason(subject: Subject, tmp_path: Path) -> None:
 
 def test_where_nothing_meets_the_target_the_closest_is_told(subject: Subject, tmp_path: Path) -> None:
     text = shown(print_result, document(subject, tmp_path, met=False))
-    assert "no configuration meets the target" in text
+    assert "no configuration was proven to meet the target" in text
     assert "closest: max_batch_size=4: 150 requests per second, p99 20 ms" in text
     assert "what limits it: the cores: busy" in text
+    assert "the load generator took 0.25 cores" in text
 
 
 def test_nothing_at_all_can_be_measured(subject: Subject, tmp_path: Path) -> None:
