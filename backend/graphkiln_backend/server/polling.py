@@ -98,7 +98,7 @@ class Poller:
         self._unreadable = problem
 
     def _remove(self, name: str) -> None:
-        _log.info("%s: removed from its store, unloading it", name)
+        _log.info("%s: its store holds no version of it, unloading it", name)
         del self.stores.served[name]
         self.mirror.remove(name)
         self.control.unload(name)
