@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 DEFAULT_S = 10.0
 """Seconds of a run."""
+_MOST_REQUESTS = 1e8
+"""Of a run: when each is due is kept in memory."""
 
 
 class Arrivals(StrEnum):
@@ -54,6 +57,7 @@ class LoadOptions:
         """
         self._check()
         seconds = self.seconds or DEFAULT_S
+        _check_size(self.rate or 0.0, self.warmup_s + seconds)
         if self.trace:
             return [self._trace_load(self.trace)]
         if self.rate:
@@ -95,6 +99,13 @@ class LoadOptions:
         moments = moments[moments < seconds]
         before = constant(len(moments) / seconds, self.warmup_s) if self.warmup_s else moments[:0]
         return "trace", _open(np.concatenate([before, self.warmup_s + moments]), seconds, self.warmup_s)
+
+
+def _check_size(rate: float, seconds: float) -> None:
+    """Refuses runs without an end, and those of more requests than anybody sends."""
+    if not math.isfinite(seconds) or rate * seconds > _MOST_REQUESTS:
+        wanted = f"{rate:g} requests a second for {seconds:g} s" if rate else f"a run of {seconds:g} s"
+        raise InvalidInput(f"{wanted} would not end, or be too many", hint="a lower --rate, or a shorter --duration")
 
 
 def _closed(callers: int, seconds: float, warmup_s: float) -> Load:

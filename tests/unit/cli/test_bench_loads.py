@@ -76,3 +76,18 @@ def test_options_that_contradict_each_other(options: dict[str, Any], words: str)
     with pytest.raises(InvalidInput) as raised:
         LoadOptions(**options).plan()
     assert words in f"{raised.value.message} {raised.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rate": float("inf")}, "inf requests a second for 11 s"),
+        ({"rate": 1e9, "seconds": 1.0}, "1e\\+09 requests a second for 2 s"),
+        ({"rate": 1.0, "seconds": float("inf")}, "1 requests a second for inf s"),
+        ({"seconds": float("inf")}, "a run of inf s"),
+        ({"warmup_s": float("nan")}, "a run of nan s"),
+    ],
+)
+def test_runs_that_would_not_end(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        LoadOptions(**options).plan()
