@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from graphkiln_backend.cache.store import ArtifactCache
 # A busy machine must not fail a property that holds.
 hypothesis.settings.register_profile("graphkiln", deadline=None)
 hypothesis.settings.load_profile("graphkiln")
+
+# PyTorch's threads wait for each other in a loop, at every operation: where others had the cores, training a small
+# network took 643 s in place of 66. Read when libgomp is loaded, in all processes that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

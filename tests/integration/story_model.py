@@ -50,8 +50,7 @@ def unpadded() -> nn.Module:
 
 def trained(pixels: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
     """The state of a network that knows the digits, in some seconds."""
-    module, threads = net(), torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine several threads wait for each other, ten times as long as they compute
+    module = net()
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)
     for _ in range(25):
@@ -60,5 +59,4 @@ def trained(pixels: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tens
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    torch.set_num_threads(threads)
     return module.state_dict()

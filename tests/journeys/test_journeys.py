@@ -7,7 +7,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -109,3 +111,14 @@ def test_the_record_is_of_these_journeys(repository: Path) -> None:
     kept = {each["name"]: [step["command"] for step in each["commands"]] for each in document["journeys"]}
     assert kept == {name: list(Journey.read(name).commands) for name in NAMES}
     assert all(each["seconds"] > 0 for each in document["journeys"])
+
+
+def test_the_tutorial_says_what_its_commands_took(repository: Path) -> None:
+    page = repository / "docs" / "tutorial.md"
+    tutorial = json.loads((repository / "docs" / "journeys.json").read_text())["tutorial"]
+    said = re.search(r"its commands took (\d+) minutes", page.read_text())
+    assert said
+    assert int(said[1]) == math.ceil(tutorial["seconds"] / 60) <= 15
+    blocks = [block for block in manual.blocks(page) if not block.title and block.language in ("bash", "python")]
+    shown = [line for block in blocks for line in (block.commands if block.language == "bash" else [journeys.PROGRAM])]
+    assert [step["command"] for step in tutorial["commands"]] == shown
