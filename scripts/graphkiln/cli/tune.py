@@ -263,9 +263,9 @@ def _progress_report(tuning: Tuning) -> Iterator[Report]:
     """A progress bar on a terminal, else a line for each measurement."""
     from graphkiln.tuning.progress import line_of
 
-    default = tuning.spanned.space.default
+    today = tuning.spanned.space.today
     if not sys.stderr.isatty():
-        yield lambda progress: say(line_of(progress, default, tuning.budget_s))
+        yield lambda progress: say(line_of(progress, today, tuning.budget_s))
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -274,7 +274,7 @@ def _progress_report(tuning: Tuning) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=tuning.budget_s)
         yield lambda progress: bar.update(
-            task, completed=progress.spent_s, description=line_of(progress, default, tuning.budget_s)
+            task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
         )
 
 

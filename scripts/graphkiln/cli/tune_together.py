@@ -60,7 +60,7 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     budget_s = next(iter(tunings.values())).budget_s
 
     def report(name: str, progress: Progress) -> None:
-        say(f"{name}: {line_of(progress, tunings[name].spanned.space.default, budget_s)}")
+        say(f"{name}: {line_of(progress, tunings[name].spanned.space.today, budget_s)}")
 
     found = tune_together(tunings, shares, budget_s, report)
     show_together(found, tunings, shares, as_json=as_json)
@@ -142,7 +142,7 @@ def document_of_together(found: Together, tunings: Mapping[str, Tuning], shares:
         models[name] = {
             "share": shares[name] / whole,
             "configuration": response.candidate.as_json(),
-            "changes": in_words(response.candidate, tunings[name].spanned.space.default),
+            "changes": in_words(response.candidate, tunings[name].spanned.space.today),
             "cores": response.cores,
             "rate_alone": response.rate,
             "rate": None if found.rate is None else found.rate * shares[name] / whole,
@@ -214,9 +214,9 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     from graphkiln.tuning.application import apply
 
     if candidate is None:
-        say(f"nothing is written: nothing meets the target of '{tuning.subject.name}'")
+        say(f"nothing is written: nothing was proven to meet the target of '{tuning.subject.name}'")
         return
-    if candidate == tuning.spanned.space.default:
+    if candidate == tuning.spanned.space.today:
         say(f"nothing is written: what serves '{tuning.subject.name}' today is the best")
         return
     applied = apply(candidate, tuning.subject, tuning.questions, tuning.server)

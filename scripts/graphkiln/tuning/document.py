@@ -46,7 +46,7 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
         costs: What a machine costs.
     """
     space = tuning.spanned.space
-    default = space.default
+    default = space.today
     describe = _Describing(default=default, costs=costs)
     identity = tuning.identity()
     document = {

@@ -231,7 +231,7 @@ class Search:
             chosen=rows.get(chosen.candidate) if chosen else None,
             promise=promise,
             closest=None if chosen else self._closest(list(rows.values())),
-            default=rows.get(self._space.default),
+            default=rows.get(self._space.today),
             rows=tuple(rows.values()),
             front=pareto_front(list(rows.values())),
             exclusions=(*self._space.exclusions, *self._probes.refused, *unmeasured),

@@ -52,10 +52,12 @@ class Space:
     Attributes:
         axes: One for each key.
         constraints: The first that objects gives the reason.
+        served: What serves today, where a key was fixed to something else; None for the first value of each axis.
     """
 
     axes: tuple[Axis, ...]
     constraints: tuple[Constraint, ...] = ()
+    served: Candidate | None = None
 
     @property
     def points(self) -> int:
@@ -66,6 +68,11 @@ class Space:
     def default(self) -> Candidate:
         """The first value of each axis."""
         return Candidate.of({axis.key: axis.values[0] for axis in self.axes})
+
+    @property
+    def today(self) -> Candidate:
+        """What serves today, which need not be in the space."""
+        return self.served or self.default
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -120,7 +127,7 @@ class Space:
         """
         self._check(values)
         fixed = (replace(axis, values=(values[axis.key],)) if axis.key in values else axis for axis in self.axes)
-        return replace(self, axes=tuple(fixed))
+        return replace(self, axes=tuple(fixed), served=self.today)
 
     def only(self, keys: Collection[str]) -> Space:
         """The space in which only these keys vary; the others keep their defaults.

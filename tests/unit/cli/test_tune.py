@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,28 @@ def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeyp
     assert "nothing is written" in missed.err
     assert len(applied) == 1, "nothing is written where nothing meets the target"
     assert len(ran) == 2
+
+
+def test_what_was_fixed_is_written_though_nothing_else_changes(
+    run: RunVerb, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--fix` makes another configuration of what serves today: it is not taken for it."""
+    from graphkiln.tuning import application
+
+    def search(self: Tuning, _: Callable[[Progress], None]) -> Any:
+        found = finished(self.spanned.space, self.target)
+        return replace(found, chosen=found.rows[1], default=None)  # the first value of each axis
+
+    monkeypatch.setattr(Tuning, "run", search)
+    applied: list[Any] = []
+    done = application.Applied(config=digits / "config.pbtxt", backup=None)
+    monkeypatch.setattr(application, "apply", lambda candidate, *_: applied.append(candidate) or done)
+    words = ["--p99", "50ms", "--apply", "--fix", "max_batch_size=4"]
+    shown = run("tune", str(digits), *words)
+    assert "chosen: max_batch_size=4" in shown.out
+    assert [each["max_batch_size"] for each in applied] == [4]
+    run("tune", str(digits), "--p99", "50ms", "--apply")
+    assert len(applied) == 1, "what serves today is not written again"
 
 
 @pytest.mark.usefixtures("ran")

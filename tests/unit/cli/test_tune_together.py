@@ -31,7 +31,7 @@ PLAN = Plan(
 SHARES = {"a": 3.0, "b": 1.0}
 TUNINGS = cast(
     "dict[str, Any]",
-    {name: SimpleNamespace(spanned=SimpleNamespace(space=SimpleNamespace(default=ONE))) for name in SHARES},
+    {name: SimpleNamespace(spanned=SimpleNamespace(space=SimpleNamespace(today=ONE))) for name in SHARES},
 )
 
 

@@ -72,3 +72,11 @@ def test_a_misspelled_key_is_refused(narrow: object) -> None:
     assert callable(narrow)
     with pytest.raises(InvalidInput, match=r"'thread' is not tuned.*threads"):
         narrow()
+
+
+def test_what_serves_today_is_known_where_a_key_is_fixed_to_something_else() -> None:
+    space = Space(axes=(Axis(key="a", values=(1, 2)), Axis(key="b", values=(1, 2))))
+    fixed = space.fixed({"a": 2}).fixed({"b": 2})
+    assert (space.today, fixed.default) == (space.default, Candidate.of({"a": 2, "b": 2}))
+    assert fixed.today == space.default
+    assert space.only(["a"]).today == space.default
