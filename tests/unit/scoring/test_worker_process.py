@@ -96,7 +96,7 @@ def test_it_proves_itself_scores_and_ends(process: WorkerProcess, request_: Scor
 def test_a_row_that_ends_it_is_told_with_where_it_was(
     process: WorkerProcess, request_: ScoreRequest, word: bytes, reason: str
 ) -> None:
-    process.assign(7, Attempt(unit=unit_with(request_, word), patience_s=1.0))
+    process.assign(7, Attempt(unit=unit_with(request_, word), patience_s=5.0))  # a busy machine takes a while to begin
     ended = until(process, Ended)
     assert isinstance(ended, Ended)
     assert ended.reason.startswith(reason)
