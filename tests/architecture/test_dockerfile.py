@@ -1,6 +1,6 @@
 """The Dockerfile's stages: each is made of what is there, and those of the GPU image are those of the CPU image.
 
-No builder here builds the target `gpu` to its end. What can be held to is that it is made as what is built.
+`scripts/test-image --gpu` builds the target `gpu`, which takes gigabytes: here it is held to being made as what is built each time.
 """
 
 from __future__ import annotations
