@@ -1,6 +1,7 @@
 """The Dockerfile's stages: each is made of what is there, and those of the GPU image are those of the CPU image.
 
-`scripts/test-image --gpu` builds the target `gpu`, which takes gigabytes: here it is held to being made as what is built each time.
+`scripts/test-image --gpu` builds the target `gpu`, which takes gigabytes. Here it is held to being made as
+what is built each time.
 """
 
 from __future__ import annotations
