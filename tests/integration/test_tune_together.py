@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tune_command import copy_model, digest, events, journals, measured, tune
 
-pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 WORDS = (
     "--share", "first=0.7,second=0.3", "--p99", "2s", "--budget", "400s", "--json",
