@@ -88,17 +88,26 @@ def leftovers(folder: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """A whole story: what `--json` printed, and its report."""
+def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A whole story: what `--json` printed."""
     folder = tmp_path_factory.mktemp("story")
-    done = run_story(folder, weights, "--json", "--html", str(folder / "report.html"))
+    done = run_story(folder, weights, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def reported(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A story of the steps that need no server: what `--json` printed, and its report."""
+    folder = tmp_path_factory.mktemp("reported")
+    done = run_story(folder, weights, "--json", "--html", str(folder / "report.html"), "--only", "static")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), folder / "report.html"
 
 
 class TestWholeStory:
-    def test_every_step_of_the_chain_is_proven_and_measured(self, whole: tuple[dict[str, Any], Path]) -> None:
-        steps = {step["key"]: step for step in whole[0]["steps"]}
+    def test_every_step_of_the_chain_is_proven_and_measured(self, whole: dict[str, Any]) -> None:
+        steps = {step["key"]: step for step in whole["steps"]}
         for key in CHAIN:
             assert steps[key]["counts"], (steps[key]["refused"], steps[key]["judgment"])
             assert steps[key]["per_second"] > 0
@@ -107,17 +116,17 @@ class TestWholeStory:
             assert steps[key]["cores"] > 0
         assert [steps[key]["step"] for key in CHAIN] == [0, 1, 2, 3, 4, 5]
         assert [steps[key]["source"] for key in CHAIN] == ["", "1.25", "2.33", "4.6", "1.6-1.64", ""]
-        assert whole[0]["precision"] == "int8" or "int8" in SLOW_HERE
+        assert whole["precision"] == "int8" or "int8" in SLOW_HERE
 
-    def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: tuple[dict[str, Any], Path]) -> None:
-        for step in whole[0]["steps"]:
+    def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: dict[str, Any]) -> None:
+        for step in whole["steps"]:
             if judged := step["judgment"]:
                 assert judged["passed"], step
                 assert judged["samples"] == 200
                 assert not judged["undecided"], step
                 assert judged["right"] > 0.9
                 assert judged["interval"][0] < judged["same"] / 200 <= judged["interval"][1]
-        steps = {step["key"]: step["judgment"] for step in whole[0]["steps"]}
+        steps = {step["key"]: step["judgment"] for step in whole["steps"]}
         assert steps["eager"]["error"] == 0
         assert 0 < steps["reduced"]["error"] < 1e-5
         errors = [steps[key]["error"] for key in ("mixed", "int8") if steps[key] or key not in SLOW_HERE]
@@ -125,8 +134,8 @@ class TestWholeStory:
         assert all(error > 1e-4 for error in errors)  # they really compute in fewer bits
         assert steps["static"]["gradient_error"] < 1e-4
 
-    def test_each_switch_is_measured_by_itself(self, whole: tuple[dict[str, Any], Path]) -> None:
-        steps = {step["key"]: step for step in whole[0]["steps"] if step["switch"]}
+    def test_each_switch_is_measured_by_itself(self, whole: dict[str, Any]) -> None:
+        steps = {step["key"]: step for step in whole["steps"] if step["switch"]}
         assert set(steps) == {"search", "engine", "mixed", "pad", "add", "int8"}
         assert steps["search"]["refused"] == "cuDNN's search needs a GPU"
         for key in ("engine", "mixed", "pad", "add", "int8"):
@@ -138,16 +147,16 @@ class TestWholeStory:
             assert steps[key]["beside"] == "parallel"
             assert steps[key]["cumulative"] is None
 
-    def test_factors_are_those_of_the_rates(self, whole: tuple[dict[str, Any], Path]) -> None:
-        steps = {step["key"]: step for step in whole[0]["steps"]}
+    def test_factors_are_those_of_the_rates(self, whole: dict[str, Any]) -> None:
+        steps = {step["key"]: step for step in whole["steps"]}
         for key, factor, before in (("reduced", "own", "static"), ("served", "cumulative", "eager")):
             rates, reference = steps[key]["rounds"], steps[before]["rounds"]
             ratios = [rates[number] / reference[number] for number in rates.keys() & reference.keys()]
             assert steps[key][factor] == pytest.approx(statistics.median(ratios), rel=1e-9)
             assert steps[key]["per_second"] == pytest.approx(statistics.median(rates.values()), rel=1e-9)
 
-    def test_commands_repeat_a_step(self, whole: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-        (served,) = [step for step in whole[0]["steps"] if step["key"] == "served"]
+    def test_commands_repeat_a_step(self, whole: dict[str, Any], tmp_path: Path) -> None:
+        (served,) = [step for step in whole["steps"] if step["key"] == "served"]
         convert = served["commands"][0].replace("/try", f"/{tmp_path.name}")
         done = subprocess.run(
             [*COMMAND, *shlex.split(convert)[1:]], capture_output=True, text=True, timeout=200, check=False
@@ -155,15 +164,19 @@ class TestWholeStory:
         assert done.returncode == 0, done.stderr
         assert "proof" in done.stdout
 
+
+class TestReport:
+    """Every kind of row and chart is rendered by tests/integration/test_reports.py; here is one of a real story."""
+
     @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (scripts/test installs it as root on Debian)")
     @pytest.mark.parametrize("width", [1100, 390])
-    def test_the_report_in_a_browser(self, whole: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
+    def test_the_report_in_a_browser(self, reported: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
         """Shown as an image that is not empty; nothing is wider than the window, no text leaves its chart."""
-        report = whole[1].read_text()
+        report = reported[1].read_text()
         shown = browse(
             report, tmp_path, width, {"bars": "#factors rect", "dots": "#latencies .dot", "rows": "#speed tr"}
         )
-        measured = [step for step in whole[0]["steps"] if step["per_second"] is not None]
+        measured = [step for step in reported[0]["steps"] if step["per_second"] is not None]
         assert shown.pop("smallest") >= 10, "letters in a chart, in pixels"
         assert shown == {
             "overflow": 0,
@@ -177,12 +190,12 @@ class TestWholeStory:
         assert colors is not None
         assert len(colors) > 20
 
-    def test_the_report_is_one_file(self, whole: tuple[dict[str, Any], Path]) -> None:
-        report = whole[1].read_text()
+    def test_the_report_is_one_file(self, reported: tuple[dict[str, Any], Path]) -> None:
+        report = reported[1].read_text()
         assert "https://" not in report
         assert "<link" not in report
         assert "graphkiln convert" in report
-        assert whole[0]["facts"]["machine"] in report.replace("&#39;", "'")
+        assert reported[0]["facts"]["machine"] in report.replace("&#39;", "'")
 
 
 class TestInterruption:
