@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 from converting import Convert
 from tiny_detectors import SIDE, tiny_detector
-from tiny_segmenters import processor_of, size_of
-from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, tiny_model
+from tiny_transformers import save_model
 from tiny_yolo import NAMES, V8, Parts, write_yolo
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_converters.detection.two_stage import TwoStage
-from graphkiln_converters.sources import huggingface_tasks
 
 pytestmark = pytest.mark.slow
 
@@ -59,34 +57,28 @@ def test_a_detector_of_two_stages_is_a_graph_with_a_batch(kind: str, run: Conver
     assert [kind for kind, name in (("masked", task.masks), ("pointed", task.keypoints)) if name] == [kind]
 
 
-@pytest.mark.parametrize("kind", DETECTORS)
-def test_a_detector_of_transformers(kind: str, tmp_path: Path, run: Convert) -> None:
-    tiny_model(kind).save_pretrained(tmp_path / kind)
-    names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL}
-    huggingface_tasks._processor(names[kind]).save_pretrained(tmp_path / kind)
-    height, width = SIZE
-    version = run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"])
-    assert proven(version, Detection, "detections matched").preprocess is not None
+@pytest.mark.parametrize(
+    ("kind", "task", "words"),
+    [
+        *(
+            (kind, Detection, "detections matched")
+            for kind in ("detr", "yolos", "conditional_detr", "rf_detr", "rt_detr")
+        ),
+        ("segformer", Segmentation, "pixels"),
+    ],
+)
+def test_a_folder_of_transformers(kind: str, task: type[Task], words: str, tmp_path: Path, run: Convert) -> None:
+    """The others are among the families."""
+    shape = save_model(kind, tmp_path / kind)
+    assert proven(run(f"huggingface:{tmp_path / kind}", shape=[shape]), task, words).preprocess is not None
 
 
 def test_a_detector_on_a_backbone_of_timm(tmp_path: Path, run: Convert) -> None:
     """As facebook/detr-resnet-50 and most of its kin were saved."""
     levels = [1, 2, 3, 4]
     backbone = {"model_type": "timm_backbone", "backbone": "resnet10t", "features_only": True, "out_indices": levels}
-    tiny_model("detr", backbone_config=backbone).save_pretrained(tmp_path / "detr")
-    huggingface_tasks._processor("Detr").save_pretrained(tmp_path / "detr")
-    height, width = SIZE
-    version = run(f"huggingface:{tmp_path / 'detr'}", shape=[f"3x{height}x{width}"])
-    proven(version, Detection, "detections matched")
-
-
-@pytest.mark.parametrize("kind", SEGMENTERS)
-def test_a_segmenter_of_transformers(kind: str, tmp_path: Path, run: Convert) -> None:
-    height, width = size_of(kind, SIZE)
-    tiny_model(kind).save_pretrained(tmp_path / kind)
-    processor_of(kind).save_pretrained(tmp_path / kind)
-    version = run(f"huggingface:{tmp_path / kind}", shape=[f"3x{height}x{width}"])
-    assert proven(version, Segmentation, "pixels").preprocess is not None
+    shape = save_model("detr", tmp_path / "detr", backbone_config=backbone)
+    proven(run(f"huggingface:{tmp_path / 'detr'}", shape=[shape]), Detection, "detections matched")
 
 
 def test_a_classifier_of_timm_embeds(run: Convert) -> None:

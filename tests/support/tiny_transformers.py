@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import tiny_segmenters
 import torch
 
+from graphkiln_converters.sources import huggingface_tasks
 from graphkiln_converters.torch_libraries import import_torchvision
 
 import_torchvision()
@@ -43,6 +45,16 @@ def tiny_model(kind: str, **changes: Any) -> Any:
         tiny_segmenters.revive(model)
         tiny_segmenters.balance_classes(model, images(2, tiny_segmenters.size_of(kind, SIZE)), LABELS)
     return model.requires_grad_(requires_grad=False)
+
+
+def save_model(kind: str, folder: Path, **changes: Any) -> str:
+    """Saves a model as its own library does, with its image processor; returns the shape of a sample."""
+    tiny_model(kind, **changes).save_pretrained(folder)
+    names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL}
+    made = huggingface_tasks._processor(names[kind]) if kind in names else tiny_segmenters.processor_of(kind)
+    made.save_pretrained(folder)
+    height, width = tiny_segmenters.size_of(kind, SIZE)
+    return f"3x{height}x{width}"
 
 
 def _spread_classes(model: Any) -> None:
