@@ -22,7 +22,7 @@ def makers(labels: int, size: tuple[int, int]) -> dict[str, Callable[[], Any]]:
     told = {"num_labels": labels}
     return {
         "beit": lambda: _beit("Beit", image_size=list(size), out_indices=[1, 2, 3, 4], **told),
-        "data2vec-vision": lambda: _beit("Data2VecVision", image_size=list(size), out_indices=(1, 2, 3, 4), **told),
+        "data2vec-vision": lambda: _beit("Data2VecVision", image_size=_SQUARE[0], out_indices=(1, 2, 3, 4), **told),
         "dpt": lambda: _dpt(**told),
         "mobilenet_v2": lambda: _made("MobileNetV2", depth_multiplier=0.1, finegrained_output=False, **told),
         "mobilevit": lambda: _mobilevit(**told),
@@ -58,12 +58,13 @@ def processor_of(kind: str, **options: Any) -> Any:
 
 def size_of(kind: str, usual: tuple[int, int]) -> tuple[int, int]:
     """`(height, width)` of a model's input: the usual one, but for those that take squares alone."""
-    return _SQUARE if kind in ("dpt", "tipsv2_dpt") else usual
+    return _SQUARE if kind in ("data2vec-vision", "dpt", "tipsv2_dpt") else usual
 
 
 def balance_classes(model: Any, batch: torch.Tensor, labels: int) -> None:
     """Random scores have a class that is the best nearly everywhere: the mean of each class becomes 0."""
-    layers = [each for each in model.modules() if _outputs_of(each) == labels and each.bias is not None]
+    kinds = (nn.Conv2d, nn.Linear)
+    layers = [each for each in model.modules() if isinstance(each, kinds) and _outputs_of(each) == labels]
     with torch.no_grad():
         layers[-1].bias -= model(pixel_values=batch).logits.mean((0, 2, 3))
 
@@ -75,8 +76,9 @@ def revive(model: nn.Module) -> None:
             nn.init.ones_(layer.weight)
 
 
-def _outputs_of(layer: nn.Module) -> int:
-    return int(getattr(layer, "out_channels", getattr(layer, "out_features", 0)))
+def _outputs_of(layer: nn.Conv2d | nn.Linear) -> int:
+    """Of a layer whose bias can be moved."""
+    return 0 if layer.bias is None else int(layer.weight.shape[0])
 
 
 def _made(name: str, **options: Any) -> Any:
