@@ -50,7 +50,7 @@ def tiny_model(kind: str, **changes: Any) -> Any:
 
 
 def _calm_boxes(model: Any) -> None:
-    """Its heads give logarithms of sizes, twice: random ones are boxes of many images, whose pixels fp32 cannot tell."""
+    """Its heads give logarithms of sizes, twice: random boxes are larger than images, and fp32 cannot tell pixels."""
     for name, parameter in model.named_parameters():
         if "bbox" in name and ".layers.2." in name:
             parameter.data *= 0.1
