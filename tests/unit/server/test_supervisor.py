@@ -602,7 +602,8 @@ class TestKeepAlive:
     def test_a_slow_request_is_answered_first(self, setup: Setup) -> None:
         statuses, _, errors = self.run_client(setup, pause_s=0.0, slow_s=1.0)
         assert errors == []
-        assert statuses in ([200, 503], [200, 200, 503])
+        assert (statuses[0], statuses[-1]) == (200, 503)
+        assert statuses == sorted(statuses)  # how many are answered before the signal is the machine's
 
     def test_where_connections_cannot_be_held_it_ends_all_the_same(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
