@@ -141,11 +141,13 @@ class TestOutput:
         assert f"graphkiln: wrote {path}" in finished.err
         assert "img/s" in finished.out
 
-    def test_a_report_that_cannot_be_written(self, run: RunVerb, tmp_path: Path) -> None:
+    def test_a_report_that_cannot_be_written_is_told_before_anything_runs(
+        self, run: RunVerb, fake: type[FakeRunner], tmp_path: Path
+    ) -> None:
         finished = run("story", *MODEL, "--html", tmp_path)
-        assert finished.code == 1
-        assert f"cannot write {tmp_path}: Is a directory" in finished.err
-        assert "choose another file" in finished.err
+        assert finished.code == 2
+        assert f"--html {tmp_path} is a folder (name a file in it)" in finished.err
+        assert not fake.made
 
     def test_what_happens_is_a_line_each(self, run: RunVerb, fake: type[FakeRunner]) -> None:
         fake.reports = (
