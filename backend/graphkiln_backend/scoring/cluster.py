@@ -34,7 +34,7 @@ def connect(address: str) -> Iterator[None]:
         address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
 
     Raises:
-        ScoringError: No cluster answers there, or it is not like this process.
+        ScoringError: No cluster answers there, it is not like this process, or none can be started here.
     """
     if ray.is_initialized():
         yield
@@ -85,6 +85,15 @@ def _started() -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     with _folder() as folder, _environment(environment, TMPDIR=folder):
+        _start_ray(folder)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start_ray(folder: str) -> None:
+    try:
         ray.init(
             "local",
             num_cpus=usable_cores(),
@@ -95,10 +104,11 @@ def _started() -> Iterator[None]:
             _temp_dir=folder,
             _node_ip_address="127.0.0.1",
         )
-        try:
-            yield
-        finally:
-            ray.shutdown()
+    except Exception as error:  # a node that takes too long to start is a plain one
+        raise ScoringError(
+            f"Ray does not start on this machine: {error}",
+            hint="the same command tries again: wait where the machine is busy, make room where a disk is full",
+        ) from error
 
 
 @cache

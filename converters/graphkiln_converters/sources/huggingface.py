@@ -251,4 +251,5 @@ def _convnext_geometry(processor: Any) -> _Geometry:
 def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
     if not type(model).__name__.endswith(_NAMED) or all(v.startswith("LABEL_") for v in names.values()):
         return ()
-    return tuple(names[index] for index in sorted(names))
+    # By number, as transformers looks them up: names whose numbers begin at one would move by one.
+    return tuple(names.get(index, f"LABEL_{index}") for index in range(len(names)))

@@ -21,6 +21,19 @@ def test_a_cluster_that_is_not_there_is_told() -> None:
         raise AssertionError("it connected")
 
 
+def test_a_machine_on_which_ray_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray says it with a plain `Exception`, after a minute on a machine that is too busy."""
+    import ray
+
+    def fail(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ScoringError, match="Ray does not start on this machine: The current node timed out") as caught:
+        connect("").__enter__()
+    assert "the same command tries again" in caught.value.hint
+
+
 @pytest.mark.slow
 def test_a_deep_temporary_folder_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket's path has 107 characters at most; Ray puts its sockets deep below its folder."""

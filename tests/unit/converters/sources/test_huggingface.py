@@ -201,6 +201,10 @@ class TestLabels:
     def test_placeholders_are_none(self) -> None:
         assert self.labels("ViTForImageClassification", {0: "LABEL_0", 1: "LABEL_1"}) == ()
 
+    def test_names_stay_with_their_numbers(self) -> None:
+        """Those of COCO's files begin at one: the first class has none."""
+        assert self.labels("ViTForImageClassification", {1: "person", 2: "bicycle"}) == ("LABEL_0", "person")
+
     def test_others_have_none(self) -> None:
         assert self.labels("ViTModel", {0: "cat", 1: "dog"}) == ()
 
