@@ -46,6 +46,7 @@ def test_ci_runs_the_scripts_and_nothing_else(repository: Path) -> None:
     assert commands == [
         "scripts/check",
         "scripts/test",
+        'scripts/test -m "wide and not slow"',
         "scripts/test -m alone -n 0",
         "scripts/test-image",
     ]

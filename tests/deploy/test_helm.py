@@ -14,10 +14,13 @@ import pytest
 import yaml
 from kinds import Manifest, kustomize, needs_kubectl
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("helm_sdkpy") is None,
-    reason="no Helm: .venv/bin/pip install --ignore-requires-python helm-sdkpy==0.1.32, as scripts/test does",
-)
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(
+        importlib.util.find_spec("helm_sdkpy") is None,
+        reason="no Helm: .venv/bin/pip install --ignore-requires-python helm-sdkpy==0.1.32, as scripts/test does",
+    ),
+]
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "graphkiln"
 OVERLAYS = CHART.parents[1] / "kubernetes" / "overlays"

@@ -22,7 +22,7 @@ from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import Unauthorized
 from graphkiln_client import Client
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 _CODE = """
 import pathlib

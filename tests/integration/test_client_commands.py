@@ -196,6 +196,7 @@ class TestHealthCommand:
         assert "broken 1 is UNAVAILABLE" in shown.stderr
 
 
+@pytest.mark.wide
 class TestBench:
     def test_json_says_everything(self, url: str) -> None:
         shown = run_command(

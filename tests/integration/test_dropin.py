@@ -18,7 +18,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_client import Client
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 
 @pytest.fixture(scope="module")

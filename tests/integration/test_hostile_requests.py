@@ -16,7 +16,7 @@ from onnx import TensorProto
 from running import Server, Serving
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 ONE = "instance_group { count: 1 kind: KIND_CPU }"
 BATCHES = f"max_batch_size: 8 {ONE} dynamic_batching {{ max_queue_delay_microseconds: 5000 preferred_batch_size: [8] }}"

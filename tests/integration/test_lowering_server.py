@@ -14,7 +14,7 @@ from running import Server, StartServer, run_command, run_here
 
 from graphkiln_client import Client
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 CPU_FACTS = Path("/proc/cpuinfo").read_text()
 bf16_only = pytest.mark.skipif(

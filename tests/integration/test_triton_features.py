@@ -18,7 +18,7 @@ from running import Server, Serving
 
 from graphkiln_client import Client
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
 QUEUE = """

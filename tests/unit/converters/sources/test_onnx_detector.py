@@ -20,6 +20,8 @@ from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
 from graphkiln_converters.sources.base import SourceOptions, open_source
 
+pytestmark = pytest.mark.wide
+
 CORNERS = DetectorOptions(boxes=BoxFormat.CORNERS)
 KINDS: dict[str, tuple[type[nn.Module], DetectorOptions]] = {
     "yolov8": (V8, DetectorOptions()),
