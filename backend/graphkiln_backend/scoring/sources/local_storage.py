@@ -7,11 +7,13 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from graphkiln_backend.graph.files import open_regular, read_stream
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources.opened_file import OpenedFile
 from graphkiln_backend.scoring.sources.sorting import sort_names
 from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, StoredFile
 
@@ -68,7 +70,7 @@ class LocalStorage:
         except BaseException:
             file.close()
             raise
-        return file
+        return cast("BinaryIO", OpenedFile(file, partial(_describe_failure, path)))
 
 
 def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
@@ -143,8 +145,10 @@ def _read_part(file: BinaryIO, part: tuple[int, int]) -> bytes:
     return content
 
 
-def _describe_failure(path: str, error: OSError) -> ScoringError:
-    if error.errno in _PASSING:
-        return SourceUnavailable(f"cannot read {path}: {error.strerror}")
-    hint = "everything below it is input, or a pattern says what is" if error.errno == errno.EACCES else ""
-    return ScoringError(f"cannot read {path}: {error.strerror or error}", hint=hint)
+def _describe_failure(path: str, error: Exception) -> ScoringError:
+    number = error.errno if isinstance(error, OSError) else None
+    words = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+    if number in _PASSING:
+        return SourceUnavailable(words)
+    hint = "everything below it is input, or a pattern says what is" if number == errno.EACCES else ""
+    return ScoringError(words, hint=hint)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_objects import ObjectChanged, RemoteObjects
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources.opened_file import OpenedFile
 from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, StoredFile
 
 
@@ -63,11 +64,12 @@ class ObjectStorage:
         ):
             raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} is gone")
         try:
-            return self._objects.open(path)
+            opened = self._objects.open(path)
         except FileNotFoundError as error:
             raise ScoringError(f"there is no object {path}") from error
         except RemoteStoreError as error:
             raise _translate(error) from error
+        return cast("BinaryIO", OpenedFile(opened, lambda error: _translate(self._objects.translate(error, path))))
 
 
 def _translate(error: RemoteStoreError) -> ScoringError:

@@ -6,27 +6,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.ahead import map_ahead
-from graphkiln_backend.scoring.sources.listing import above_of, check_addresses, load_image
+from graphkiln_backend.scoring.sources.listing import check_addresses
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.parquet_columns import (
     ImageColumn,
     as_ids,
     column_of,
     find_image_column,
-    plain,
     plain_type,
     type_of,
 )
+from graphkiln_backend.scoring.sources.parquet_rows import ImageTable
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
 from graphkiln_backend.scoring.sources.repeats import Repeats
@@ -34,7 +32,6 @@ from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "parquet"
-_ROWS_AT_A_TIME = 16
 _IDS_AT_A_TIME = 1 << 16
 _MOST_PIECES = 16
 """Of a row group of images: whoever reads its last piece reads all that stand before, which this bounds."""
@@ -107,24 +104,16 @@ class ParquetReader:
         name, stamp, first, last, skipped, before, rows = decode_part(unit.part)
         place = locate(unit.path)
         with _opened(place, stamp) as file:
-            schema = file.schema_arrow
-            image = find_image_column(schema, self._columns, unit.path)
-            named = self._id_column(image)
-            read = list(dict.fromkeys([image.name, *([named] if named else []), *self._columns.kept]))
-            number = before
-            for batch in _batches(file, read, range(first, last + 1), skipped, rows):
-                ids = as_ids(column_of(batch, named), named, unit.path) if named else None
-                kept = {column: plain(column_of(batch, column)) for column in self._columns.kept}
-                images = column_of(batch, image.name)
-                for index in range(len(batch)):
-                    row_id = ids[index] if ids else f"{as_id(name)}:{number}"
-                    content, path = image.value(images, index)
-                    yield Row(
-                        id=row_id,
-                        load=partial(_load, content, path, above_of(place)),
-                        kept={column: values.slice(index, 1) for column, values in kept.items()},
-                    )
-                    number += 1
+            image = find_image_column(file.schema_arrow, self._columns, unit.path)
+            table = ImageTable(
+                file=file,
+                place=place,
+                name=as_id(name),
+                image=image,
+                named=self._id_column(image),
+                kept=self._columns.kept,
+            )
+            yield from table.rows(range(first, last + 1), skipped, before, rows)
         found = place.storage.find(place.path)
         if not found or found.stamp != stamp:
             raise InputChanged(f"{unit.path} has changed while it was read")
@@ -178,14 +167,6 @@ def _check_alike(first: _Footer, other: _Footer) -> None:
             )
 
 
-def _load(content: bytes | None, path: str | None, folder: Place) -> bytes:
-    if content is not None:
-        return content
-    if path:
-        return load_image(folder, path)
-    raise InvalidInput("the row has no image")
-
-
 def _range(path: Place, footer: _Footer, extent: _Extent) -> InputRange:
     values = (extent.first, extent.last, extent.skipped, extent.before, extent.rows)
     return InputRange(
@@ -236,7 +217,7 @@ def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
     with path.storage.open(path.path, stamp) as raw:
         try:
             # Without these two, Arrow reads a row group as a whole before it gives its first row.
-            with pq.ParquetFile(raw, pre_buffer=False, buffer_size=MIB) as file:
+            with pq.ParquetFile(raw, pre_buffer=False, buffer_size=MIB, page_checksum_verification=True) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
             raise ScoringError(f"{path.text} is no sound Parquet file: {error}") from error
@@ -246,18 +227,3 @@ def _read_ids(path: Place, column: str) -> Iterator[list[str]]:
     with _opened(path, None) as file:
         for batch in file.iter_batches(_IDS_AT_A_TIME, columns=[column], use_threads=False):
             yield as_ids(column_of(batch, column), column, path.text)
-
-
-def _batches(
-    file: pq.ParquetFile, columns: list[str], groups: range, skipped: int, rows: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows of an extent in small batches."""
-    batches: Any = file.iter_batches(_ROWS_AT_A_TIME, row_groups=list(groups), columns=columns, use_threads=False)
-    for batch in batches:
-        begin = min(skipped, len(batch))
-        taken = batch.slice(begin, rows)
-        skipped, rows = skipped - begin, rows - len(taken)
-        if len(taken):
-            yield taken
-        if not rows:
-            return

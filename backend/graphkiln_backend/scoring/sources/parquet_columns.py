@@ -66,7 +66,10 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
         raise ScoringError(f"{where}: column '{name}' of {values.type} cannot name rows", hint="text and integers can")
     if values.null_count:
         raise ScoringError(f"{where}: column '{name}' names rows, but is empty in some")
-    return list(map(str, values.to_pylist()))
+    try:
+        return list(map(str, values.to_pylist()))
+    except UnicodeDecodeError as error:
+        raise ScoringError(f"{where}: column '{name}' names rows, and is no UTF-8: {error}") from error
 
 
 def type_of(schema: pa.Schema, name: str) -> pa.DataType:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import parquet
+from graphkiln_backend.scoring.sources import parquet_rows
 
 
 def write(path: Path, rows: int, group: int = 1000, first: int = 0) -> Path:
@@ -132,7 +132,7 @@ def test_rows_are_held_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     del table
     source = files_source(tmp_path / "a.parquet")
     (unit,) = plan(source, 10**9)
-    monkeypatch.setattr(parquet, "_ROWS_AT_A_TIME", 4)
+    monkeypatch.setattr(parquet_rows, "ROWS_AT_A_TIME", 4)
     before, most = pa.total_allocated_bytes(), 0
     tracemalloc.start()
     try:
