@@ -84,6 +84,8 @@ class Attempt:
             score the unit.
         changes_are_errors: Whether a row that changed since it was planned is an error row; otherwise the unit is
             planned anew.
+        outages_are_errors: Whether a row that cannot be read just now is an error row, if most rows of the unit can be;
+            otherwise the unit is tried again later.
         patience_s: Seconds without any progress after which the worker hangs.
     """
 
@@ -91,4 +93,5 @@ class Attempt:
     quarantined: Mapping[int, str] = field(default_factory=dict)
     probe: Span | None = None
     changes_are_errors: bool = False
+    outages_are_errors: bool = False
     patience_s: float = 60.0

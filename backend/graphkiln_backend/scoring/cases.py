@@ -17,6 +17,9 @@ MOST_SEARCHES = 3
 """Searches of a unit that find no row, although its worker ends."""
 MOST_CHANGES = 3
 """Times that a unit is planned anew; after that, rows that change are errors."""
+MOST_OUTAGES = 7
+"""Attempts that end because a row cannot be read just now, two minutes together; in the one after them that row is an
+error: a disk that cannot read one block, or an object whose service always fails, must not keep the others."""
 MOST_LOSSES = 3
 """Workers that ended for a reason unknown before the unit is a suspect."""
 _GUESS_ROWS = 64
@@ -64,6 +67,7 @@ class Case:
             quarantined=dict(self.quarantined),
             probe=self.search.probe if self.search else None,
             changes_are_errors=self.changes >= MOST_CHANGES,
+            outages_are_errors=self.failures[Cause.SOURCE] >= MOST_OUTAGES,
             patience_s=patience_s,
         )
 

@@ -118,7 +118,9 @@ def account(
             missing.append(unit)
     destination.remove(sorted(committed & replaced.keys()))
     if count:
-        told = "; ".join(f"{each.path}: {reasons.get(each.id, 'its result is gone')}" for each in missing)
+        told = "; ".join(
+            f"unit {each.id} of {each.path}: {reasons.get(each.id, 'its result is gone')}" for each in missing
+        )
         raise ScoringError(
             f"{count} units ({rows} rows) have no result: {told}",
             hint="all others have theirs; run the same command to try these again",

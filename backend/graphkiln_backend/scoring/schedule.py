@@ -16,7 +16,7 @@ from itertools import count
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport
 from graphkiln_backend.scoring.breaker import Breaker
-from graphkiln_backend.scoring.cases import MOST_LOSSES, Case, Running, wait_s
+from graphkiln_backend.scoring.cases import MOST_LOSSES, MOST_OUTAGES, Case, Running, wait_s
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
@@ -35,7 +35,7 @@ from graphkiln_backend.scoring.units import Unit
 
 UNITS_PER_WORKER = 2
 """One is read while the other is computed."""
-_MOST_TRIES = {Cause.UNREADABLE: 3, Cause.SOURCE: 8, Cause.REFUSED: 1, Cause.STORE: 1000}
+_MOST_TRIES = {Cause.UNREADABLE: 3, Cause.SOURCE: MOST_OUTAGES + 1, Cause.REFUSED: 1, Cause.STORE: 1000}
 """Attempts of a unit that end for the same cause; a store that fails ends the run (`breaker`)."""
 _TWIN_AFTER_S = 10.0
 _TWIN_FACTOR = 2.0

@@ -109,8 +109,11 @@ class Worker(Closeable):
         begun, unit = time.monotonic(), attempt.unit
         first = attempt.probe.start if attempt.probe else 0
         quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
-        scored = self._scorer.score(self._rows(attempt, track), quarantined)
+        outages: list[SourceUnavailable] = []
+        scored = self._scorer.score(self._rows(attempt, track, outages), quarantined)
         table = scored.table
+        if 2 * len(outages) > len(table):  # it is the source, and not some of its rows
+            raise outages[0]
         if attempt.probe:
             return None
         if len(table) != unit.rows:
@@ -131,7 +134,7 @@ class Worker(Closeable):
             example=_first_error(table),
         )
 
-    def _rows(self, attempt: Attempt, track: Track) -> Iterator[Row]:
+    def _rows(self, attempt: Attempt, track: Track, outages: list[SourceUnavailable]) -> Iterator[Row]:
         """The rows of an attempt, each of which tells when it is begun."""
         start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
         rows = islice(enumerate(self._source.rows(attempt.unit)), start, stop)
@@ -145,7 +148,7 @@ class Worker(Closeable):
             except (GraphkilnError, OSError) as error:
                 raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
             track.reach(position + 1)
-            yield replace(row, load=partial(_load, row, track, changes_are_errors=attempt.changes_are_errors))
+            yield replace(row, load=partial(_load, row, track, attempt, outages))
 
     def _commit(self, result: Result, track: Track) -> bool:
         """Writes a result, patiently; True where another attempt had written it before."""
@@ -164,13 +167,19 @@ class Worker(Closeable):
         raise AssertionError("the last attempt returns or raises")
 
 
-def _load(row: Row, track: Track, *, changes_are_errors: bool) -> bytes:
+def _load(row: Row, track: Track, attempt: Attempt, outages: list[SourceUnavailable]) -> bytes:
+    """Reads a row; called by many threads. What has stopped its unit too often is its own error at last."""
     try:
         return row.load()
     except InputChanged as error:
-        if changes_are_errors:
-            raise ScoringError(f"{error}, again and again") from error
-        raise
+        if not attempt.changes_are_errors:
+            raise
+        raise ScoringError(f"{error}, again and again") from error
+    except SourceUnavailable as error:
+        if not attempt.outages_are_errors:
+            raise
+        outages.append(error)
+        raise ScoringError(f"{error}, again and again") from error
     finally:
         track.advance()
 

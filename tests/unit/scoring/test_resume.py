@@ -80,7 +80,7 @@ def test_a_claim_that_was_lost_ends_the_removal(monkeypatch: pytest.MonkeyPatch)
 def test_a_unit_without_a_result_is_told_with_its_reason(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 3)
     store = Store({ids[0]: "this", ids[2]: "this"})
-    with pytest.raises(ScoringError, match=r"1 units \(4 rows\) have no result: /images/1: torn"):
+    with pytest.raises(ScoringError, match=r"1 units \(4 rows\) have no result: unit [0-9a-f]+ of /images/1: torn"):
         account(store, tmp_path / "plan", {}, {ids[1]: "torn"})  # type: ignore[arg-type]
     store.units[ids[1]] = "this"
     account(store, tmp_path / "plan", {}, {})  # type: ignore[arg-type]

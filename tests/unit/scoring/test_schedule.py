@@ -205,6 +205,20 @@ def test_a_unit_that_cannot_be_read_fails_after_some_attempts() -> None:
     assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="torn")
 
 
+def test_rows_that_cannot_be_read_stop_their_unit_some_times_and_are_errors_then() -> None:
+    told: list[Event] = []
+    schedule = schedule_of([unit(1)], told)
+    ready(schedule, "a")
+    lenient = []
+    for now in range(0, 800, 100):
+        number, attempt = begin(schedule, "a", float(now))
+        lenient.append(attempt.outages_are_errors)
+        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.SOURCE, reason="no disk"), float(now))
+    assert lenient == [False] * 7 + [True]
+    assert schedule.is_over
+    assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="no disk")
+
+
 def test_an_attempt_that_was_being_committed_is_blamed_on_the_store() -> None:
     schedule = schedule_of([unit(1)])
     ready(schedule, "a")

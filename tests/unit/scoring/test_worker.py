@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from scoring_runs import make_images, make_request, results
 
 from graphkiln_backend.scoring import worker as module
 from graphkiln_backend.scoring.attempts import Attempt
-from graphkiln_backend.scoring.errors import InputChanged, StoreError, UnitUnreadable
+from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable, StoreError, UnitUnreadable
 from graphkiln_backend.scoring.progress import Progress, Track
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.units import Unit
@@ -72,6 +73,30 @@ def test_a_row_that_changed_is_told_or_an_error_at_last(worker: Worker, unit: Un
     assert report is not None
     assert report.errors == 2
     assert report.example
+
+
+@pytest.mark.parametrize("failing", [6, 7])
+def test_rows_that_can_never_be_read_are_errors_at_last_where_most_can_be(
+    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """Where most cannot be read, it is the source that is gone: nothing is committed."""
+
+    def fail() -> bytes:
+        raise SourceUnavailable("cannot read it: Input/output error")
+
+    rows = [replace(row, load=fail) if n < failing else row for n, row in enumerate(worker._source.rows(unit))]
+    monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows), raising=False)
+    with pytest.raises(SourceUnavailable):
+        worker.score(Attempt(unit=unit), track)
+    if failing > len(rows) // 2:
+        with pytest.raises(SourceUnavailable):
+            worker.score(Attempt(unit=unit, outages_are_errors=True), track)
+        assert list(worker._destination.committed_ids()) == []
+        return
+    report = worker.score(Attempt(unit=unit, outages_are_errors=True), track)
+    assert report is not None
+    assert (report.rows, report.errors) == (12, failing)
+    assert report.example == "cannot read it: Input/output error, again and again"
 
 
 def test_a_unit_that_lost_rows_is_not_committed(

@@ -33,8 +33,16 @@ KIND = "keys"
 _NAME = re.compile(r'(?:[\w$]+|"[^"]+")(?:\.(?:[\w$]+|"[^"]+"))*')
 _KEYS_AT_A_TIME = 10_000
 _ROWS_AT_A_TIME = 16
-_SETTINGS = "SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1"
-"""So that a key is the same text everywhere. Options of the connection would replace the user's own."""
+_SETTINGS = """
+SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1;
+SET LOCAL idle_in_transaction_session_timeout = '1h'
+"""
+"""So that a key is the same text everywhere, and a server that ends idle transactions waits for rows to be computed.
+Options of the connection would replace the user's own."""
+_OF_ROWS = ("22", "XX001", "XX002")
+"""Classes of SQLSTATE that a value of a row is the reason of: it is none of its type, or its page is damaged."""
+_TIMEOUTS = "25P"
+"""Of SQLSTATE: a transaction took too long for the server."""
 
 _CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"
 _KNOWS_VERSIONS = """
@@ -46,6 +54,10 @@ FROM pg_class AS found WHERE oid = to_regclass(%s)
 
 Key = tuple[str, str]
 """A row's key as text, and what changes with the row."""
+
+
+class _RowUnreadable(ScoringError):
+    """The server cannot give a row, for the row's own sake."""
 
 
 class TableSource:
@@ -79,17 +91,59 @@ class TableSource:
             raise ScoringError(f"{self._query} gives no rows")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a range, some at a time."""
+        """The rows of a range, some at a time; where the server cannot give one, the others all the same."""
         first, last, expected = decode_part(unit.part)
-        hashed = hashlib.sha256()
+        hashed, done = hashlib.sha256(), 0
+        try:
+            with self._connected() as connection:
+                table = find_columns(connection, self._from(), self._columns, self._query)
+                for values in self._read(connection, table, first, last):
+                    hashed.update(_as_bytes(values[:2]))
+                    done += 1
+                    yield _row(table, values)
+        except _RowUnreadable:
+            yield from self._others(first, last, expected, done)
+            return
+        self._check(hashed.hexdigest(), expected, first, last)
+
+    def _others(self, first: str, last: str, expected: str, done: int) -> Iterator[Row]:
+        """The rows of a range but for the first ones; one that the server cannot give has its error."""
         with self._connected() as connection:
             table = find_columns(connection, self._from(), self._columns, self._query)
-            for key, version, image, *kept in self._read(connection, table, first, last):
-                hashed.update(_as_bytes((key, version)))
-                load = partial(_load_path if table.image_is_path else _load_bytes, image)
-                arrays = {name: as_array(value, kind) for (name, kind), value in zip(table.kept, kept, strict=True)}
-                yield Row(id=key, load=load, kept=arrays)
-        if hashed.hexdigest() != expected:
+            keys = list(self._keys(connection, self._between(first, last)))
+            self._check(_digest(keys), expected, first, last)
+            while done < len(keys):
+                for key, _ in keys[done : done + _ROWS_AT_A_TIME]:  # these came together, or did not
+                    yield self._alone(connection, table, key)
+                done += _ROWS_AT_A_TIME
+                for row in self._up_to_unreadable(connection, table, keys[done:]):
+                    done += 1
+                    yield row
+
+    def _up_to_unreadable(
+        self, connection: psycopg.Connection[Any], table: TableColumns, keys: list[Key]
+    ) -> Iterator[Row]:
+        try:
+            with connection.transaction():
+                for values in self._read(connection, table, keys[0][0], keys[-1][0]) if keys else ():
+                    yield _row(table, values)
+        except psycopg.Error as error:
+            if not _is_of_row(error):
+                raise
+
+    def _alone(self, connection: psycopg.Connection[Any], table: TableColumns, key: str) -> Row:
+        try:
+            with connection.transaction():
+                (values,) = self._read(connection, table, key, key)
+                return _row(table, values)
+        except psycopg.Error as error:
+            if not _is_of_row(error):
+                raise
+            kept = {name: as_array(None, kind) for name, kind in table.kept}
+            return Row(id=key, load=partial(_refuse, f"the database cannot give it: {_words(error)}"), kept=kept)
+
+    def _check(self, found: str, expected: str, first: str, last: str) -> None:
+        if found != expected:
             raise InputChanged(
                 f"the rows of {self._query} from key {first} to {last} have changed since they were planned"
             )
@@ -121,11 +175,12 @@ class TableSource:
                 connection.read_only, connection.isolation_level = True, psycopg.IsolationLevel.REPEATABLE_READ
                 connection.execute(_SETTINGS)
                 yield connection
-        except psycopg.OperationalError as error:
-            raise SourceUnavailable(f"the database cannot be read: {_words(error)}") from error
         except psycopg.Error as error:
+            if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "").startswith(_TIMEOUTS):
+                raise SourceUnavailable(f"the database cannot be read: {_words(error)}") from error
+            kind = _RowUnreadable if _is_of_row(error) else ScoringError
             of_value = isinstance(error, psycopg.DataError) and not error.sqlstate  # found here, not by the server
-            raise ScoringError(f"{self._query}: {_words(error)}", hint=_CAST if of_value else "") from error
+            raise kind(f"{self._query}: {_words(error)}", hint=_CAST if of_value else "") from error
 
     @property
     def _is_name(self) -> bool:
@@ -198,6 +253,21 @@ def _digest(run: Iterable[Key]) -> str:
 
 def _as_bytes(key: Key) -> bytes:
     return "\0".join((*key, "")).encode()
+
+
+def _row(table: TableColumns, values: tuple[Any, ...]) -> Row:
+    key, _, image, *kept = values
+    load = partial(_load_path if table.image_is_path else _load_bytes, image)
+    arrays = {name: as_array(value, kind) for (name, kind), value in zip(table.kept, kept, strict=True)}
+    return Row(id=key, load=load, kept=arrays)
+
+
+def _is_of_row(error: psycopg.Error) -> bool:
+    return (error.sqlstate or "").startswith(_OF_ROWS)
+
+
+def _refuse(reason: str) -> bytes:
+    raise InvalidInput(reason)
 
 
 def _load_bytes(content: bytes | None) -> bytes:

@@ -31,6 +31,7 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 KIND = "tar"
 _BLOCK = 512
 _LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
+_DAMAGED_HINT = "nobody knows which rows it hides: copy it again, or name the others by a pattern"
 _SHOWN = 20
 _LINK = -1
 """In the place of a size."""
@@ -191,19 +192,19 @@ def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[s
                 if member.issparse():
                     raise ScoringError(f"{name}: {as_id(member.name)} has holes", hint="pack it without tar --sparse")
                 if member.offset_data + member.size > size_bytes:
-                    raise ScoringError(f"{name} is cut off within {as_id(member.name)}")
+                    raise ScoringError(f"{name} is cut off within {as_id(member.name)}", hint=_DAMAGED_HINT)
                 key, ending = _split_name(member.name)
                 yield key, ending, member.offset_data, member.size if member.isreg() else _LINK
             _check_end(raw, archive.offset, name)
     except tarfile.TarError as error:
-        raise ScoringError(f"{name} is no sound tar: {error}") from error
+        raise ScoringError(f"{name} is no sound tar: {error}", hint=_DAMAGED_HINT) from error
 
 
 def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
     """Refuses a tar whose headers end where no end is marked: tarfile takes a damaged header for the end."""
     raw.seek(offset)
     if raw.read(_BLOCK).strip(b"\0"):
-        raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there")
+        raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there", hint=_DAMAGED_HINT)
     while block := raw.read(_BLOCK):
         if block.strip(b"\0"):
             _check_rest(block, name)

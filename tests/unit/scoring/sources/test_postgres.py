@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from postgres_server import POSTGRES_MISSING, PostgresServer
 from scored_inputs import CONFIGURATION, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources import postgres
 from graphkiln_backend.scoring.sources.postgres import TableSource
 from graphkiln_backend.scoring.sources.reader import Columns
 
@@ -200,3 +202,52 @@ def test_a_time_that_has_no_end_is_told_with_what_to_do(server: PostgresServer, 
     query = "SELECT id, image, taken::text AS taken FROM photos"
     rows = read_all(source(server, query, kept=("taken",)), 10**9)
     assert (rows[6].kept, rows[7].kept) == ({"taken": None}, {"taken": "infinity"})
+
+
+@pytest.mark.parametrize("rows", [100, 30])
+def test_a_row_that_the_server_cannot_give_is_an_error_of_its_own(
+    server: PostgresServer, database: Any, rows: int
+) -> None:
+    """Also several of them, at the ends of what is fetched together, and in the last fetch."""
+    guilty = {0, 15, 16, 50, 99}
+    database.execute("UPDATE photos SET label = CASE WHEN id = ANY(%s) THEN '!' ELSE 'eA==' END", [list(guilty)])
+    query = "SELECT id, decode(label, 'base64') AS image, taken FROM photos"
+    read = read_all(source(server, query, kept=("taken",)), rows)
+    assert [row.id for row in read] == [str(number) for number in range(100)]
+    assert {int(row.id) for row in read if row.content is None} == guilty
+    assert {row.content for row in read if not row.error} == {b"x"}
+    assert all("the database cannot give it: " in row.error for row in read if row.content is None)
+
+
+def test_rows_that_change_beside_one_that_cannot_be_given_are_noticed(server: PostgresServer, database: Any) -> None:
+    query = "SELECT id, decode(label, 'base64') AS image FROM photos"
+    database.execute("UPDATE photos SET label = '!' WHERE id = 3")
+    (unit,) = plan(source(server, query), 10**9)
+    database.execute("DELETE FROM photos WHERE id = 99")
+    with pytest.raises(InputChanged, match="have changed"):
+        read_unit(source(server, query), unit)
+
+
+@pytest.mark.usefixtures("database")
+def test_a_server_that_ends_idle_transactions_waits_for_rows_to_be_computed(server: PostgresServer) -> None:
+    text = f"{server.address}?options=-cidle_in_transaction_session_timeout%3D1000"
+    patient = TableSource(text, "photos", Columns(id="id"))
+    (unit,) = plan(patient, 10**9)
+    rows = patient.rows(unit)
+    next(rows)
+    time.sleep(1.5)  # longer than the server would wait
+    assert len(list(rows)) == 99
+
+
+@pytest.mark.usefixtures("database")
+def test_a_transaction_that_takes_too_long_for_the_server_blames_no_row(
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (unit,) = plan(source(server), 10**9)
+    monkeypatch.setattr(postgres, "_SETTINGS", "SET LOCAL idle_in_transaction_session_timeout = 50")
+    rows = source(server).rows(unit)
+    with pytest.raises(SourceUnavailable, match="cannot be read"):
+        for _ in rows:
+            time.sleep(0.1)
+    monkeypatch.undo()
+    assert len(read_unit(source(server), unit)) == 100
