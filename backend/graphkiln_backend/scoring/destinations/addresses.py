@@ -8,10 +8,12 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from graphkiln_backend.graph.redaction import redact
 from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.scoring.delta_location import delta_location
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ScoringError
 
 SCHEMES = ("postgresql://", "postgres://")
@@ -66,13 +68,8 @@ def _delta_at(text: str) -> Destination:
     from graphkiln_backend.scoring.destinations.delta import DeltaDestination
 
     address = RemoteAddress.parse(text)
-    if address is None:
-        return DeltaDestination(FolderStore(Path(text)), text, {})
-    endpoint = address.options.get("endpoint_url")
-    options = {"aws_endpoint": endpoint, "aws_allow_http": "true"} if endpoint else {}
-    if address.scheme == "s3":
-        options["aws_conditional_put"] = "etag"
-    return DeltaDestination(ObjectStore(address), f"{address.scheme}://{address.root}", options)
+    store: Store = ObjectStore(address) if address else FolderStore(Path(text))
+    return DeltaDestination(store, *delta_location(text))
 
 
 def _table_at(text: str) -> Destination:

@@ -13,6 +13,7 @@ from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources import csv_listing, images, listing, parquet, tars
+from graphkiln_backend.scoring.sources.delta_table import LOG, find_delta
 from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import Columns, FileReader
@@ -32,7 +33,6 @@ _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(csv_li
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
 _PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
-_DELTA_LOG = "_delta_log"
 _ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
 _log = logging.getLogger("graphkiln.scoring")
 
@@ -97,6 +97,8 @@ def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
             raise ScoringError(f"{text} is of no known kind", hint=f"known are {_KNOWN}")
         folder = Place(place.storage, place.path.removesuffix(f"/{name}") or "/", above or "/")
         return folder, iter([StoredFile(path=name, size=file.size, stamp=file.stamp)])
+    if table := find_delta(text):
+        return table.place, table.files()
     listed = place.storage.walk(place.path)
     first = next(listed, None)
     if first is not None:
@@ -130,7 +132,7 @@ def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]
 
 def _table_of(path: str) -> str:
     """What keeps a table whose log a file belongs to; empty where it is of none."""
-    if _DELTA_LOG in path.split("/"):
+    if LOG in path.split("/"):
         return "Delta Lake"
     return "Iceberg" if _ICEBERG_LOG.fullmatch(path) else ""
 

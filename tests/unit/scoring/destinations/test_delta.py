@@ -21,6 +21,8 @@ from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Destination, Result
 from graphkiln_backend.scoring.destinations.delta import DeltaDestination, _add_action
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
+from graphkiln_backend.scoring.sources.files import FileSource
+from graphkiln_backend.scoring.sources.reader import Columns
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
@@ -174,6 +176,8 @@ def test_in_an_object_store(other_process: str) -> None:
     with pytest.raises(CommitConflict):
         made.commit(result(unit(1)))
     assert verify(made, [unit(0), unit(1)]).ok
+    found = FileSource(f"s3://{other_process}/models/delta", Columns(image="id")).ranges(1)
+    assert [each.rows for each in found] == [2, 2], "as a source, too"
 
 
 def test_a_table_and_files_that_are_in_none_do_not_share_a_folder(tmp_path: Path) -> None:

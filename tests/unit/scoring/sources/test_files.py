@@ -83,7 +83,6 @@ def test_what_a_writer_never_finished_is_no_input(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("log", "kind"),
     [
-        ("_delta_log/00000000000000000000.json", "Delta Lake"),
         ("year=2026/_delta_log/00000000000000000010.checkpoint.parquet", "Delta Lake"),
         ("metadata/v3.metadata.json", "Iceberg"),
         ("metadata/00003-1b0cb1a6-72a1-4a0c-9a5e-0a4d5b0ce9b1.metadata.json", "Iceberg"),

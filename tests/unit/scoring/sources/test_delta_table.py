@@ -1,0 +1,133 @@
+"""Tables of Delta Lake: the rows of one version, whatever other files lie in their folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from scored_inputs import files_source, plan, read_all
+
+from graphkiln_backend.scoring.errors import ScoringError
+
+
+def append(folder: Path, *numbers: int, **options: Any) -> None:
+    columns = {"image": [b"%d" % number for number in numbers], "n": list(numbers)}
+    columns["shop"] = [f"Käse & Co {number % 2}" for number in numbers]
+    write_deltalake(folder, pa.table(columns), **{"mode": "append", **options})
+
+
+def images(text: Path | str) -> list[bytes | None]:
+    return sorted(row.content or b"" for row in read_all(files_source(text, id="n"), 100))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    append(tmp_path / "photos", 1, 2)
+    append(tmp_path / "photos", 3)
+    return tmp_path / "photos"
+
+
+def test_the_newest_version_is_read_and_an_older_one_where_it_is_named(folder: Path) -> None:
+    append(folder, 4, 5, mode="overwrite")
+    assert len(list(folder.glob("*.parquet"))) == 3, "the older files are still there"
+    assert images(folder) == [b"4", b"5"]
+    assert images(f"{folder}@v1") == [b"1", b"2", b"3"]
+    assert images(f"{folder}@v0") == [b"1", b"2"]
+    assert images(f"{folder}/**/*.parquet") == [b"1", b"2", b"3", b"4", b"5"]
+
+
+def test_what_is_appended_is_new_and_what_was_there_is_done(folder: Path) -> None:
+    before = {unit.id for unit in plan(files_source(folder))}
+    append(folder, 4)
+    after = {unit.id for unit in plan(files_source(folder))}
+    assert before < after
+    assert len(after - before) == 1
+    DeltaTable(folder).optimize.compact()
+    assert not before & {unit.id for unit in plan(files_source(folder))}
+    assert {unit.id for unit in plan(files_source(f"{folder}@v1"))} == before, "by its version the run goes on"
+
+
+def test_rows_that_were_deleted_are_none(folder: Path) -> None:
+    DeltaTable(folder).delete("n = 2")
+    assert images(folder) == [b"1", b"3"]
+
+
+def test_partitions_are_found_whatever_their_values_are(tmp_path: Path) -> None:
+    append(tmp_path / "photos", 1, 2, 3, partition_by=["shop"])
+    assert images(tmp_path / "photos") == [b"1", b"2", b"3"]
+    with pytest.raises(ScoringError, match="has no column 'shop'"):
+        plan(files_source(tmp_path / "photos", kept=("shop",)))
+
+
+def test_a_folder_may_be_called_like_a_version(folder: Path) -> None:
+    folder.rename(folder.with_name("photos@v7"))
+    assert images(folder.with_name("photos@v7")) == [b"1", b"2", b"3"]
+    with pytest.raises(ScoringError, match="there is no file"):
+        plan(files_source(f"{folder}@v1"))
+
+
+def test_what_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ScoringError, match=r"cannot be read at version 9: .*\*\*/\*\.parquet"):
+        plan(files_source(f"{folder}@v9"))
+    gone = min(folder.glob("*.parquet"))
+    gone.unlink()
+    with pytest.raises(ScoringError, match=rf"version 1 of the Delta table .*1 files that are gone, such as {gone.name}"):
+        plan(files_source(folder))
+    append(tmp_path / "empty", 1)
+    DeltaTable(tmp_path / "empty").delete()
+    with pytest.raises(ScoringError, match="version 1 of the Delta table .* has no rows"):
+        plan(files_source(tmp_path / "empty"))
+    (tmp_path / "odd" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "odd" / "_delta_log" / f"{0:020}.json").write_bytes(b"{}")
+    with pytest.raises(ScoringError, match=r"the log of the Delta table .*/odd cannot be read: "):
+        plan(files_source(tmp_path / "odd"))
+
+
+MARKS = {
+    "storageType": "i",
+    "pathOrInlineDv": "wi5b=000010000siXQKl0rr91000f55c8Xg0@@D72lkbi5=-{L",
+    "sizeInBytes": 40,
+    "cardinality": 6,
+}
+"""Rows 3, 4, 7, 11, 18 and 29. Source: the Delta transaction protocol, "Deletion Vectors"."""
+
+
+def write_log(folder: Path, features: list[str], configuration: dict[str, str], marks: dict[str, object] | None) -> Path:
+    """A table of thirty rows as Spark writes one, with features that deltalake does not write."""
+    (folder / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table({"image": [b"%d" % number for number in range(30)]}), folder / "a.parquet")
+    schema = {"type": "struct", "fields": [{"name": "image", "type": "binary", "nullable": True, "metadata": {}}]}
+    size = (folder / "a.parquet").stat().st_size
+    add: dict[str, object] = {"path": "a.parquet", "partitionValues": {}, "size": size, "modificationTime": 0}
+    add |= {"dataChange": True, "stats": '{"numRecords": 30}'} | ({"deletionVector": marks} if marks else {})
+    protocol = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": features, "writerFeatures": features}
+    metadata = {"id": "1", "format": {"provider": "parquet", "options": {}}, "schemaString": json.dumps(schema)}
+    metadata |= {"partitionColumns": [], "configuration": configuration, "createdTime": 0}
+    lines = [{"protocol": protocol}, {"metaData": metadata}, {"add": add}]
+    (folder / "_delta_log" / f"{0:020}.json").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_rows_that_are_deleted_by_marks_are_not_taken_for_rows(tmp_path: Path) -> None:
+    marked = write_log(tmp_path / "marked", ["deletionVectors"], {"delta.enableDeletionVectors": "true"}, MARKS)
+    with pytest.raises(ScoringError, match=r"rows that are deleted by marks .*REORG TABLE"):
+        plan(files_source(marked))
+    whole = write_log(tmp_path / "whole", ["deletionVectors"], {"delta.enableDeletionVectors": "true"}, None)
+    assert sum(unit.rows for unit in plan(files_source(whole))) == 30
+
+
+def test_columns_that_files_call_otherwise_are_refused(tmp_path: Path) -> None:
+    mapped = write_log(tmp_path / "mapped", ["columnMapping"], {"delta.columnMapping.mode": "name"}, None)
+    with pytest.raises(ScoringError, match=r"columnMapping|cannot be read"):
+        plan(files_source(mapped))
+
+
+def test_a_feature_that_nobody_here_knows_is_refused(tmp_path: Path) -> None:
+    new = write_log(tmp_path / "new", ["rowsInReverse"], {}, None)
+    with pytest.raises(ScoringError, match=r"rowsInReverse|cannot be read"):
+        plan(files_source(new))
