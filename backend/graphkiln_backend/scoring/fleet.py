@@ -30,6 +30,8 @@ MOST_LOST = 10
 """Keepers in a row that a living node lost before their workers were ready; it cannot be all chance then."""
 NOBODY_S = 600.0
 """How long a run waits for nodes to come, or to come back."""
+WAITING_S = 60.0
+"""How long an actor may take to begin before that is told: Ray starts one in seconds where cores are free."""
 _LOOK_S = 1.0
 _POLL_S = 5.0
 _CLOSE_S = 5.0
@@ -40,12 +42,21 @@ _log = logging.getLogger("graphkiln.scoring")
 
 @dataclass(slots=True)
 class _Member:
-    """A worker: its actor, where it is, the call that will say what happens next, and whether it was ever ready."""
+    """A worker: its actor, where it is, and the call that will say what happens next.
+
+    Attributes:
+        actor: Ray's.
+        node: Where it is to be.
+        poll: The call.
+        ready: Whether it was ever ready.
+        begins: When its actor was asked for, by the clock of this process; None once it is there.
+    """
 
     actor: Any
     node: Node
     poll: Any
     ready: bool = False
+    begins: float | None = None
 
 
 class RayFleet(Closeable):
@@ -70,6 +81,7 @@ class RayFleet(Closeable):
         self._lost_starts: Counter[str] = Counter()
         self._names = count(1)
         self._looked, self._somebody = float("-inf"), time.monotonic()
+        self._told_waiting = False
         ray.cloudpickle.register_pickle_by_value(preflight)  # type: ignore[no-untyped-call]
         self._examine = ray.remote(num_cpus=0, max_retries=0)(preflight.examine_node)
 
@@ -112,6 +124,7 @@ class RayFleet(Closeable):
         member = self._members[name]
         try:
             outcomes = [self._note(each) for each in ray.get(member.poll)]
+            member.begins = None
         except RayActorError as error:
             outcomes = [self._lost(name, member, error)]
         except RayError as error:
@@ -164,7 +177,8 @@ class RayFleet(Closeable):
         actor_class = ray.remote(WorkerActor).options(scheduling_strategy=on_node(node.id), **options)
         request = replace(self._request, cores_per_worker=room.cores)
         actor: Any = actor_class.remote(name, request, room.memory_bytes)
-        self._members[name] = _Member(actor=actor, node=node, poll=actor.poll.remote(_POLL_S))
+        poll = actor.poll.remote(_POLL_S)
+        self._members[name] = _Member(actor=actor, node=node, poll=poll, begins=time.monotonic())
 
     # ---- nodes
 
@@ -183,6 +197,7 @@ class RayFleet(Closeable):
         for node in self._nodes.values():
             self._fill(node)
         self._check_anybody(now)
+        self._tell_waiting(now)
 
     def _meet(self, node: Node) -> None:
         known = node.id in self._nodes or node.id in self._refused or node in self._examining.values()
@@ -221,6 +236,14 @@ class RayFleet(Closeable):
         limit = self._request.workers or len(self._members) + room.workers
         for _ in range(min(room.workers - there, limit - len(self._members))):
             self._start(node, room)
+
+    def _tell_waiting(self, now: float) -> None:
+        """Says once that workers do not begin: Ray has room for them by its size, and lends that to others."""
+        nodes = [each.node.name for each in self._members.values() if each.begins and now - each.begins > WAITING_S]
+        if nodes and not self._told_waiting:
+            self._told_waiting = True
+            text = "%d of %d workers have been waiting for cores of %s for %.0f s: `ray status` tells who uses them"
+            _log.warning(text, len(nodes), len(self._members), ", ".join(dict.fromkeys(nodes)), WAITING_S)
 
     def _check_anybody(self, now: float) -> None:
         if self._members or self._examining:

@@ -55,3 +55,15 @@ def test_a_worker_that_was_ready_counts_anew(fleet: RayFleet, told: list[Event])
     lose(fleet, MOST_LOST - 1)
     lose(fleet, MOST_LOST, ready=True)
     assert told == []
+
+
+def test_workers_whose_cores_others_use_are_told_once(fleet: RayFleet, caplog: pytest.LogCaptureFixture) -> None:
+    """A Ray that is shared, or one that this process has started and uses itself: nothing would happen, in silence."""
+    for name, begins in (("worker-1", 1.0), ("worker-2", None), ("worker-3", 50.0)):
+        fleet._members[name] = module._Member(actor=None, node=NODE, poll=None, begins=begins)
+    fleet._tell_waiting(60.0)
+    assert caplog.messages == []
+    for _ in range(2):
+        fleet._tell_waiting(62.0)
+    (message,) = caplog.messages
+    assert message.startswith("1 of 3 workers have been waiting for cores of node for 60 s")

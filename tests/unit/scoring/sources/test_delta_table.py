@@ -76,7 +76,7 @@ def test_what_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
         plan(files_source(f"{folder}@v9"))
     gone = min(folder.glob("*.parquet"))
     gone.unlink()
-    with pytest.raises(ScoringError, match=rf"version 1 of the Delta table .*1 files that are gone, such as {gone.name}"):
+    with pytest.raises(ScoringError, match=rf"version 1 of the Delta .*1 files that are gone, such as {gone.name}"):
         plan(files_source(folder))
     append(tmp_path / "empty", 1)
     DeltaTable(tmp_path / "empty").delete()
@@ -97,7 +97,9 @@ MARKS = {
 """Rows 3, 4, 7, 11, 18 and 29. Source: the Delta transaction protocol, "Deletion Vectors"."""
 
 
-def write_log(folder: Path, features: list[str], configuration: dict[str, str], marks: dict[str, object] | None) -> Path:
+def write_log(
+    folder: Path, features: list[str], configuration: dict[str, str], marks: dict[str, object] | None
+) -> Path:
     """A table of thirty rows as Spark writes one, with features that deltalake does not write."""
     (folder / "_delta_log").mkdir(parents=True)
     pq.write_table(pa.table({"image": [b"%d" % number for number in range(30)]}), folder / "a.parquet")
