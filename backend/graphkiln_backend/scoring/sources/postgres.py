@@ -41,7 +41,7 @@ SET LOCAL idle_in_transaction_session_timeout = '1h'
 Options of the connection would replace the user's own."""
 _OF_ROWS = ("22", "XX001", "XX002")
 """Classes of SQLSTATE that a value of a row is the reason of: it is none of its type, or its page is damaged."""
-_TIMEOUTS = "25P"
+_TIMEOUTS = ("25P03", "25P04")
 """Of SQLSTATE: a transaction took too long for the server."""
 
 _CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
+from psycopg import errors
 from running import free_ports
 
 from graphkiln_backend.scoring.destinations.database import Database
@@ -37,6 +39,23 @@ def test_what_the_user_says_of_the_connection_counts(monkeypatch: pytest.MonkeyP
     assert str(asked[1]["options"]).endswith(" -c lock_timeout=2min -c work_mem=1GB")
     assert "connect_timeout" not in asked[0]
     assert asked[1]["connect_timeout"] == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "passing"),
+    [
+        (errors.IdleInTransactionSessionTimeout("too long"), True),
+        (errors.ReadOnlySqlTransaction("cannot execute INSERT in a read-only transaction"), True),
+        (errors.QueryCanceled("canceling statement due to statement timeout"), True),
+        (errors.DiskFull("no space"), False),
+        (errors.InsufficientPrivilege("denied"), False),
+    ],
+)
+def test_what_may_be_over_by_itself_is_tried_again(error: psycopg.Error, passing: bool) -> None:
+    """A unit whose result is refused is given up after one attempt: a time-out, or a failover, is no refusal."""
+    found = Database("postgresql://host/db")._explain(error)
+    assert isinstance(found, StoreError)
+    assert found.passing is passing
 
 
 @pytest.mark.slow

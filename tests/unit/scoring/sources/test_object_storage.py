@@ -13,6 +13,7 @@ from object_store import CREDENTIALS, ObjectStore
 from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, read_unit, write_tar
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.sources.places import locate
 
 pytestmark = pytest.mark.slow
 
@@ -119,3 +120,59 @@ def test_a_store_that_goes_away_blames_no_row(store: ObjectStore) -> None:
     finally:
         store.start()
     assert [row.error for row in read_unit(source, unit)] == [""] * 3
+
+
+def test_keys_may_hold_what_addresses_and_shells_use(store: ObjectStore, bucket: Any) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"image": [b"one"]}), content)
+    names = ["#1.jpg", "%2F.jpg", "50% off.jpg", "a+b&c=d;e.jpg", "quote'\".jpg", "what?.jpg", "[1].jpg", "ü @v1.jpg"]
+    for name in names:
+        bucket.put_object(Key=f"odd/{name}", Body=name.encode())
+        bucket.put_object(Key=f"tables/{name}.parquet", Body=content.getvalue())
+    rows = read_all(files_source(address(store, "odd")))
+    assert {row.id: row.content for row in rows} == {name: name.encode() for name in names}
+    assert [row.content for row in read_all(files_source(address(store, "tables")))] == [b"one"] * len(names)
+    bucket.put_object(Key="all.txt", Body="\n".join(f"odd/{name}" for name in names).encode())
+    rows = read_all(files_source(address(store, "all.txt")))
+    assert [row.content for row in rows] == [name.encode() for name in names]
+    for name in names:
+        assert ids_of(files_source(address(store, f"odd/{name}"))) == [name]
+
+
+def test_a_store_that_goes_away_within_a_file_blames_neither_the_file_nor_a_row(
+    store: ObjectStore, bucket: Any, tmp_path: Any
+) -> None:
+    """What the service's library raises then is told in our words."""
+    content = io.BytesIO()
+    pq.write_table(pa.table({"image": [bytes(4000)] * 6000}), content, compression="none", use_dictionary=False)
+    bucket.put_object(Key="p/a.parquet", Body=content.getvalue())
+    write_tar(tmp_path / "s.tar", {"1.jpg": bytes(9 << 20), "2.jpg": b"two"})
+    bucket.upload_file(str(tmp_path / "s.tar"), "t/s.tar")
+    parquet = files_source(address(store, "p"))
+    rows = parquet.rows(plan(parquet, 10**9)[0])
+    next(rows)
+    with locate(address(store, "t/s.tar")).storage.open("bucket/t/s.tar") as tar:
+        tar.read(512)
+        store.stop()
+        try:
+            with pytest.raises(SourceUnavailable, match="cannot be reached"):
+                list(rows)
+            tar.seek(9 << 20)
+            with pytest.raises(SourceUnavailable, match="cannot be reached"):
+                tar.read(512)
+        finally:
+            store.start()
+    assert len(read_unit(parquet, plan(parquet, 10**9)[0])) == 6000
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_object_that_is_replaced_while_it_is_read_is_noticed(store: ObjectStore, bucket: Any) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"image": [bytes(4000)] * 6000}), content, compression="none", use_dictionary=False)
+    bucket.put_object(Key="p/a.parquet", Body=content.getvalue())
+    source = files_source(address(store, "p"))
+    rows = source.rows(plan(source, 10**9)[0])
+    next(rows)
+    bucket.put_object(Key="p/a.parquet", Body=content.getvalue()[::-1])
+    with pytest.raises(InputChanged):
+        list(rows)
