@@ -13,8 +13,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import Empty, Queue
 
@@ -50,6 +52,7 @@ class WorkerProcess(Closeable):
         self._name, self._memory_bytes = name, memory_bytes
         self._outcomes: Queue[Outcome] = Queue()
         self._running: dict[int, Attempt] = {}
+        self._sending = threading.Lock()  # a large message is several writes, and two may be assigned at a time
         self._reason = ""
         self._ready = False
         self._progress = Progress.create()
@@ -75,10 +78,8 @@ class WorkerProcess(Closeable):
             attempt: The attempt.
         """
         self._running[number] = attempt
-        try:
+        with self._sending, suppress(OSError):
             self._connection.send(Assignment(number=number, attempt=attempt))
-        except OSError:
-            return
 
     def poll(self, timeout_s: float) -> list[Outcome]:
         """What has happened since; waits for something, at most some time. The last outcome is an `Ended`."""

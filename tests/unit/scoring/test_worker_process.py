@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,33 @@ def test_it_proves_itself_scores_and_ends(process: WorkerProcess, request_: Scor
     process.close()
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
+
+
+class _Pipe:
+    """Takes its time, as a pipe does that is full, and notes who came in between."""
+
+    def __init__(self) -> None:
+        self.inside, self.met, self.sent = 0, False, 0
+
+    def send(self, _: object) -> None:
+        self.inside += 1
+        time.sleep(0.02)
+        self.met |= self.inside > 1
+        self.inside -= 1
+        self.sent += 1
+
+
+def test_two_units_that_are_assigned_at_one_moment_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray runs two calls of an actor at a time; what they wrote into the pipe would be the message of nobody."""
+    ours = object.__new__(WorkerProcess)
+    pipe = _Pipe()
+    for name, value in {"_running": {}, "_sending": threading.Lock(), "_connection": pipe}.items():
+        monkeypatch.setattr(ours, name, value, raising=False)
+    attempt = Attempt(unit=Unit(id="0", path="in", part="x", rows=1))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda number: ours.assign(number, attempt), range(4)))
+    assert (pipe.sent, pipe.met) == (4, False)
+    assert ours._running.keys() == {0, 1, 2, 3}
 
 
 @pytest.mark.slow
