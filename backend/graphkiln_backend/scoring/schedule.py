@@ -17,6 +17,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport
 from graphkiln_backend.scoring.breaker import Breaker
 from graphkiln_backend.scoring.cases import MOST_LOSSES, MOST_OUTAGES, Case, Running, wait_s
+from graphkiln_backend.scoring.errors import SourceUnavailable
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
@@ -259,7 +260,11 @@ class Schedule:
         try:
             units = list(self._replan(unit))
         except GraphkilnError as error:
-            self._give_up(case, str(error))
+            if isinstance(error, SourceUnavailable) and case.failures[Cause.CHANGED] <= MOST_OUTAGES:
+                self._retry(case, str(error))
+                self._queue(case, now + wait_s(case.failures, Cause.CHANGED))
+            else:
+                self._give_up(case, str(error))
             return
         case.done = True
         self.replaced[unit.id] = units

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport
 from graphkiln_backend.scoring.driver import drive
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.events import Event, RowQuarantined, Summary, TwinStarted, UnitFailed, UnitReplanned
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Ready
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER, Schedule
@@ -152,6 +152,28 @@ def test_input_that_changes_is_planned_anew_and_at_last_becomes_an_error() -> No
     }
     assert [(each.units, each.rows) for each in told if isinstance(each, UnitReplanned)] == [(1, -1)] * 3
     assert (schedule.summary.units, schedule.summary.rows) == (0, -3)
+
+
+@pytest.mark.parametrize("outages", [3, 100])
+def test_a_source_that_goes_away_while_a_unit_is_planned_anew_is_waited_for(outages: int) -> None:
+    left = outages
+
+    def replan(gone: Unit) -> list[Unit]:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise SourceUnavailable("no network")
+        return [unit(1001, gone.rows)]
+
+    schedule = Schedule(iter([unit(1)]), replan, lambda _: None, Summary())
+    ready(schedule, "a")
+    for now in range(0, 800, 100):
+        if taken := schedule.take("a", float(now)):
+            changed = Failed(worker="a", attempt=taken[0], cause=Cause.CHANGED, reason="it changed")
+            schedule.handle(changed if taken[1].unit == unit(1) else done("a", taken), float(now))
+    assert schedule.is_over
+    assert [each.reason for each in schedule.failed] == ([] if outages == 3 else ["no network"])
+    assert len(schedule.replaced) == (outages == 3)
 
 
 def test_a_straggler_gets_a_twin_when_nothing_else_is_left() -> None:
