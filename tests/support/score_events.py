@@ -11,6 +11,7 @@ from graphkiln_backend.scoring.events import (
     RunFinished,
     RunPlanned,
     Summary,
+    TwinDiscarded,
     UnitCommitted,
     UnitRetried,
     WorkerEnded,
@@ -55,6 +56,6 @@ RUN: tuple[Event, ...] = (
     ENDED,
     WorkerReady(worker="worker-2", facts=FACTS),
     committed("b", errors=3, quarantined={"cats/7.jpg": "it ends its worker: signal 11"}),
-    committed("a", twin=True),
+    TwinDiscarded(unit_id="a", worker="worker-2"),
     RunFinished(summary=Summary()),
 )

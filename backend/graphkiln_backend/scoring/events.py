@@ -105,11 +105,11 @@ class WorkerEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCommitted:
-    """A unit has its result.
+    """A unit has its result; told once of each.
 
     Attributes:
         worker: Which one computed it.
-        report: The figures; `report.twin` where another attempt was faster, or an earlier one was committed unheard.
+        report: The figures; `report.twin` where an earlier attempt was committed, and nobody lived to tell.
     """
 
     worker: str
@@ -194,6 +194,19 @@ class TwinStarted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TwinDiscarded:
+    """An attempt came to its end after another one of its unit had been told to be committed.
+
+    Attributes:
+        unit_id: Of the unit.
+        worker: Which one was slower.
+    """
+
+    unit_id: str
+    worker: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
     """The destination was checked: each row of the input is accounted for.
 
@@ -244,6 +257,7 @@ Event = (
     | RowQuarantined
     | UnitFailed
     | TwinStarted
+    | TwinDiscarded
     | RunFinished
 )
 Report = Callable[[Event], None]

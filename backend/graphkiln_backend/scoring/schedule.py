@@ -22,6 +22,7 @@ from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
     Summary,
+    TwinDiscarded,
     TwinStarted,
     UnitCommitted,
     UnitFailed,
@@ -174,6 +175,7 @@ class Schedule:
         case = running.case
         if case.done:
             self.summary.twins += 1
+            self._tell(TwinDiscarded(unit_id=case.unit.id, worker=outcome.worker))
         elif outcome.report is None:
             if case.search:
                 case.search.survived()

@@ -15,6 +15,7 @@ from graphkiln_backend.scoring.events import (
     Event,
     NodeLost,
     RunPlanned,
+    TwinDiscarded,
     UnitCommitted,
     UnitFailed,
     UnitReplanned,
@@ -158,19 +159,22 @@ class RunMetrics:
     @_take.register
     def _(self, event: UnitCommitted) -> None:
         report, node = event.report, self._nodes.get(event.worker, _ANYWHERE)
-        self._count("graphkiln_score_units_total", 1, node=node, outcome="twin" if report.twin else "committed")
+        self._count("graphkiln_score_units_total", 1, node=node, outcome="committed")
         for field in fields(report.times):
             stage, seconds = field.name.removesuffix(_STAGE), getattr(report.times, field.name)
             self._count("graphkiln_score_stage_seconds_total", seconds, node=node, stage=stage)
         if self._registry:
             self._registry.measure_unit(report.seconds, {"node": node})
-        if report.twin:
-            return
         self._units_left, self._rows_left = self._units_left - 1, self._rows_left - report.rows
         quarantined = len(report.quarantined)
         rows = {"scored": report.rows - report.errors, "error": report.errors - quarantined, "quarantined": quarantined}
         for outcome, count in rows.items():
             self._count("graphkiln_score_rows_total", count, node=node, outcome=outcome)
+
+    @_take.register
+    def _(self, event: TwinDiscarded) -> None:
+        node = self._nodes.get(event.worker, _ANYWHERE)
+        self._count("graphkiln_score_units_total", 1, node=node, outcome="twin")
 
     def _count(self, name: str, value: float, **tags: str) -> None:
         if self._registry:

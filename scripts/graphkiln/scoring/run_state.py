@@ -18,6 +18,7 @@ from graphkiln_backend.scoring.events import (
     RowQuarantined,
     RunFinished,
     RunPlanned,
+    TwinDiscarded,
     TwinStarted,
     UnitCommitted,
     UnitFailed,
@@ -215,9 +216,7 @@ class RunState:
     def _(self, event: UnitCommitted) -> None:
         self._message = ("unit", "")
         report = event.report
-        if report.twin:
-            self.twins += 1
-            return
+        self.twins += report.twin
         self.units, self.rows, self.errors = self.units + 1, self.rows + report.rows, self.errors + report.errors
         self._recent.append((self.seconds, report.rows))
         self.quarantined_rows += len(report.quarantined)
@@ -255,6 +254,11 @@ class RunState:
     @_take.register
     def _(self, event: TwinStarted) -> None:
         self._message = ("twin", f"{event.worker} tries unit {event.unit_id}, too, which takes long")
+
+    @_take.register
+    def _(self, event: TwinDiscarded) -> None:
+        self.twins += 1
+        self._message = ("twin", f"{event.worker} was slower with unit {event.unit_id}: its result is discarded")
 
     @_take.register
     def _(self, event: RunFinished) -> None:  # noqa: ARG002  dispatched by its type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from score_events import RUN, committed
+from score_events import PLANNED, RUN, committed
 
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, RunMetrics
 from graphkiln_backend.scoring.events import NodeLost, UnitFailed, UnitReplanned
@@ -42,10 +42,22 @@ def test_a_run() -> None:
     assert sum(value for name, value in counts.items() if name[0] == "rows_total" and name[2] == "quarantined") == 1
     assert sum(value for name, value in counts.items() if name[:1] == ("units_total",) and name[2] == "committed") == 3
     assert counts["units_total", "", "retried"] == 1
+    assert counts["units_total", "node-1", "twin"] == 1
     assert counts["workers_ended_total", "node-1", "ended"] == 1
     assert counts["stage_seconds_total", "node-1", "compute"] == 5
     assert registry.gauges == {"units_left": 3, "rows_left": 300, "workers": 1}
-    assert len(registry.units) == 4
+    assert len(registry.units) == 3
+
+
+def test_a_unit_that_was_committed_unheard_is_left_no_more() -> None:
+    """Its worker died before it told: the attempt after it found the result, and nothing is left of it to do."""
+    registry = FakeRegistry()
+    metrics = RunMetrics(lambda: registry)
+    for event in (PLANNED, committed("a", twin=True)):
+        metrics.observe(event)
+    assert registry.gauges["units_left"] == 5
+    assert registry.gauges["rows_left"] == 500
+    assert registry.counts["rows_total", "", "scored"] == 100
 
 
 def test_what_is_planned_anew_fails_or_goes_away() -> None:

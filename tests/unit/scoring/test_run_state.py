@@ -40,6 +40,14 @@ def test_a_run_is_counted(state: RunState) -> None:
     assert [worker.ended for worker in progress.workers] == ["killed by signal 11", ""]
 
 
+def test_a_unit_that_was_committed_unheard_is_counted(state: RunState) -> None:
+    """Its worker died between the commit and telling of it; the rows are there, and the figures must add up."""
+    for event in (PLANNED, *(committed(unit, twin=unit == "c", errors=1) for unit in "abcdef")):
+        progress = state.observe(event)
+    assert (progress.units_done, progress.rows_done, progress.errors, state.twins) == (6, 600, 6, 1)
+    assert progress.rows_before + progress.rows_done == progress.rows
+
+
 def test_rates_count_from_when_the_first_worker_is_ready(state: RunState, clock: Clock) -> None:
     state.observe(PLANNED)
     assert state.progress().seconds_left is None

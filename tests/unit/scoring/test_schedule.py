@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport
 from graphkiln_backend.scoring.driver import drive
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.events import Event, RowQuarantined, Summary, TwinStarted, UnitFailed, UnitReplanned
+from graphkiln_backend.scoring.events import (
+    Event,
+    RowQuarantined,
+    Summary,
+    TwinDiscarded,
+    TwinStarted,
+    UnitFailed,
+    UnitReplanned,
+)
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Ready
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER, Schedule
 from graphkiln_backend.scoring.units import Unit
@@ -190,6 +198,7 @@ def test_a_straggler_gets_a_twin_when_nothing_else_is_left() -> None:
     schedule.handle(done("a", slow, twin=True), 32.0)
     assert schedule.summary.twins == 1
     assert sum(isinstance(each, TwinStarted) for each in told) == 1
+    assert told[-1] == TwinDiscarded(unit_id=slow[1].unit.id, worker="a")
 
 
 def test_a_result_that_stood_there_already_counts() -> None:
