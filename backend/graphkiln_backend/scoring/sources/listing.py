@@ -166,11 +166,21 @@ def check_addresses(content: bytes, where: str) -> None:
         raise ScoringError(f"{where}: '{text}' cannot be read", hint=READABLE)
 
 
+def _check_line_ends(lines: Sequence[bytes], where: str) -> None:
+    """Refuses lines that end as nobody ends them any more: all of them would be one row, the path of no image."""
+    if any(b"\r" in line for line in lines):
+        hint = "\\n and \\r\\n are read: tr '\\r' '\\n' mends it"
+        raise ScoringError(f"{where} has line ends of \\r alone, or a name with one", hint=hint)
+
+
 def _noted(listing: Place, repeats: Repeats) -> Iterator[Block]:
     with listing.storage.open(listing.path) as file:
         for block in read_blocks(file, listing.text):
             check_addresses(block.content, listing.text)
-            repeats.add(_stripped(block))
+            lines = _stripped(block)
+            if b"\r" in block.content:
+                _check_line_ends(lines, listing.text)
+            repeats.add(lines)
             yield block
 
 
