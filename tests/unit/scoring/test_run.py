@@ -13,10 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request
+from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request, results
 
-from graphkiln_backend.scoring import patience, run
+from graphkiln_backend.scoring import patience, run, schedule
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
 from graphkiln_backend.scoring.events import (
@@ -107,6 +109,60 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     assert sum(isinstance(each, RowQuarantined) for each in told) == 4
 
 
+def test_an_image_that_can_never_be_read_is_an_error_at_last(
+    tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
+    monkeypatch.setattr(schedule, "wait_s", lambda *_: 0.0)
+    request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
+    summary = run.score(request, told.append)
+    assert (summary.scored, summary.errors) == (29, 1)
+    errors = check_each_once(tmp_path / "out", 30)
+    assert errors == {"00007.png": "cannot read it: Input/output error, again and again"}
+    assert not any(isinstance(each, WorkerEnded) for each in told)
+
+
+def make_tables(folder: Path) -> Path:
+    """Two Parquet files of ten images each."""
+    made = make_images(folder.with_name("images"), 20)
+    folder.mkdir()
+    images = [path.read_bytes() for path in sorted(made.iterdir())]
+    for name, part in (("a", images[:10]), ("b", images[10:])):
+        pq.write_table(pa.table({"image": part}), folder / f"{name}.parquet", row_group_size=5, use_dictionary=False)
+    return folder
+
+
+def test_a_damaged_row_group_costs_its_own_rows_alone(tmp_path: Path) -> None:
+    tables = make_tables(tmp_path / "in")
+    offset = pq.read_metadata(tables / "b.parquet").row_group(1).column(0).data_page_offset
+    content = bytearray((tables / "b.parquet").read_bytes())
+    content[offset : offset + 8] = bytes(8)
+    (tables / "b.parquet").write_bytes(content)
+    summary = run.score(make_request(tables, tmp_path / "out"))
+    assert (summary.rows, summary.scored, summary.errors) == (20, 15, 5)
+    rows = results(tmp_path / "out").to_pylist()
+    assert {row["id"] for row in rows if row["error"]} == {f"b.parquet:{number}" for number in range(5, 10)}
+    assert all("b.parquet is damaged in row group 1, from row 5" in row["error"] for row in rows if row["error"])
+    assert len({row["id"] for row in rows}) == 20
+
+
+def test_an_input_that_is_gone_is_named_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    tables = make_tables(tmp_path / "in")
+    request = make_request(tables, tmp_path / "out")
+
+    def take_away(event: Event) -> None:
+        if isinstance(event, RunPlanned):
+            (tables / "b.parquet").rename(tmp_path / "b.parquet")
+
+    with pytest.raises(ScoringError, match=r"1 units \(10 rows\) have no result: unit [0-9a-f]{32} of .*/b\.parquet: "):
+        run.score(request, take_away)
+    assert results(tmp_path / "out").num_rows == 10
+    (tmp_path / "b.parquet").rename(tables / "b.parquet")
+    summary = run.score(request)
+    assert (summary.done_before, summary.scored, summary.errors) == (1, 10, 0)
+    assert results(tmp_path / "out").num_rows == 20
+
+
 def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path: Path, told: list[Event]) -> None:
     """Its unit is computed by others; they go wrong by it, too, until the node is not used any more."""
     request = make_request(make_images(tmp_path / "in", 30, {25: b"wrong"}), tmp_path / "out", workers=1)
@@ -117,8 +173,6 @@ def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path:
     (tmp_path / "in" / "00025.png").write_bytes((right / "00025.png").read_bytes())
     run.score(replace(request, replace=True))
     run.score(make_request(right, tmp_path / "expected"))
-    import pyarrow.parquet as pq
-
     def scores(folder: str) -> list[object]:
         files = [each for each in (tmp_path / folder).glob("*.parquet") if each.name[0] != "_"]
         rows = [row for each in files for row in pq.read_table(each).to_pylist()]
