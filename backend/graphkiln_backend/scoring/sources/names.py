@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from graphkiln_backend.scoring.errors import ScoringError
 
+_READ_AS_BYTE = re.compile(r"\\+(?=x[89a-f][0-9a-f]|[\udc80-\udcff])")
+
 
 def as_id(name: str) -> str:
-    r"""The id of a file's row: its name, where bytes that are no UTF-8 are written as `\xe9`."""
+    r"""The id of a file's row: its name, where bytes that are no UTF-8 are written as `\xe9`.
+
+    Backslashes that would be read so, or before such a byte, are doubled: two names never have one id.
+    """
+    if "\\" in name:
+        name = _READ_AS_BYTE.sub(lambda found: found[0] * 2, name)
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -20,10 +28,11 @@ def checked_text(path: str) -> str:
     Raises:
         ScoringError: It is no UTF-8.
     """
-    if path != as_id(path):
-        raise ScoringError(
-            f"'{as_id(path)}' is no UTF-8 text", hint="rename it; files below it may be called as they are"
-        )
+    try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        hint = "rename it; files below it may be called as they are"
+        raise ScoringError(f"'{as_id(path)}' is no UTF-8 text", hint=hint) from error
     return path
 
 
