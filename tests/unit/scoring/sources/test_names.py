@@ -19,10 +19,11 @@ def test_bytes_that_are_no_text_are_written_out() -> None:
     assert as_id("café.jpg") == "café.jpg"
 
 
-PIECES = st.lists(st.sampled_from([b"\\", b"x", b"e9", b"\xe9", b"\xc3\xa9", b"\xc3", b".jpg", b"\n"]), max_size=8).map(b"".join)
+PIECES = st.sampled_from([b"\\", b"x", b"e9", b"\xe9", b"\xc3\xa9", b"\xc3", b".jpg", b"\n"])
+NAMES = st.lists(PIECES, max_size=8).map(b"".join)
 
 
-@given(one=PIECES, other=PIECES)
+@given(one=NAMES, other=NAMES)
 @example(one=b"\xe9.jpg", other=b"\\xe9.jpg")
 @example(one=b"\\\xe9", other=b"\\\\xe9")
 def test_two_names_never_have_one_id(one: bytes, other: bytes) -> None:
