@@ -6,7 +6,7 @@ Other columns can, which may name the rows, and so can other row groups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from graphkiln_backend.scoring.sources.parquet_columns import (
     type_of,
 )
 from graphkiln_backend.scoring.sources.places import Place
+from graphkiln_backend.scoring.sources.reader import refuse_row
 
 ROWS_AT_A_TIME = 16
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
@@ -102,7 +103,7 @@ class ImageTable:
     def _damaged(self, stretch: _Stretch, error: Exception) -> Iterator[Row]:
         """Rows of which some column cannot be read, with what can."""
         reason = f"{self.place.text} is damaged in row group {stretch.group}, from row {stretch.before} of the file on"
-        refuse = _refusal(f"{reason}: {' '.join(str(error).split())}")
+        refuse = partial(refuse_row, f"{reason}: {' '.join(str(error).split())}")
         kept = {column: self._salvaged(column, stretch) for column in self.kept}
         for row_id in self._ids(stretch, reason):
             yield Row(id=row_id, load=refuse, kept={column: next(values) for column, values in kept.items()})
@@ -178,10 +179,3 @@ def _load(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> by
     if path:
         return load_image(folder, path)
     raise InvalidInput("the row has no image")
-
-
-def _refusal(reason: str) -> Callable[[], bytes]:
-    def refuse() -> bytes:
-        raise InvalidInput(reason)
-
-    return refuse

@@ -26,7 +26,7 @@ from graphkiln_backend.scoring.sources.cuts import cut
 from graphkiln_backend.scoring.sources.names import decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import locate
 from graphkiln_backend.scoring.sources.postgres_columns import TableColumns, as_array, find_columns
-from graphkiln_backend.scoring.sources.reader import Columns
+from graphkiln_backend.scoring.sources.reader import Columns, refuse_row
 from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "keys"
@@ -140,7 +140,7 @@ class TableSource:
             if not _is_of_row(error):
                 raise
             kept = {name: as_array(None, kind) for name, kind in table.kept}
-            return Row(id=key, load=partial(_refuse, f"the database cannot give it: {_words(error)}"), kept=kept)
+            return Row(id=key, load=partial(refuse_row, f"the database cannot give it: {_words(error)}"), kept=kept)
 
     def _check(self, found: str, expected: str, first: str, last: str) -> None:
         if found != expected:
@@ -264,10 +264,6 @@ def _row(table: TableColumns, values: tuple[Any, ...]) -> Row:
 
 def _is_of_row(error: psycopg.Error) -> bool:
     return (error.sqlstate or "").startswith(_OF_ROWS)
-
-
-def _refuse(reason: str) -> bytes:
-    raise InvalidInput(reason)
 
 
 def _load_bytes(content: bytes | None) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.places import Place
@@ -73,6 +74,15 @@ class FileReader(Protocol):
     def replan(self, unit: Unit) -> Iterator[InputRange]:
         """As `Source.replan`."""
         ...
+
+
+def refuse_row(reason: str) -> bytes:
+    """Stands for `Row.load` of a row of which it is known that it cannot be read.
+
+    Raises:
+        InvalidInput: Always, with the reason.
+    """
+    raise InvalidInput(reason)
 
 
 def refuse_replan(unit: Unit) -> ScoringError:

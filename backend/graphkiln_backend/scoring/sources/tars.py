@@ -15,15 +15,15 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.ahead import map_ahead
 from graphkiln_backend.scoring.sources.cuts import cut
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan
+from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan, refuse_row
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -86,12 +86,14 @@ class TarReader:
         place = locate(unit.path)
         for key, files in members:
             image = self._image or _find_image(files, f"{unit.path}: {key}")
-            kept = {name: self._read_text(place, stamp, files.get(ending)) for name, ending in self._kept.items()}
-            yield Row(
-                id=as_id(f"{name}/{key}"),
-                load=partial(_load, place, stamp, files.get(image), image, list(files)),
-                kept=kept,
-            )
+            load = partial(_load, place, stamp, files.get(image), image, list(files))
+            try:
+                kept = {name: _read_text(place, stamp, files.get(ending)) for name, ending in self._kept.items()}
+            except (InputChanged, SourceUnavailable):
+                raise
+            except (GraphkilnError, OSError) as error:  # the others of the tar may be read
+                kept, load = dict.fromkeys(self._kept, pa.nulls(1, pa.string())), partial(refuse_row, str(error))
+            yield Row(id=as_id(f"{name}/{key}"), load=load, kept=kept)
 
     def replan(self, unit: Unit) -> Iterator[InputRange]:
         """Impossible: rows may have moved from this range into another."""
@@ -132,10 +134,11 @@ class TarReader:
             path=checked_text(path.text), part=part, identity=digest(part), rows=len(run), size_bytes=size
         )
 
-    def _read_text(self, place: Place, stamp: str, extent: tuple[int, int] | None) -> pa.Array:
-        content = _read_file(place, stamp, extent) if extent and extent[1] != _LINK else None
-        text = None if content is None else content.decode("utf-8", "backslashreplace")
-        return pa.array([text], pa.string())
+
+def _read_text(place: Place, stamp: str, extent: tuple[int, int] | None) -> pa.Array:
+    content = _read_file(place, stamp, extent) if extent and extent[1] != _LINK else None
+    text = None if content is None else content.decode("utf-8", "backslashreplace")
+    return pa.array([text], pa.string())
 
 
 def _load(place: Place, stamp: str, extent: tuple[int, int] | None, ending: str, there: list[str]) -> bytes:

@@ -1,0 +1,98 @@
+"""One image of each kind of source that may not be read, or is gone: it is an error, and all others are read."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scored_inputs import Answerable, files_source, plan, read_unit, write_tar
+
+from graphkiln_backend.scoring.sources import local_storage
+
+CLOSED, GONE = "2.jpg", "4.jpg"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "photos").mkdir()
+    for number in range(5):
+        (tmp_path / "photos" / f"{number}.jpg").write_bytes(b"%d" % number)
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def _closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root, whom nobody refuses anything, is refused one file, too."""
+    opened = local_storage.open_regular
+
+    def refuse(path: str, *more: int | None) -> BinaryIO:
+        if path.endswith(CLOSED):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, *more)
+
+    monkeypatch.setattr(local_storage, "open_regular", refuse)
+
+
+def read(source: Path, **columns: str) -> dict[str, Answerable]:
+    """The rows of a source that is listed before an image of it is deleted."""
+    opened = files_source(source, **columns)
+    units = plan(opened, 10**9)
+    (source.parent / "photos" / GONE).unlink()
+    return {Path(row.id).name: row for unit in units for row in read_unit(opened, unit)}
+
+
+def check(rows: dict[str, Answerable]) -> None:
+    assert {name for name, row in rows.items() if row.error} == {CLOSED, GONE}
+    assert "Permission denied" in rows[CLOSED].error
+    assert "No such file" in rows[GONE].error
+    assert [row.content for name, row in sorted(rows.items()) if not row.error] == [b"0", b"1", b"3"]
+
+
+@pytest.mark.usefixtures("_closed")
+def test_of_a_folder(folder: Path) -> None:
+    """What is gone is a change of the input: the unit is planned anew without it, `test_images`."""
+    source = files_source(folder)
+    rows = {row.id: row for unit in plan(source, 10**9) for row in read_unit(source, unit)}
+    assert {name for name, row in rows.items() if row.error} == {CLOSED}
+    assert "Permission denied" in rows[CLOSED].error
+
+
+@pytest.mark.usefixtures("_closed")
+def test_of_a_listing(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.txt").write_text("".join(f"{path}\n" for path in folder.iterdir()))
+    check(read(tmp_path / "all.txt"))
+
+
+@pytest.mark.usefixtures("_closed")
+def test_of_a_table_of_text(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.csv").write_text("photo\n" + "".join(f"{path}\n" for path in folder.iterdir()))
+    check(read(tmp_path / "all.csv"))
+
+
+@pytest.mark.usefixtures("_closed")
+def test_of_a_parquet_file_with_paths(folder: Path, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"photo": list(map(str, folder.iterdir()))}), tmp_path / "all.parquet")
+    check(read(tmp_path / "all.parquet", image="photo"))
+
+
+def test_of_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tar that may not be read any more: its rows are errors, also where a text of them is carried along."""
+    for tar in "ab":
+        write_tar(tmp_path / f"{tar}.tar", {"1.jpg": b"one", "1.txt": b"text", "2.jpg": b"two"})
+    source = files_source(tmp_path, kept=("txt",))
+    units = plan(source, 10**9)
+    opened = local_storage.open_regular
+
+    def refuse(path: str, *more: int | None) -> BinaryIO:
+        if path.endswith("a.tar"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return opened(path, *more)
+
+    monkeypatch.setattr(local_storage, "open_regular", refuse)
+    rows = {row.id: row for unit in units for row in read_unit(source, unit)}
+    assert {name for name, row in rows.items() if "Permission denied" in row.error} == {"a.tar/1", "a.tar/2"}
+    assert (rows["b.tar/1"].content, rows["b.tar/1"].kept["txt"], rows["b.tar/2"].content) == (b"one", "text", b"two")
