@@ -34,9 +34,11 @@ def connect(address: str) -> Iterator[None]:
         address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
 
     Raises:
-        ScoringError: No cluster answers there, it is not like this process, or none can be started here.
+        ScoringError: No cluster answers there, it is not like this process, or none can be started here; or this process
+            is connected to another one.
     """
     if ray.is_initialized():
+        _check_connected(address)
         yield
         return
     try:
@@ -44,6 +46,29 @@ def connect(address: str) -> Iterator[None]:
             yield
     finally:
         ray.shutdown()
+
+
+def _check_connected(address: str) -> None:
+    """Refuses another cluster than the one in use: the run would go to that one, and nobody would notice."""
+    used = ray.get_runtime_context().gcs_address
+    if address not in {"", "auto"} and not _is_same(address, used):
+        raise ScoringError(
+            f"this process is connected to the Ray at {used}, not to {address}", hint="ray.shutdown() before, or name it"
+        )
+
+
+def _is_same(address: str, other: str) -> bool:
+    """Whether two addresses are of one Ray; a loopback address is of any on this machine."""
+    (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
+    resolved = _resolve(host)
+    return port == other_port and (resolved.startswith("127.") or resolved == _resolve(other_host))
+
+
+def _resolve(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host
 
 
 @contextmanager

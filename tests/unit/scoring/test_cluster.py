@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from graphkiln_backend.scoring import cluster
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import ScoringError
 
@@ -32,6 +34,27 @@ def test_a_machine_on_which_ray_does_not_start_is_told(monkeypatch: pytest.Monke
     with pytest.raises(ScoringError, match="Ray does not start on this machine: The current node timed out") as caught:
         connect("").__enter__()
     assert "the same command tries again" in caught.value.hint
+
+
+@pytest.mark.parametrize("address", ["", "auto", "127.0.0.1:6379", "localhost:6379", "10.1.2.3:6379"])
+def test_a_ray_that_is_in_use_is_used(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "10.1.2.3:6379")
+    with connect(address):
+        pass
+
+
+@pytest.mark.parametrize("address", ["10.1.2.4:6379", "127.0.0.1:6380", "ray://head:10001"])
+def test_another_one_than_that_in_use_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run went to the one in use without a word."""
+    use(monkeypatch, "10.1.2.3:6379")
+    with pytest.raises(ScoringError, match=r"connected to the Ray at 10\.1\.2\.3:6379, not to "), connect(address):
+        raise AssertionError("it connected")
+
+
+def use(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    """Has this process look like one that uses a Ray."""
+    monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
+    monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
 
 
 @pytest.mark.slow
