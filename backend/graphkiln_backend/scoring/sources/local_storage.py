@@ -28,7 +28,11 @@ class LocalStorage:
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
         """A folder at a time, its names sorted."""
-        if Path(folder).is_dir():
+        try:
+            is_there = Path(folder).is_dir()
+        except OSError as error:  # a folder above may not be entered
+            raise _describe_failure(folder, error) from error
+        if is_there:
             yield from _walk(os.fsencode(folder), b"", ())
 
     def find(self, path: str) -> StoredFile | None:

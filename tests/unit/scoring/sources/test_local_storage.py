@@ -71,6 +71,15 @@ def test_a_folder_that_may_not_be_read_ends_the_plan(tmp_path: Path, monkeypatch
         paths(tmp_path)
 
 
+def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ScoringError, match=r"cannot read .*_delta_log: Permission denied"):
+        paths(tmp_path / "_delta_log")
+
+
 def test_what_is_no_folder_holds_nothing(tmp_path: Path) -> None:
     assert paths(tmp_path / "none") == []
     assert STORAGE.find(str(tmp_path)) is None
