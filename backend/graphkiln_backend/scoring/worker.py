@@ -119,7 +119,7 @@ class Worker(Closeable):
         if len(table) != unit.rows:
             raise InputChanged(f"{unit.path} has {len(table)} rows where {unit.rows} were planned")
         track.commit()
-        self._prover.prove(time.monotonic())
+        self._prover.prove(time.monotonic(), len(table))
         computed = time.monotonic()
         twin = self._commit(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table), track)
         done = time.monotonic()

@@ -76,6 +76,10 @@ def test_all_golden_samples_have_their_turn() -> None:
     for _ in range(3):
         proofs.prove(time.monotonic())
     assert seen == [*range(6), 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
+    seen.clear()
+    for rows in (1, 48, 250, 100_000):
+        proofs.prove(time.monotonic(), rows)
+    assert seen == [0, 1, 2, 3, 4, 5, 0, 1], "a sample for a hundred rows, one at least and four at most"
 
 
 def test_a_session_that_computes_otherwise_than_before_is_unfit() -> None:
