@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -142,10 +143,14 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # a terminal's Ctrl-C is the driver's: it closes the connection
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # even a process that is stuck, or stopped
     name, connection, progress = sys.argv[1:]
+    status = 1
     try:
         serve(name, Connection(int(connection)), Progress(int(progress)))
+        status = 0
+    except BaseException:  # noqa: BLE001 - its last words, which `worker_process` reads
+        traceback.print_exc()
     finally:
-        os._exit(0)  # a thread that is stuck in a decoder must not keep the process
+        os._exit(status)  # a thread that is stuck in a decoder must not keep the process
 
 
 if __name__ == "__main__":

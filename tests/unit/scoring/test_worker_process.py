@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,15 @@ def test_a_worker_that_is_killed_while_it_starts_is_not_the_rows_fault(request_:
     assert isinstance(ended, Ended)
     assert ended.blame is Blame.WORKER
     assert "SIGKILL" in ended.reason
+
+
+@pytest.mark.slow
+def test_one_that_cannot_start_says_why(request_: ScoreRequest) -> None:
+    """Also for a reason that nobody has thought of: a library that a node lacks, say."""
+    broken = replace(request_, overrides=(object(),))  # type: ignore[arg-type]
+    with WorkerProcess("worker-1", broken, memory_bytes=2**30) as process:
+        ended = until(process, Ready)
+    assert isinstance(ended, Ended)
+    assert ended.blame is Blame.WORKER
+    assert "exit status 1 while it started" in ended.reason
+    assert "AttributeError: 'object' object has no attribute 'key'" in ended.reason
