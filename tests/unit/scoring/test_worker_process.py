@@ -170,8 +170,6 @@ def test_a_worker_that_computes_wrongly_writes_nothing(process: WorkerProcess, r
 
 @pytest.mark.slow
 def test_a_worker_that_cannot_start_says_why(request_: ScoreRequest, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     with WorkerProcess("worker-1", replace(request_, model=tmp_path / "none"), memory_bytes=2**30) as process:
         ended = until(process, Ready)
     assert isinstance(ended, Ended)
@@ -190,8 +188,8 @@ def test_a_worker_that_is_killed_while_it_starts_is_not_the_rows_fault(request_:
 
 
 @pytest.mark.slow
-def test_one_that_cannot_start_says_why(request_: ScoreRequest) -> None:
-    """Also for a reason that nobody has thought of: a library that a node lacks, say."""
+def test_a_reason_not_to_start_that_nobody_knows_is_told(request_: ScoreRequest) -> None:
+    """A library that a node lacks, say."""
     broken = replace(request_, overrides=(object(),))  # type: ignore[arg-type]
     with WorkerProcess("worker-1", broken, memory_bytes=2**30) as process:
         ended = until(process, Ready)
