@@ -98,7 +98,7 @@ class TableSource:
             with self._connected() as connection:
                 table = find_columns(connection, self._from(), self._columns, self._query)
                 for values in self._read(connection, table, first, last):
-                    hashed.update(_as_bytes(values[:2]))
+                    hashed.update(_as_bytes((values[0], values[1])))
                     done += 1
                     yield _row(table, values)
         except _RowUnreadable:
