@@ -8,8 +8,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-LOSE, REFUSE, LIE, CUT = "lose", "refuse", "lie", "cut"
-"""A request is carried out and its answer lost; is answered with 503; is confirmed and forgotten; its body is cut."""
+LOSE, REFUSE, DENY, LIE, CUT = "lose", "refuse", "deny", "lie", "cut"
+"""A request is carried out and its answer lost; is answered with 503, or 403; is confirmed and forgotten; its body is
+cut."""
 
 
 class FaultyProxy:
@@ -62,6 +63,8 @@ class FaultyProxy:
                 fault = proxy.fault(self.command, self.path)
                 if fault == REFUSE:
                     self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>busy</Message></Error>")
+                elif fault == DENY:
+                    self.answer(403, {}, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
                 elif fault == LIE:
                     self.answer(200, {"ETag": '"0"'}, b"")
                 else:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from faulty_proxy import DENY, REFUSE, FaultyProxy
 from object_store import CREDENTIALS, ObjectStore
 from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, read_unit, write_tar
 
@@ -176,3 +177,29 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(store: ObjectSto
     bucket.put_object(Key="p/a.parquet", Body=content.getvalue()[::-1])
     with pytest.raises(InputChanged):
         list(rows)
+
+
+@pytest.mark.usefixtures("bucket")
+def test_an_object_that_may_not_be_read_costs_its_row_and_one_that_fails_stops_the_unit(store: ObjectStore) -> None:
+    with FaultyProxy(store.address) as proxy:
+        faults = {"b.png": DENY}
+        proxy.fault = lambda method, path: faults.get(path.split("?")[0].rpartition("/")[2]) if method == "GET" else None
+        source = files_source(f"s3://{proxy.address}/bucket/photos")
+        (unit,) = plan(source, 10**9)
+        rows = {row.id: row for row in read_unit(source, unit)}
+        assert {name for name, row in rows.items() if row.error} == {"b.png"}
+        assert "access is denied" in rows["b.png"].error
+        faults["b.png"] = REFUSE
+        with pytest.raises(SourceUnavailable, match=r"photos/b\.png"):
+            read_unit(source, unit)
+
+
+def test_a_file_of_many_images_that_may_not_be_read_ends_the_plan(store: ObjectStore, bucket: Any) -> None:
+    content = io.BytesIO()
+    pq.write_table(pa.table({"image": [b"one"]}), content)
+    for name in ("p/a.parquet", "p/b.parquet"):
+        bucket.put_object(Key=name, Body=content.getvalue())
+    with FaultyProxy(store.address) as proxy:
+        proxy.fault = lambda method, path: DENY if method == "GET" and "b.parquet" in path else None
+        with pytest.raises(ScoringError, match=r"bucket/p/b\.parquet: access is denied"):
+            plan(files_source(f"s3://{proxy.address}/bucket/p"))
