@@ -40,6 +40,8 @@ from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 _COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Between attempts to commit what is computed already."""
+_READ_WAITS_S = (1.0, 4.0)
+"""Between attempts to read a row before it is given up."""
 _TOLD = 300
 """Characters of an error that is told as an example."""
 
@@ -112,7 +114,7 @@ class Worker(Closeable):
         outages: list[SourceUnavailable] = []
         scored = self._scorer.score(self._rows(attempt, track, outages), quarantined)
         table = scored.table
-        if 2 * len(outages) > len(table):  # it is the source, and not some of its rows
+        if len(outages) > _most_outages(len(table)):  # it is the source, and not some of its rows
             raise outages[0]
         if attempt.probe:
             return None
@@ -175,13 +177,30 @@ def _load(row: Row, track: Track, attempt: Attempt, outages: list[SourceUnavaila
         if not attempt.changes_are_errors:
             raise
         raise ScoringError(f"{error}, again and again") from error
-    except SourceUnavailable as error:
+    except SourceUnavailable:
         if not attempt.outages_are_errors:
             raise
-        outages.append(error)
-        raise ScoringError(f"{error}, again and again") from error
+        return _load_patiently(row, track, outages)
     finally:
         track.advance()
+
+
+def _load_patiently(row: Row, track: Track, outages: list[SourceUnavailable]) -> bytes:
+    """Reads a row some more times while others are read: what only happens now and then is over by then."""
+    for wait_s in _READ_WAITS_S:
+        time.sleep(wait_s)
+        track.advance()
+        try:
+            return row.load()
+        except SourceUnavailable as error:
+            last = error
+    outages.append(last)
+    raise ScoringError(f"{last}, again and again") from last
+
+
+def _most_outages(rows: int) -> int:
+    """How many of so many rows may be unreadable while nobody doubts that their source is there."""
+    return min(rows - 1, max(1, rows // 10))
 
 
 def _first_error(table: pa.Table) -> str:
