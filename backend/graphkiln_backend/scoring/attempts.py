@@ -84,8 +84,8 @@ class Attempt:
             score the unit.
         changes_are_errors: Whether a row that changed since it was planned is an error row; otherwise the unit is
             planned anew.
-        outages_are_errors: Whether a row that cannot be read just now is an error row, if all but few of the unit can be;
-            otherwise the unit is tried again later.
+        outages_are_errors: Whether a row that cannot be read just now is an error row, if all but few of the unit can
+            be; otherwise the unit is tried again later.
         patience_s: Seconds without any progress after which the worker hangs.
     """
 

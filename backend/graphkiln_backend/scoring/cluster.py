@@ -34,8 +34,8 @@ def connect(address: str) -> Iterator[None]:
         address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
 
     Raises:
-        ScoringError: No cluster answers there, it is not like this process, or none can be started here; or this process
-            is connected to another one.
+        ScoringError: No cluster answers there, it is not like this process, or none can be started here; or this
+            process is connected to another one.
     """
     if ray.is_initialized():
         _check_connected(address)
@@ -53,7 +53,8 @@ def _check_connected(address: str) -> None:
     used = ray.get_runtime_context().gcs_address
     if address not in {"", "auto"} and not _is_same(address, used):
         raise ScoringError(
-            f"this process is connected to the Ray at {used}, not to {address}", hint="ray.shutdown() before, or name it"
+            f"this process is connected to the Ray at {used}, not to {address}",
+            hint="ray.shutdown() before, or name it",
         )
 
 

@@ -3,8 +3,8 @@
 A core, a memory module or a device may fail long after the self-test. So a unit is committed only after a proof that
 began when the unit had been computed: what lies between two good proofs is kept, what came before a bad one is thrown
 away with its worker. A proof computes a few golden samples, in turns, and holds them by the project's limits to what
-this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that it costs about a
-hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
+this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that it costs
+about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def score(
     source: Annotated[
         str,
         typer.Argument(
-            help="Folder or pattern of images, .txt listing, .parquet, Delta table, .tar shards, or postgresql:// query; "
-            "here, on s3:// or gs://.",
+            help="Folder or pattern of images, .txt listing, .parquet, Delta table, .tar shards, or postgresql:// "
+            "query; here, on s3:// or gs://.",
             show_default=False,
         ),
     ] = "",

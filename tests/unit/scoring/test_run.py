@@ -173,6 +173,7 @@ def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path:
     (tmp_path / "in" / "00025.png").write_bytes((right / "00025.png").read_bytes())
     run.score(replace(request, replace=True))
     run.score(make_request(right, tmp_path / "expected"))
+
     def scores(folder: str) -> list[object]:
         files = [each for each in (tmp_path / folder).glob("*.parquet") if each.name[0] != "_"]
         rows = [row for each in files for row in pq.read_table(each).to_pylist()]

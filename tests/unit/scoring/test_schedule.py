@@ -175,7 +175,7 @@ def test_a_source_that_goes_away_while_a_unit_is_planned_anew_is_waited_for(outa
 
     schedule = Schedule(iter([unit(1)]), replan, lambda _: None, Summary())
     ready(schedule, "a")
-    for now in range(0, 800, 100):
+    for now in range(0, 900, 100):
         if taken := schedule.take("a", float(now)):
             changed = Failed(worker="a", attempt=taken[0], cause=Cause.CHANGED, reason="it changed")
             schedule.handle(changed if taken[1].unit == unit(1) else done("a", taken), float(now))
@@ -246,6 +246,7 @@ def test_rows_that_cannot_be_read_stop_their_unit_some_times_and_are_errors_then
         lenient.append(attempt.outages_are_errors)
         schedule.handle(Failed(worker="a", attempt=number, cause=Cause.SOURCE, reason="no disk"), float(now))
     assert lenient == [False] * 7 + [True]
+    assert schedule.take("a", 900.0) is None
     assert schedule.is_over
     assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="no disk")
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -50,7 +51,7 @@ class DeltaSource:
         table = self._opened()
         self._check(table)
         named = f"version {table.version()} of the Delta table {self.place.text}"
-        waiting = set(pa.table(table.get_add_actions()).column("path").to_pylist())
+        waiting = set(map(unquote, pa.table(table.get_add_actions()).column("path").to_pylist()))
         if not waiting:
             raise ScoringError(f"{named} has no rows")
         _log.info("%s: %d files", named, len(waiting))
@@ -112,5 +113,10 @@ def _at(text: str, version: int | None) -> DeltaSource | None:
 
 
 def _marks(table: Any) -> bool:
-    """Whether a row of a file is deleted; deltalake that cannot say so may not be believed."""
-    return not hasattr(table, "deletion_vectors") or pa.table(table.deletion_vectors()).num_rows > 0
+    """Whether a row of a file is deleted, or may be: older versions of deltalake cannot say so."""
+    import deltalake
+
+    try:
+        return not hasattr(table, "deletion_vectors") or pa.table(table.deletion_vectors()).num_rows > 0
+    except deltalake.exceptions.DeltaError:
+        return True

@@ -153,9 +153,7 @@ class _Stretch:
         return _Stretch(self.group, self.skipped + rows, self.rows - rows, self.before + rows)
 
 
-def _read_batches(
-    file: pq.ParquetFile, columns: list[str], stretch: _Stretch, size: int
-) -> Iterator[pa.RecordBatch]:
+def _read_batches(file: pq.ParquetFile, columns: list[str], stretch: _Stretch, size: int) -> Iterator[pa.RecordBatch]:
     """Rows of a row group in batches of a size."""
     skipped, rows = stretch.skipped, stretch.rows
     batches: Any = file.iter_batches(size, row_groups=[stretch.group], columns=columns, use_threads=False)

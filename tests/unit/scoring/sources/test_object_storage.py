@@ -183,7 +183,9 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(store: ObjectSto
 def test_an_object_that_may_not_be_read_costs_its_row_and_one_that_fails_stops_the_unit(store: ObjectStore) -> None:
     with FaultyProxy(store.address) as proxy:
         faults = {"b.png": DENY}
-        proxy.fault = lambda method, path: faults.get(path.split("?")[0].rpartition("/")[2]) if method == "GET" else None
+        proxy.fault = lambda method, path: (
+            faults.get(path.split("?")[0].rpartition("/")[2]) if method == "GET" else None
+        )
         source = files_source(f"s3://{proxy.address}/bucket/photos")
         (unit,) = plan(source, 10**9)
         rows = {row.id: row for row in read_unit(source, unit)}

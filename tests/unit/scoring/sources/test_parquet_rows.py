@@ -72,7 +72,7 @@ def test_a_row_without_its_kept_column_is_an_error_rather_than_an_answer_beside_
 
 
 def test_a_column_of_ids_that_is_damaged_ends_the_plan(path: Path) -> None:
-    damage(path, 1, NUMBER, 0.5)
+    damage(path, 1, NUMBER, 0.0)
     with pytest.raises(ScoringError, match=r"a\.parquet is no sound Parquet file"):
         plan(files_source(path, id="n"))
 
@@ -81,11 +81,11 @@ def test_a_path_that_is_no_text_is_an_error_of_its_row(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(b"one")
     paths = pa.Array.from_buffers(pa.string(), 2, pa.array([b"1.jpg", b"\xe9.jpg"], pa.binary()).buffers())
     pq.write_table(pa.table({"file": paths, "n": [1, 2]}), tmp_path / "a.parquet")
-    one, two = read_all(files_source(tmp_path, image="file", id="n"))
+    one, two = read_all(files_source(tmp_path / "a.parquet", image="file", id="n"))
     assert (one.content, two.content) == (b"one", None)
     assert "is no UTF-8" in two.error
     with pytest.raises(ScoringError, match="'file' names rows, and is no UTF-8"):
-        plan(files_source(tmp_path, image="file"))
+        plan(files_source(tmp_path / "a.parquet", image="file"))
 
 
 class _FailingDisk(io.BytesIO):

@@ -245,9 +245,8 @@ def test_a_transaction_that_takes_too_long_for_the_server_blames_no_row(
 ) -> None:
     (unit,) = plan(source(server), 10**9)
     monkeypatch.setattr(postgres, "_SETTINGS", "SET LOCAL idle_in_transaction_session_timeout = 50")
-    rows = source(server).rows(unit)
+    slowly = (time.sleep(0.1) for _ in source(server).rows(unit))
     with pytest.raises(SourceUnavailable, match="cannot be read"):
-        for _ in rows:
-            time.sleep(0.1)
+        list(slowly)
     monkeypatch.undo()
     assert len(read_unit(source(server), unit)) == 100
