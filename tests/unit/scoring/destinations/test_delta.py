@@ -176,7 +176,7 @@ def test_in_an_object_store(other_process: str) -> None:
     with pytest.raises(CommitConflict):
         made.commit(result(unit(1)))
     assert verify(made, [unit(0), unit(1)]).ok
-    found = FileSource(f"s3://{other_process}/models/delta", Columns(image="id")).ranges(1)
+    found = FileSource(f"s3://{other_process}/models/delta", Columns(image="id")).ranges(2)
     assert [each.rows for each in found] == [2, 2], "as a source, too"
 
 
