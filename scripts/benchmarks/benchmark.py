@@ -28,7 +28,7 @@
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
                                    faults; goes on where it was interrupted (--only int8: this part, again)
     scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default;
-                                   goes on where it was interrupted (--only NAME: this part, again)
+                                   goes on where it was interrupted (--only NAME: this part, again; --budget SECONDS)
     scripts/benchmark kills        graphkiln tune, killed ten times at random moments and gone on with, a seed a round
     scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
     scripts/benchmark compare OLD NEW   what became slower between two results, or two folders of them
@@ -130,6 +130,8 @@ USUAL: tuple[int, float] = (5, 3.0)
 """Rounds and seconds of a measurement, where nobody says."""
 _OWN_USUAL: dict[str, tuple[int, float]] = {"parallel": (2, 1.0)}
 """Of benchmarks whose single requests take seconds."""
+WITH_BUDGET = ("tune",)
+"""Benchmarks whose searches last as long as somebody says."""
 BESIDE_CPP = ("light", "memory", "start")
 """Benchmarks that also measure Triton's C++ backend, where it is given."""
 
@@ -151,6 +153,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--only", default="", metavar="NAME", help=f"for {', '.join(ONLY)}: measure this part alone, again"
+    )
+    parser.add_argument(
+        "--budget", type=float, default=0.0, metavar="SECONDS", help="for tune: of each search of a real model"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
@@ -199,7 +204,8 @@ def _run(name: str, options: argparse.Namespace) -> None:
     load = os.getloadavg()[0]
     peers = [options.cpp_backend] if name in BESIDE_CPP else []
     only = [options.only] if name in ONLY else []
-    rows = benchmark(rounds, seconds, *peers, *only)
+    budget = [options.budget] if name in WITH_BUDGET else []
+    rows = benchmark(rounds, seconds, *peers, *only, *budget)
     if options.save or options.benchmark == "all":
         command = f"scripts/benchmark {name} --rounds {rounds} --seconds {seconds:g}"
         reporting.save_result(name, title, command, rows, load)

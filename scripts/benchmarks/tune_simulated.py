@@ -46,7 +46,7 @@ def simulated_choices(seeds: int) -> Iterator[Judged]:
             )
             ways = [way(course) for way in _WAYS]
             show_progress(f"simulated server, seed {seed + 1} of {seeds}")
-            for choice in (*ways, *([exhaustive(course)[0]] if seed == 0 else [])):
+            for choice in (*ways, *([exhaustive(course)] if seed == 0 else [])):
                 yield choice, share(choice.candidate)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -69,6 +69,7 @@ class Choice:
         spent_s: Seconds that it measured.
         measurements: How many it made.
         promised: Requests per second that it promises; None where it promises nothing.
+        budget_s: What it was given; None where it needed none, or took what it needed.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Choice:
     spent_s: float = 0.0
     measurements: int = 0
     promised: float | None = None
+    budget_s: float | None = None
 
 
 def tuned(course: Course) -> Choice:
@@ -93,6 +95,7 @@ def tuned(course: Course) -> Choice:
             spent_s=found.spent_s,
             measurements=found.measurements,
             promised=load.rate if isinstance(load, OpenLoop) else None,
+            budget_s=course.budget_s,
         )
 
 
@@ -101,14 +104,17 @@ def at_random(course: Course) -> Choice:
     return _best_of(course, RANDOM)[0]
 
 
-def exhaustive(course: Course) -> tuple[Choice, Mapping[Candidate, float]]:
-    """The best of all candidates, and the highest rate at which each of them met the target."""
-    return _best_of(replace(course, budget_s=math.inf), EXHAUSTIVE)
+def exhaustive(course: Course, budget_s: float = math.inf) -> Choice:
+    """The best of all candidates; of those that a budget allows, where there is one, and its name says how many."""
+    choice, measured, viable = _best_of(replace(course, budget_s=budget_s), EXHAUSTIVE)
+    name = EXHAUSTIVE if measured == viable else f"{EXHAUSTIVE}, {measured} of {viable}"
+    return replace(choice, name=name)
 
 
 def judged(course: Course, candidates: Sequence[Candidate]) -> Mapping[Candidate, float]:
     """The highest rate at which each of some candidates meets the target, with other arrivals than the searches had."""
-    with _recorded(replace(course, seed=course.seed + 1), "judged") as recorded:
+    course = replace(course, seed=course.seed + 1, budget_s=math.inf)
+    with _recorded(course, "judged") as recorded:
         return _rates(_settle(course, recorded, candidates))
 
 
@@ -117,14 +123,22 @@ def default(course: Course) -> Choice:
     return Choice(name=DEFAULT, candidate=course.space.default)
 
 
-def _best_of(course: Course, name: str) -> tuple[Choice, Mapping[Candidate, float]]:
+def _best_of(course: Course, name: str) -> tuple[Choice, int, int]:
+    """What is chosen; how many candidates were measured, and of how many."""
     with _recorded(course, name) as recorded:
         viable = list(probe(course.space, course.target, recorded).viable)
         random.Random(course.seed).shuffle(viable)  # noqa: S311 - an order of measurements
-        rates = _rates(_settle(course, recorded, viable))
+        settled = list(_settle(course, recorded, viable))
+        rates = _rates(settled)
         best = max(rates, key=lambda each: rates[each], default=None)
-        choice = Choice(name=name, candidate=best, spent_s=recorded.spent_s, measurements=recorded.count)
-    return choice, rates
+        choice = Choice(
+            name=name,
+            candidate=best,
+            spent_s=recorded.spent_s,
+            measurements=recorded.count,
+            budget_s=None if math.isinf(course.budget_s) else course.budget_s,
+        )
+    return choice, len(settled), len(viable)
 
 
 def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candidate]) -> Iterator[Standing]:
@@ -138,7 +152,7 @@ def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candi
         yield contest.settle(contest.enter(candidate, math.inf), -math.inf)
 
 
-def _rates(settled: Iterator[Standing]) -> dict[Candidate, float]:
+def _rates(settled: Iterable[Standing]) -> dict[Candidate, float]:
     """Those that met the target at any rate."""
     return {each.candidate: each.score.lower for each in settled if each.score.lower > 0}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.recording import RecordedTrials
@@ -19,6 +21,9 @@ beyond the target, and when only the bound is."""
 _SLOWER, _FEW_SLOWER = 100, 5
 """Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
 fewer than the few a bound is seldom found, however far below the target p99 is."""
+_CERTAIN, _COUNTED = 1, 100
+"""The same where several requests say as much as an independent one, counted in those; and how many requests of a
+measurement tell how many these are."""
 _SHORTEST_S = 5.0
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
 """Shares of the promised rate at which latency is measured, beside the rate itself."""
@@ -40,13 +45,15 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
     rate = standing.score.lower * min(level, 1.0) if is_free else target.rate
     budget, candidate = trials.budget, standing.candidate
     reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
+    inflation = _inflation_of(standing, target.p99_s)
     for number in range(_TRIES):
         if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
             return None, f"{reason}, and the budget is spent"
-        if rate and is_free and not _fits_twice(budget, candidate, rate, slice_s):
+        if rate and is_free and not _fits_twice(budget, candidate, _enough_s(slice_s, rate, inflation)):
             rate *= _LARGE_STEP  # the last one that fits: rather a lower promise than none
         load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
-        seconds = _seconds(budget, candidate, _requests_per_s(load, standing), slice_s)
+        per_s = _requests_per_s(load, standing)
+        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation))
         outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
         if isinstance(outcome, Failed):
             return None, outcome.reason
@@ -54,6 +61,8 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         if outcome.latency.p99_at_most_s <= target.p99_s:
             return Point(load=load, measured=outcome), ""
         reason = _missed(outcome.latency, target.p99_s)
+        if p99.value <= target.p99_s:
+            inflation = outcome.latency.inflation  # of a queue that grows it says nothing
         if rate and is_free:
             rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
         elif number and p99.lower > target.p99_s:
@@ -84,14 +93,26 @@ def _missed(latency: Latency, p99_s: float) -> str:
     return f"measured again, its p99 was {p99_ms:.3g} ms in {latency.count} requests: too few to be sure of the target"
 
 
-def _fits_twice(budget: Budget, candidate: Candidate, rate: float, slice_s: float) -> bool:
-    return budget.left_s >= 2 * budget.needed_s(candidate, max(slice_s, _seconds_for(_FEW_SLOWER, rate)))
+def _inflation_of(standing: Standing, p99_s: float) -> float:
+    """How many requests say as much as an independent one, where the search met the target; 1 where it is unknown."""
+    latencies = [point.measured.latency for point in standing.points if isinstance(point.load, OpenLoop)]
+    within = [each for each in latencies if each.p99.value <= p99_s and each.count >= _COUNTED]
+    return statistics.median(each.inflation for each in within) if within else 1.0
 
 
-def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, slice_s: float) -> float:
-    """How long to measure: a slice of the budget, or longer where a bound needs more requests than that gives."""
+def _enough_s(slice_s: float, requests_per_s: float, inflation: float) -> float:
+    """A slice of the budget, or longer where a bound takes more requests than that gives."""
+    requests = max(requests_needed(_FEW_SLOWER), inflation * requests_needed(_CERTAIN))
+    return max(slice_s, requests / requests_per_s)
+
+
+def _fits_twice(budget: Budget, candidate: Candidate, seconds: float) -> bool:
+    return budget.left_s >= 2 * budget.needed_s(candidate, seconds)
+
+
+def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, enough_s: float) -> float:
+    """How long to measure: no longer than a tight bound takes, or than the budget allows."""
     fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
-    enough_s = max(slice_s, _seconds_for(_FEW_SLOWER, requests_per_s))
     return max(_SHORTEST_S, min(_seconds_for(_SLOWER, requests_per_s), enough_s, fits_s))
 
 
