@@ -36,7 +36,11 @@ def measure_load(
 
 
 def record_load(
-    target: Target, samples: Sequence[Feeds], load: Load, at_start: Callable[[], None] = lambda: None
+    target: Target,
+    samples: Sequence[Feeds],
+    load: Load,
+    at_start: Callable[[], None] = lambda: None,
+    when_ready: Callable[[], None] = lambda: None,
 ) -> Recording:
     """Loads a model from several processes, and keeps every request.
 
@@ -45,6 +49,7 @@ def record_load(
         samples: Inputs; each request has the next ones.
         load: How much.
         at_start: Called between warm-up and measurement, beside the running load.
+        when_ready: Called once every process can send its requests; the load begins when it returns.
 
     Raises:
         MeasurementError: A process cannot send its requests, or has ended.
@@ -56,6 +61,7 @@ def record_load(
         for worker in workers:
             if problem := _hear(worker):
                 raise MeasurementError(f"the load generator cannot send its requests: {problem}")
+        when_ready()
         start = time.perf_counter() + _AHEAD_S  # of the machine's clock, which all processes share
         for worker in workers:
             _tell(worker, start)

@@ -8,9 +8,9 @@ from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.standing import Point, Standing
-from graphkiln.tuning.statistics import Latency, requests_needed
+from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _SEED = 77_000_000
 _TRIES, _SLICES = 8, 5
@@ -58,9 +58,9 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         if isinstance(outcome, Failed):
             return None, outcome.reason
         p99 = outcome.latency.p99
-        if outcome.latency.p99_at_most_s <= target.p99_s:
+        if outcome.latency.p99_at_most_s <= target.p99_s and outcome.keeps_up:
             return Point(load=load, measured=outcome), ""
-        reason = _missed(outcome.latency, target.p99_s)
+        reason = _missed(outcome, target.p99_s)
         if p99.value <= target.p99_s:
             inflation = outcome.latency.inflation  # of a queue that grows it says nothing
         if rate and is_free:
@@ -85,11 +85,15 @@ def sweep(trials: RecordedTrials, candidate: Candidate, promise: Point, seconds:
     return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0))
 
 
-def _missed(latency: Latency, p99_s: float) -> str:
-    """Why a measurement proves nothing: it is too slow, or too short to say that it is not."""
+def _missed(measured: Measured, p99_s: float) -> str:
+    """Why a measurement proves nothing: it is too slow, or too short to say that it is not, or its queue grows."""
+    latency = measured.latency
     p99_ms = latency.p99.value * 1e3
     if latency.p99.value > p99_s:
         return f"its p99 did not hold when it was measured again: {p99_ms:.3g} ms"
+    if not measured.keeps_up:
+        reached = f"{measured.throughput.value:.3g} of {measured.due_per_s:.3g}"
+        return f"measured again, {reached} requests per second were answered: their queue grows"
     return f"measured again, its p99 was {p99_ms:.3g} ms in {latency.count} requests: too few to be sure of the target"
 
 

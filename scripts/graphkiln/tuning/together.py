@@ -10,41 +10,29 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from graphkiln.story.server import start_server
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal
-from graphkiln.tuning.local_trials import FLAGS, serve_as
-from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.records import outcome_as_json, outcome_from_json
-from graphkiln.tuning.served_candidate import ServedCandidate
-from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.served_together import MeasureTogether, Outcomes, serve_together
 from graphkiln.tuning.sharing import Plan, Response, responses_of, share_out
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.staging import stage
 from graphkiln.tuning.statistics import requests_needed
-from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
+from graphkiln.tuning.trials import Bare, Failed, Measured
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.cache.settings import user_cache_folder
-from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
-from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
 from graphkiln_backend.server.memory_limit import free_memory
 
 _ALONE = 0.8
 """Share of the budget for the models alone; the rest is for all of them together."""
-_TRIES, _STEP = 8, 0.85
+_TRIES, _STEP, _LEAST_STEP = 8, 0.85, 0.1
+"""How often a rate is tried, what it is multiplied with from one to the next, and the least of that."""
 _SHORTEST_S, _LONGEST_S, _SLOWER = 5.0, 30.0, 5
-_DEADLINE_S = 180.0
-
-Outcomes = dict[str, Measured | Failed]
-MeasureTogether = Callable[[Mapping[str, float], float, int], Outcomes]
-"""Rates by model, seconds and a seed -> what each model did."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,7 +176,7 @@ class Prover:
                 return rate, outcomes, ""
             if any(isinstance(each, Failed) for each in outcomes.values()):
                 return None, outcomes, reason  # another rate makes nothing load, and no answer right
-            rate *= _STEP
+            rate = _lowered(rate, outcomes, self.shares)
         return None, outcomes, reason
 
     def _once(self, rate: float, number: int, measure: MeasureTogether, journal: Journal) -> Outcomes:
@@ -206,6 +194,16 @@ class Prover:
         found = {name: outcome_as_json(each) for name, each in outcomes.items()}
         journal.append({"rates": rates, "number": number, "took_s": took_s, "outcomes": found})
         return outcomes
+
+
+def _lowered(rate: float, outcomes: Outcomes, shares: Mapping[str, float]) -> float:
+    """What to try after a rate that did not hold: less than that, and less than what was answered of it.
+
+    Models that share the cores with each other and with the load generator may answer a third of what they did alone;
+    what they do answer under too much load shows that at once.
+    """
+    answered = [each.throughput.value / shares[name] for name, each in outcomes.items() if isinstance(each, Measured)]
+    return max(_STEP * min(rate, *answered), _LEAST_STEP * rate)
 
 
 def _may_pass(outcomes: Outcomes) -> bool:
@@ -226,54 +224,9 @@ def _objection(outcomes: Mapping[str, Measured | Failed], p99_s: float) -> str:
     for name, outcome in judged:
         if isinstance(outcome, Failed):
             return f"{name}: {outcome.reason}"
+        if not outcome.keeps_up:
+            reached = f"{outcome.throughput.value:.3g} of {outcome.due_per_s:.3g} requests per second"
+            return f"{name}: answers {reached} beside the others"
         if outcome.latency.p99_at_most_s > p99_s:
             return f"{name}: p99 of {outcome.latency.p99.value * 1e3:.3g} ms beside the others"
     return ""
-
-
-@contextmanager
-def serve_together(tunings: Mapping[str, Tuning], plan: Plan) -> Iterator[MeasureTogether]:
-    """One server with all models of a plan, started at the first measurement.
-
-    Args:
-        tunings: Model -> its subject, and what requests hold.
-        plan: The configurations.
-    """
-    with ExitStack() as stack:
-        served: dict[str, ServedCandidate] = {}
-
-        def measure(rates: Mapping[str, float], seconds: float, seed: int) -> Outcomes:
-            try:
-                if not served:
-                    served.update(_start(tunings, plan, stack))
-            except GraphkilnError as error:
-                return dict.fromkeys(rates, excused(Failed(reason=str(error)), oom_kills()))
-            with ThreadPoolExecutor(len(rates)) as pool:
-                loads = {
-                    name: pool.submit(_load, served[name], OpenLoop(rate), seconds, seed)
-                    for name, rate in rates.items()
-                }
-                return {name: load.result() for name, load in loads.items()}
-
-        yield measure
-
-
-def _load(served: ServedCandidate, load: OpenLoop, seconds: float, seed: int) -> Measured | Failed:
-    try:
-        return served.measure(load, seconds, seed)
-    except GraphkilnError as error:
-        return Failed(reason=str(error))
-
-
-def _start(tunings: Mapping[str, Tuning], plan: Plan, stack: ExitStack) -> dict[str, ServedCandidate]:
-    stores: list[Path] = []
-    for name, response in plan.responses.items():
-        subject = tunings[name].subject
-        stores.append(stack.enter_context(stage(subject, changes_of(response.candidate, subject))))
-    log = stack.enter_context(OwnedFolder()).path / "server.log"
-    flags = (*FLAGS, f"--load-deadline={_DEADLINE_S:g}")
-    server = stack.enter_context(start_server(*stores, flags=flags, log=log, deadline_s=_DEADLINE_S))
-    return {
-        name: serve_as(response.candidate, name, server, tunings[name].loading)
-        for name, response in plan.responses.items()
-    }

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tuned
 from simulated_server import SimulatedServer, true_rate
 
+from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.confirmation import _missed, confirm, sweep
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.result import knee
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Standing
-from graphkiln.tuning.statistics import Interval, Latency
+from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.statistics import Interval, Latency, requests_needed
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Measured, OpenLoop
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
 
 TARGET = Target(p99_s=0.08)
 
@@ -126,7 +129,35 @@ def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_
 def test_too_few_requests_are_told_from_a_rate_that_does_not_hold() -> None:
     few = Latency.of(np.append(np.full(95, 0.02), [0.07] * 5))
     assert few.p99_at_most_s > TARGET.p99_s
-    assert _missed(few, TARGET.p99_s) == (
+    measured = replace(tuned.measured(10.0, 0.07), latency=few)
+    assert _missed(measured, TARGET.p99_s) == (
         "measured again, its p99 was 70 ms in 100 requests: too few to be sure of the target"
     )
-    assert _missed(few, 0.05) == "its p99 did not hold when it was measured again: 70 ms"
+    assert _missed(measured, 0.05) == "its p99 did not hold when it was measured again: 70 ms"
+
+
+class Growing(SimulatedServer):
+    """Answers fewer requests than come; none has waited for long yet."""
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        del candidate, load, seconds, seed
+        return tuned.measured(60.0, 0.02)
+
+
+def test_a_queue_that_grows_is_no_promise(space: Space, recorded: Within) -> None:
+    promise, reason = confirm(recorded(Growing(cores=2), 1000.0), standing(space, 100.0), TARGET, 1.0)
+    assert promise is None
+    assert reason == "measured again, 60 of 100 requests per second were answered: their queue grows"
+
+
+@pytest.mark.parametrize(("p99_s", "requests"), [(0.07, 7 * requests_needed(1)), (0.09, requests_needed(5))])
+def test_requests_that_wait_for_each_other_take_more_of_them(
+    server: SimulatedServer, space: Space, recorded: Within, p99_s: float, requests: float
+) -> None:
+    """Where the search met the target: of a queue that grows, how many say as much as one is no guide."""
+    seen = tuned.measured(40.0, p99_s)
+    seen = replace(seen, latency=replace(seen.latency, inflation=7.0))
+    asked = replace(standing(space, 40.0), points=(Point(load=OpenLoop(40.0), measured=seen),))
+    confirm(recorded(server, 210.0), asked, TARGET, 1.0)
+    slice_s = (210.0 - 5.0) / 5
+    assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)

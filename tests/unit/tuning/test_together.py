@@ -10,15 +10,14 @@ from typing import Any, cast
 import pytest
 import tuned
 
-from graphkiln.tuning import together
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.sharing import Plan, Response
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.together import Prover, core_counts, serve_together, with_cores
+from graphkiln.tuning.together import Prover, core_counts, with_cores
 from graphkiln.tuning.trials import Failed, Measured
-from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import InvalidInput
 
 SHARES = {"a": 0.75, "b": 0.25}
 ONE = Response(candidate=Candidate.of({THREADS: 1}), rate=100.0, cores=1.0, memory_bytes=1)
@@ -26,16 +25,21 @@ PLAN = Plan(responses={"a": ONE, "b": ONE}, rate=100.0, cores=2.0, memory_bytes=
 
 
 class Shared:
-    """Both models meet the target up to a rate of both together."""
+    """Both models meet the target up to a rate of both together; beyond another one requests are not even answered."""
 
-    def __init__(self, holds: float, fault: str = "") -> None:
-        self.holds, self.fault, self.asked = holds, fault, list[Mapping[str, float]]()
+    def __init__(self, holds: float, fault: str = "", answers: float = 1e3) -> None:
+        self.holds, self.fault, self.answers = holds, fault, answers
+        self.asked = list[Mapping[str, float]]()
 
     def __call__(self, rates: Mapping[str, float], seconds: float, seed: int) -> dict[str, Measured | Failed]:
         del seconds, seed
         self.asked.append(rates)
-        p99_s = 0.02 if sum(rates.values()) <= self.holds else 0.4
-        found: dict[str, Measured | Failed] = {name: tuned.measured(rate, p99_s) for name, rate in rates.items()}
+        whole = sum(rates.values())
+        p99_s = 0.02 if whole <= self.holds else 0.4
+        answered = min(1.0, self.answers / whole)
+        found: dict[str, Measured | Failed] = {
+            name: tuned.measured(rate * answered, p99_s, seconds=1000 / rate) for name, rate in rates.items()
+        }
         return {**found, "b": Failed(reason=self.fault)} if self.fault else found
 
 
@@ -70,6 +74,27 @@ def test_the_rate_is_lowered_until_all_models_meet_the_target(tmp_path: Path) ->
     assert len(shared.asked) == 3
 
 
+def test_what_was_answered_of_too_much_says_what_to_try_next(tmp_path: Path) -> None:
+    shared = Shared(holds=30.0, answers=30.0)
+    with Journal(tmp_path / "j", {}) as journal:
+        assert prover().prove(PLAN, shared, journal)[0] == pytest.approx(0.85 * 30)
+    assert len(shared.asked) == 2
+
+
+def test_a_server_that_answers_nothing_is_not_asked_for_nothing(tmp_path: Path) -> None:
+    shared = Shared(holds=0.0, answers=0.0)
+    with Journal(tmp_path / "j", {}) as journal:
+        assert prover().prove(PLAN, shared, journal)[0] is None
+    assert [sum(rates.values()) for rates in shared.asked[:3]] == pytest.approx([100.0, 10.0, 1.0])
+
+
+def test_a_queue_that_grows_holds_no_rate_however_short_it_is_yet(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", {}) as journal:
+        rate, _, reason = prover(left_s=0.0).prove(PLAN, Shared(holds=1e3, answers=60.0), journal)
+    assert rate is None
+    assert reason.startswith("a: answers 45 of 75 requests per second beside the others")
+
+
 def test_nothing_is_measured_twice(tmp_path: Path) -> None:
     for _ in range(2):
         shared = Shared(holds=80.0)
@@ -97,15 +122,6 @@ def test_what_the_machine_may_be_to_blame_for_is_measured_again(tmp_path: Path) 
         assert prover().prove(PLAN, Collided(80.0), journal)[0] is None
     with Journal(tmp_path / "j", {}) as journal:
         assert prover().prove(PLAN, Shared(holds=200.0), journal)[0] == 100.0
-
-
-def test_models_that_do_not_load_together_are_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise MeasurementError("b: no room")
-
-    monkeypatch.setattr(together, "_start", refuse)
-    with serve_together({}, PLAN) as measure:
-        assert measure({"a": 1.0, "b": 2.0}, 5.0, 0) == dict.fromkeys("ab", Failed(reason="b: no room"))
 
 
 def test_a_spent_budget_ends_it_after_one_measurement(tmp_path: Path) -> None:
