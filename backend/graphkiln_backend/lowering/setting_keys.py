@@ -73,6 +73,8 @@ OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "c
 GPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"tensorrt": TENSORRT_KEYS, "cuda": None}
 """Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know."""
 CPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"openvino": OPENVINO_KEYS}
+ACCELERATOR_ORIGIN = "execution accelerator"
+"""Begins what is said of where a setting comes from that an accelerator means."""
 ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
 ACCELERATOR_SETTINGS = {
     "tensorrt": {"precision_mode": "precision"},

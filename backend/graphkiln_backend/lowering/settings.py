@@ -17,6 +17,7 @@ from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_keys import (
+    ACCELERATOR_ORIGIN,
     ACCELERATOR_SETTINGS,
     CONV_SEARCH_NUMBERS,
     CONV_SEARCHES,
@@ -224,7 +225,7 @@ def _add_accelerator(resolver: SettingResolver, accelerator: Accelerator | None)
     if accelerator is None:
         return {}
     name = accelerator.name
-    engine, origin = ENGINE_FOR_ACCELERATOR[name], f"execution accelerator {name}"
+    engine, origin = ENGINE_FOR_ACCELERATOR[name], f"{ACCELERATOR_ORIGIN} {name}"
     resolver.add("engine", engine, origin)
     options = dict(accelerator.parameters)
     for precision in (Precision.FP16, Precision.BF16):

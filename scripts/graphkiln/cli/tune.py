@@ -108,10 +108,12 @@ def tune(
     """
     _check_libraries()
     from graphkiln.tuning.application import check_writable
+    from graphkiln.tuning.quantities import check_price
     from graphkiln.tuning.search_folder import search_folder
     from graphkiln.tuning.subject import vanishing_cache
 
     check_html(html)
+    check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
     client = _client(connection, target) if _is_given(context, "url") else None
     if share:
@@ -179,6 +181,7 @@ def _plan(
     from graphkiln_backend.graph.durations import parse_duration
 
     budget_s = parse_duration(budget, "--budget")
+    target.check_budget(budget_s)
     subject = _read_subject(model, cache)
     questions = read_questions(subject, samples)
     check_floor(questions, target.accuracy_floor)

@@ -14,11 +14,12 @@ from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
-from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, ModelConfigProto, read_config
 from graphkiln_backend.repository.config_changes import changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.server.installed_names import installed_backend_names
 
 _DEADLINE_S = 600.0
 _BACKUP = f"{CONFIG_FILE}.untuned"
@@ -136,7 +137,15 @@ def _replace(path: Path, text: str) -> None:
 def _notes(candidate: Candidate, subject: Subject) -> list[str]:
     before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
     notes = [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []
-    served = select_versions(read_config(subject.folder / CONFIG_FILE), [*version_folders(subject.folder.iterdir())])
+    config = read_config(subject.folder / CONFIG_FILE)
+    if DROP_IN_BACKEND not in installed_backend_names() and _is_drop_in(config):
+        notes.append("Triton's C++ backend serves it here, unless graphkiln serve is given --replace-onnxruntime")
+    served = select_versions(config, [*version_folders(subject.folder.iterdir())])
     if others := ", ".join(str(number) for number in served if number != subject.version):
         notes.append(f"version {others} is served with it, too: only version {subject.version} was measured and proven")
     return notes
+
+
+def _is_drop_in(config: ModelConfigProto) -> bool:
+    """Whether a configuration names Triton's C++ backend of ONNX graphs, for which ours stands in."""
+    return config.backend == DROP_IN_BACKEND or (not config.backend and config.platform == DROP_IN_PLATFORM)

@@ -22,8 +22,8 @@ from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.graph.precision import Precision
 
-FLAGS = ("--replay-interval=0", "--drain=1")
-"""Of every server that is measured: nothing else computes, and it stops at once."""
+FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
+"""Of every server that is measured: nothing else computes, it stops at once, and candidates are of our backend."""
 _PUBLISHED_S = 20.0
 """Instances publish what they serve with once a second; on a busy machine they may be late."""
 _POLL_S = 0.05

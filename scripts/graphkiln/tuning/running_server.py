@@ -81,6 +81,7 @@ class RunningTrials(Closeable):
     before: ServedBefore
     load_timeout_s: float = 600.0
     _original: Mapping[str, Any] = field(default_factory=dict)
+    _wanted: Mapping[str, Any] = field(default_factory=dict)
     _served: ServedCandidate | None = None
 
     def open(self) -> None:
@@ -114,9 +115,19 @@ class RunningTrials(Closeable):
             found = served.measure(load, seconds, seed)
         except (ClientError, MeasurementError) as error:
             return self._failed(error)
+        if _lost_connections(found) and not self._is_served():
+            return self._failed(ConnectionFailed(f"{self._url} was started again while it was measured"))
         if isinstance(found, Failed):
             self._served = None
         return found
+
+    def _is_served(self) -> bool:
+        """Whether the candidate that was loaded is still there: a server that starts again knows nothing of it."""
+        try:
+            with Client(**self.client) as client:
+                return _scheduling(client.model(self.subject.name).config) == _scheduling(self._wanted)
+        except ClientError:
+            return False
 
     def _failed(self, error: GraphkilnError) -> Failed:
         """A server that does not answer may have been stopped by its owner as well as by the candidate."""
@@ -170,6 +181,7 @@ class RunningTrials(Closeable):
     def _load(self, candidate: Candidate) -> None:
         wanted = changed_document(self._original, changes_of(candidate, self.subject))
         self.before.note(self._original, wanted)
+        self._wanted = wanted
         with self._admin() as client:
             client.load(self.subject.name, wanted)
             served = client.model(self.subject.name).config
@@ -201,6 +213,11 @@ class RunningTrials(Closeable):
 
     def _admin(self) -> Client:
         return Client(**{**self.client, "timeout_s": self.load_timeout_s})
+
+
+def _lost_connections(found: Measured | Failed) -> bool:
+    """Whether requests found nobody to answer them, which no candidate need have done."""
+    return isinstance(found, Failed) or ConnectionFailed.__name__ in found.errors
 
 
 def _is_among(config: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -79,11 +80,13 @@ class ServedCandidate:
         """
         target = Target(client=self.client, model=self.model)
         load = plan_load(shape, self.loading.arriving, seconds=seconds, warmup_s=_WARMUP_S, seed=seed)
-        meters = _Meters(watch=self.watch)
+        meters = _Meters(watch=self.watch, seconds=seconds)
         rate = shape.rate if isinstance(shape, OpenLoop) else 0.0
         with Client(**self.asking) as client, self._watch_answers(client, rate) as answers:
-            recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
-            meters.end()
+            try:
+                recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
+            finally:
+                meters.end()
         self._asked = answers.next_question
         if reason := self._death() or _objection(answers):
             return Failed(reason=reason)
@@ -138,20 +141,35 @@ def describe_generator(cores: float, usable: int) -> str:
 
 @dataclass(slots=True)
 class _Meters:
-    """What is read at both ends of a measurement."""
+    """What is read at both ends of a measurement: while the load lasts, not when all of it has been put away."""
 
     watch: ServerWatch | None
+    seconds: float
     memory_bytes: int | None = None
     server_cores: float | None = None
     energy_j: float | None = None
     _begin: CpuTime | None = None
     _energy: EnergyMeter = field(default_factory=EnergyMeter)
+    _timer: threading.Timer | None = None
+    _is_over: bool = False
 
     def begin(self) -> None:
         self._begin = self._read()
         self._energy.begin()
+        self._timer = threading.Timer(self.seconds, self._take)
+        self._timer.daemon = True
+        self._timer.start()
 
     def end(self) -> None:
+        """Now, where the load ended before its time."""
+        if self._timer:
+            self._timer.cancel()
+            self._timer.join()
+        if not self._is_over:
+            self._take()
+
+    def _take(self) -> None:
+        self._is_over = True
         self.energy_j = self._energy.joules()
         now = self._read()
         if self._begin and now:

@@ -17,6 +17,7 @@ from graphkiln.tuning.candidate import (
 )
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.setting_keys import ACCELERATOR_ORIGIN
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
 
 LAYOUT, CONV_SEARCH = "layout", "conv_search"
@@ -68,13 +69,20 @@ def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
     values = candidate.values
     found = {key: str(values[key]) for key in (ENGINE, THREADS) if key in values}
     if STREAMS in values:
-        found[STREAMS] = str(values[STREAMS]) if candidate.number(STREAMS) > 1 else ""
+        found[STREAMS] = _streams(candidate, subject)
     if PRECISION in values:
         found[PRECISION] = _precision(str(values[PRECISION]), subject)
     if SPIN in values:
         found[SPIN_ENTRY] = str(int(bool(values[SPIN]))) if values.get(ENGINE) == "onnxruntime" else ""
     chosen = {key: str(values[key]) for key in (LAYOUT, CONV_SEARCH) if key in values}
     return found | {key: "" if value == ENGINES_CHOICE else value for key, value in chosen.items()}
+
+
+def _streams(candidate: Candidate, subject: Subject) -> str:
+    """Empty for one, unless the accelerator that config.pbtxt names would make them more."""
+    streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
+    is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
+    return str(streams) if is_needed else ""
 
 
 def _precision(value: str, subject: Subject) -> str:

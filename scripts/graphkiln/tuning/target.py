@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,6 +11,8 @@ from graphkiln_backend.graph.errors import InvalidInput
 QUANTILE = 0.99
 CONFIDENCE = 0.95
 """Of the bound on the quantile of latency that a target is about."""
+FEWEST_REQUESTS = 100
+"""That come in the whole of a search, or else its figures are of single requests."""
 
 
 class Objective(StrEnum):
@@ -55,6 +58,24 @@ class Target:
             raise InvalidInput(
                 "the rate is given, and the highest one is searched for",
                 hint="take the rate away, or name another objective: latency, memory or cost",
+            )
+
+    def check_budget(self, budget_s: float) -> None:
+        """Refuses a rate of which too few requests come to say anything of a p99.
+
+        Args:
+            budget_s: Seconds that all measurements together may take.
+
+        Raises:
+            InvalidInput: They are too few.
+        """
+        requests = math.inf if self.rate is None else self.rate * budget_s
+        if requests < FEWEST_REQUESTS:
+            minutes = math.ceil(budget_s * FEWEST_REQUESTS / requests / 60)
+            raise InvalidInput(
+                f"--budget: {requests:.3g} requests come in {budget_s:g} s at {self.rate:g} a second, and a search takes "
+                f"{FEWEST_REQUESTS} at least",
+                hint=f"--budget {minutes}m finds something, ten times as long proves it",
             )
 
     def __str__(self) -> str:

@@ -151,3 +151,15 @@ def test_on_a_running_server_its_address_is_told(
     monkeypatch.setattr(application, "_prove", lambda *_: None)
     applied = apply(CHOSEN, subject, questions, "http://h:1")
     assert applied.commands_back[1] == applied.load_command == "graphkiln load digits --url http://h:1"
+
+
+def test_where_the_cpp_backend_would_serve_it_that_is_told(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_prove", lambda *_: None)
+    path = subject.folder / "config.pbtxt"
+    path.write_text(path.read_text().replace('backend: "graphkiln"', 'backend: "onnxruntime"'))
+    for installed, notes in (({"graphkiln"}, 1), ({"graphkiln", "onnxruntime"}, 0)):
+        monkeypatch.setattr(application, "installed_backend_names", lambda found=installed: frozenset(found))
+        found = apply(CHOSEN, read_again(subject), questions).notes
+        assert len([note for note in found if "--replace-onnxruntime" in note]) == notes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tuned
 from digits_subject import digits_subject
 
 from graphkiln.tuning import running_server
@@ -20,7 +21,7 @@ from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective
-from graphkiln.tuning.trials import Failed, OpenLoop
+from graphkiln.tuning.trials import Failed, Measured, OpenLoop
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, MeasurementError, ServerError, Unauthorized
 from graphkiln_client import Health
 
@@ -73,7 +74,7 @@ class FakeServer:
 def server(monkeypatch: pytest.MonkeyPatch) -> FakeServer:
     found = FakeServer()
     monkeypatch.setattr(running_server, "Client", found.client)
-    monkeypatch.setattr(ServedCandidate, "measure", lambda *_: None)
+    monkeypatch.setattr(ServedCandidate, "measure", lambda *_: tuned.measured(10.0, 0.02))
     return found
 
 
@@ -184,6 +185,26 @@ def test_one_that_goes_during_a_load_may_come_back(trials: RunningTrials, server
     found = trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
     assert isinstance(found, Failed)
     assert found.passing
+
+
+@pytest.mark.parametrize("found", [tuned.measured(10.0, 0.02, errors={"ConnectionFailed": 3}), Failed(reason="no answer")])
+def test_one_that_was_started_again_says_nothing_of_the_candidate(
+    trials: RunningTrials, server: FakeServer, monkeypatch: pytest.MonkeyPatch, found: Measured | Failed
+) -> None:
+    """It comes back with what its repository has."""
+
+    def measure(*_: object) -> Measured | Failed:
+        server.served = copy.deepcopy(STORED)
+        return found
+
+    monkeypatch.setattr(ServedCandidate, "measure", measure)
+    outcome = trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert isinstance(outcome, Failed)
+    assert outcome.passing
+    assert "was started again while it was measured" in outcome.reason
+    monkeypatch.setattr(ServedCandidate, "measure", lambda *_: found)
+    assert trials.measure(CANDIDATE, OpenLoop(2), 1, 0) == found, "errors of its own are the candidate's"
+    assert len(server.loads) == 2
 
 
 def test_a_wrong_key_is_no_fault_of_a_candidate(trials: RunningTrials, server: FakeServer) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,3 +136,25 @@ def test_elsewhere_memory_is_not_known(served: ServedCandidate) -> None:
 def test_a_load_generator_that_takes_the_machine_is_told() -> None:
     assert describe_generator(0.9, 2) == ""
     assert describe_generator(1.5, 2) == "the load generator took 75% of the cores"
+
+
+def test_meters_are_read_while_the_load_lasts(served: ServedCandidate) -> None:
+    """What comes after it, such as the end of its processes, would make every figure of a second smaller."""
+    read = threading.Event()
+
+    class Watch(FakeWatch):
+        def memory_bytes(self) -> int:
+            read.set()
+            return 4096
+
+    def record_longer(target: object, samples: object, load: Load, at_start: Callable[[], None]) -> Recording:
+        recording = record(target, samples, load, at_start)
+        assert read.wait(60), "read at the end of the measurement, though the load goes on"
+        return recording
+
+    watch: Any = Watch()
+    served.watch, served.loading = watch, replace(served.loading, record=record_longer)
+    found = served.measure(OpenLoop(100), 0.05, 1)
+    assert isinstance(found, Measured)
+    assert found.memory_bytes == 4096
+    assert watch.cpu == 3.0, "CPU time was read once at each end"

@@ -72,3 +72,14 @@ def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
     several = replace(subject, single_group=False)
     assert changes_of(Candidate.of(default_values(several)), several).instances is None
     assert changes_of(Candidate.of(default_values(subject)), subject).instances == 1
+
+
+def test_one_stream_is_written_where_an_accelerator_asks_for_more(subject: Subject) -> None:
+    origins = {"streams": "execution accelerator openvino, num_streams"}
+    settings = replace(subject.deployment.settings, streams=2, origins=origins)
+    foreign = replace(subject, deployment=replace(subject.deployment, settings=settings))
+    written = {
+        engine: changes_of(Candidate.of({"engine": engine, "streams": 1}), foreign).parameters["streams"]
+        for engine in ("openvino", "onnxruntime")
+    }
+    assert written == {"openvino": "1", "onnxruntime": ""}

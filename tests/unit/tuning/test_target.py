@@ -31,3 +31,11 @@ def test_a_target_reads_as_a_line() -> None:
 def test_numbers_out_of_range_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Target(**values)
+
+
+def test_a_rate_of_which_hardly_a_request_comes_takes_a_longer_budget() -> None:
+    slow = Target(p99_s=1.0, rate=0.05, objective=Objective.LATENCY)
+    with pytest.raises(InvalidInput, match=r"60 requests come in 1200 s at 0.05 a second.*--budget 34m"):
+        slow.check_budget(1200.0)
+    slow.check_budget(2000.0)
+    Target(p99_s=1.0).check_budget(1.0)
