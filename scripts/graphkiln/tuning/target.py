@@ -69,14 +69,14 @@ class Target:
         Raises:
             InvalidInput: They are too few.
         """
-        requests = math.inf if self.rate is None else self.rate * budget_s
-        if requests < FEWEST_REQUESTS:
-            minutes = math.ceil(budget_s * FEWEST_REQUESTS / requests / 60)
-            raise InvalidInput(
-                f"--budget: {requests:.3g} requests come in {budget_s:g} s at {self.rate:g} a second, and a search takes "
-                f"{FEWEST_REQUESTS} at least",
-                hint=f"--budget {minutes}m finds something, ten times as long proves it",
-            )
+        if self.rate is None or self.rate * budget_s >= FEWEST_REQUESTS:
+            return
+        requests, minutes = self.rate * budget_s, math.ceil(FEWEST_REQUESTS / self.rate / 60)
+        raise InvalidInput(
+            f"--budget: {requests:.3g} requests come in {budget_s:g} s at {self.rate:g} a second, "
+            f"and a search takes {FEWEST_REQUESTS} at least",
+            hint=f"--budget {minutes}m finds something, ten times as long proves it",
+        )
 
     def __str__(self) -> str:
         load = f" at {self.rate:g} requests per second" if self.rate else ""
