@@ -13,6 +13,7 @@ from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.pbtxt_edits import edited_text
 from graphkiln_backend.repository.protobuf import pb
 
 NO_BATCHER = -1
@@ -61,7 +62,9 @@ class ConfigChanges:
 
 
 def changed_text(path: Path, changes: ConfigChanges) -> str:
-    """The text of a config.pbtxt after changes. Comments at its head stay; the parser drops the others.
+    """The text of a config.pbtxt after changes: what does not change stays as it was written, comments included.
+
+    Where it cannot be edited so, it is written anew, and of the comments only those at its head stay.
 
     Args:
         path: The file; a missing one is an empty configuration.
@@ -71,8 +74,13 @@ def changed_text(path: Path, changes: ConfigChanges) -> str:
         RepositoryError: The file is not a model configuration, or cannot be changed so.
     """
     config = read_config(path)
-    changes.apply(config)
-    return _head(path) + text_format.MessageToString(config)
+    changed = pb.ModelConfig()
+    changed.CopyFrom(config)
+    changes.apply(changed)
+    try:
+        return edited_text(_text_of(path), config, changed)
+    except (ValueError, KeyError, text_format.ParseError):
+        return _head(path) + text_format.MessageToString(changed)
 
 
 def changed_document(document: Mapping[str, object], changes: ConfigChanges) -> dict[str, object]:
@@ -126,6 +134,11 @@ def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
         return
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.max_queue_delay_microseconds = delay_us
+
+
+def _text_of(path: Path) -> str:
+    """As it stands in the file, with the ends of its lines; nothing where there is no file."""
+    return path.read_bytes().decode("utf-8-sig") if path.exists() else ""
 
 
 def _head(path: Path) -> str:

@@ -44,9 +44,26 @@ def test_comments_at_the_head_stay(path: Path) -> None:
     assert changed_text(path, ConfigChanges()).startswith("# served since spring\n# by the vision team\nname")
 
 
+def test_all_that_does_not_change_stays_as_it_was_written(path: Path) -> None:
+    text = changed_text(path, ConfigChanges(max_batch_size=16, parameters={"engine": "", "threads": "2"}))
+    expected = TEXT.replace("max_batch_size: 8", "max_batch_size: 16").replace(
+        'parameters { key: "engine" value { string_value: "openvino" } }\n', ""
+    )
+    assert text.startswith(expected)
+    assert changed_text(path, ConfigChanges()) == TEXT
+
+
+def test_what_cannot_be_edited_is_written_anew_with_its_head(path: Path) -> None:
+    path.write_text('# ours\nparameters [ { key: "engine" }, { key: "threads" } ]  # both\n')
+    text = changed_text(path, ConfigChanges(parameters={"engine": ""}))
+    assert text.startswith('# ours\nparameters {')
+    assert "both" not in text
+    assert list(read_config(path).parameters) == ["engine", "threads"], "the file itself is not touched"
+
+
 def test_a_file_without_a_head_gets_none(path: Path, tmp_path: Path) -> None:
     path.write_text('name: "m"  # here\n')
-    assert changed_text(path, ConfigChanges()) == 'name: "m"\n'
+    assert changed_text(path, ConfigChanges()) == 'name: "m"  # here\n'
     assert changed_text(tmp_path / "none.pbtxt", ConfigChanges(max_batch_size=2)) == "max_batch_size: 2\n"
 
 

@@ -163,3 +163,17 @@ def test_where_the_cpp_backend_would_serve_it_that_is_told(
         monkeypatch.setattr(application, "installed_backend_names", lambda found=installed: frozenset(found))
         found = apply(CHOSEN, read_again(subject), questions).notes
         assert len([note for note in found if "--replace-onnxruntime" in note]) == notes
+
+
+def test_what_somebody_wrote_beside_it_stays(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(application, "_prove", lambda *_: None)
+    path = subject.folder / "config.pbtxt"
+    text = path.read_text().replace("max_batch_size: 32", "max_batch_size: 32  # as clients send them")
+    path.write_text(f"{text}\n# by the vision team\n")
+    applied = apply(CHOSEN, read_again(subject), questions)
+    written = applied.config.read_text()
+    assert "max_batch_size: 8  # as clients send them\n" in written
+    assert "\n# by the vision team\n" in written
+    assert read_config(path).instance_group[0].count == 2
