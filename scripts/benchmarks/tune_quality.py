@@ -26,6 +26,7 @@ from measurement import show_progress
 from parts import Parts
 from reporting import RESULTS
 from stores import add_model
+from tune_analyzer import analyzed
 from tune_promise import Held, measure_again
 from tune_simulated import simulated_choices
 from tune_ways import OURS, Choice, Course, at_random, default, exhaustive, judged, tuned
@@ -146,6 +147,7 @@ def _real(name: str, model: Model, journals: Path, seconds: float) -> list[Row]:
         found = [tuned(course), at_random(course), default(course)]
         if not model.is_held_out:
             found.append(exhaustive(course, _EXHAUSTIVE * model.budget_s))
+        found.append(analyzed(subject, [axis.key for axis in course.space.axes], model.p99_s))
         rates = judged(course, list(dict.fromkeys(each.candidate for each in found if each.candidate)))
         held = _promise(subject, model, found[0], seconds)
     title = f"{name}, held out" if model.is_held_out else name
@@ -157,6 +159,9 @@ def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, flo
     best = max(rates.values(), default=0.0)
     rows = []
     for choice in found:
+        if choice.note and not choice.candidate:  # nothing was compared
+            rows.append({**row_of(title, [(choice, 0.0)]), "ratio": "-", "least": "-", "runs of 0.95": "-"})
+            continue
         rate = rates.get(choice.candidate, 0.0) if choice.candidate else 0.0
         row = row_of(title, [(choice, rate / best if best else 0.0)])
         promised = f"{held}" if held and choice.name == OURS else "-"
@@ -189,7 +194,7 @@ def row_of(title: str, found: Sequence[tuple[Choice, float]]) -> Row:
         "budget s": budgets[0] if budgets else "-",
         "measured s": round(statistics.median(choice.spent_s for choice in choices)),
         "measurements": round(statistics.median(choice.measurements for choice in choices)),
-        "choice": str(choices[-1].candidate or "none"),
+        "choice": str(choices[-1].candidate or choices[-1].note or "none"),
     }
 
 

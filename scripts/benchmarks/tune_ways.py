@@ -70,6 +70,7 @@ class Choice:
         measurements: How many it made.
         promised: Requests per second that it promises; None where it promises nothing.
         budget_s: What it was given; None where it needed none, or took what it needed.
+        note: Why it chose nothing; empty where it did, or where that is all there is to say.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Choice:
     measurements: int = 0
     promised: float | None = None
     budget_s: float | None = None
+    note: str = ""
 
 
 def tuned(course: Course) -> Choice:

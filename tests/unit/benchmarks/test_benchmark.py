@@ -192,6 +192,18 @@ def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.M
     assert found == [1, 3.0, Path("somewhere") if words else None]
 
 
+def test_a_budget_is_handed_to_searches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+
+    def fake(rounds: int, seconds: float, only: str, budget_s: float) -> list[dict[str, object]]:
+        found.extend((rounds, seconds, only, budget_s))
+        return [{"set-up": "x", "ratio": 1.0}]
+
+    monkeypatch.setitem(benchmark.BENCHMARKS, "tune", (fake, "tune"))
+    run(monkeypatch, "tune", "--only", "vit_tiny", "--budget", "480")
+    assert found == [5, 3.0, "vit_tiny", 480.0]
+
+
 @pytest.mark.parametrize(("words", "rounds", "seconds"), [([], 2, 1.0), (["--rounds", "4", "--seconds", "4"], 4, 4.0)])
 def test_a_benchmark_of_long_requests_has_rounds_of_its_own(
     monkeypatch: pytest.MonkeyPatch, words: list[str], rounds: int, seconds: float

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+import tune_quality
 from tune_promise import Held
-from tune_quality import real_rows, row_of
+from tune_quality import COLUMNS, MODELS, Model, as_row, benchmark_tune, dated, real_rows, row_of, rows_by_part
 from tune_ways import DEFAULT, EXHAUSTIVE, OURS, RANDOM, Choice
 
 from graphkiln.tuning.candidate import Candidate
@@ -39,3 +44,57 @@ def test_runs_of_the_same_way_are_one_row() -> None:
 @pytest.mark.parametrize(("p99_ms", "within"), [((1.0, 2.0), 2), ((60.0, 50.0), 1)])
 def test_a_repeat_at_the_target_is_within_it(p99_ms: tuple[float, ...], within: int) -> None:
     assert Held(p99_ms=p99_ms, target_ms=50.0).within == within
+
+
+def test_what_was_not_measured_is_not_compared() -> None:
+    absent = Choice(name="Model Analyzer", candidate=None, note="not measured: it is not on PATH")
+    row = real_rows("m", [*FOUND, absent], {ONE: 100.0}, None)[-1]
+    assert (row["ratio"], row["least"], row["choice"]) == ("-", "-", "not measured: it is not on PATH")
+
+
+def test_rows_say_their_budget() -> None:
+    given = replace(FOUND[0], budget_s=170.0)
+    assert [row_of("m", [(each, 1.0)])["budget s"] for each in (given, FOUND[2])] == ["170", "-"]
+
+
+def test_a_table_keeps_the_rows_of_parts_that_were_measured_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "tune.json"
+    assert rows_by_part(path) == {}
+    rows = [{"model": "simulated", "ratio": 1.0}, {"model": "vit, held out", "ratio": 0.9}, {"model": "vit, held out"}]
+    path.write_text(json.dumps({"rows": rows}))
+    kept = rows_by_part(path)
+    assert {name: len(found) for name, found in kept.items()} == {"simulated": 1, "vit": 2}
+    assert tuple(as_row(rows[0])) == COLUMNS
+    assert as_row(rows[0])["budget s"] == "-"
+    assert set(dated(row_of("m", [(FOUND[0], 1.0)]))) == set(COLUMNS)
+
+
+def measure_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[str, float]]:
+    """Parts that are asked for are noted, and have one row each."""
+    asked: list[tuple[str, float]] = []
+
+    def real(name: str, model: Model, _journals: Path, _seconds: float) -> list[dict[str, object]]:
+        asked.append((name, model.budget_s))
+        return [{"model": f"{name}, held out", "ratio": 0.5}]
+
+    monkeypatch.setattr(tune_quality, "PARTS", folder / "parts")
+    monkeypatch.setattr(tune_quality, "KEPT", folder / "tune.json")
+    monkeypatch.setattr(tune_quality, "_real", real)
+    (folder / "tune.json").write_text(json.dumps({"rows": [{"model": "simulated", "ratio": 1.0}]}))
+    return asked
+
+
+def test_one_part_is_measured_with_the_budget_that_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = measure_nothing(monkeypatch, tmp_path)
+    rows = benchmark_tune(1, 1.5, "vit_tiny", 30.0)
+    assert asked == [("vit_tiny", 30.0)]
+    assert [(row["model"], row["ratio"]) for row in rows] == [("simulated", 1.0), ("vit_tiny, held out", 0.5)]
+    benchmark_tune(1, 1.5, "vit_tiny")
+    assert asked[1] == ("vit_tiny", MODELS["vit_tiny"].budget_s)
+
+
+def test_a_part_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = measure_nothing(monkeypatch, tmp_path)
+    with pytest.raises(SystemExit, match="--only vit: there is no such part; one of simulated, mobilenet_v3_small"):
+        benchmark_tune(1, 1.5, "vit")
+    assert asked == []
