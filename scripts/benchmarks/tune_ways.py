@@ -19,6 +19,7 @@ from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.rate_contest import RateContest
 from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
 from graphkiln.tuning.shortlist import probe
 from graphkiln.tuning.space import Space
@@ -93,12 +94,19 @@ def tuned(course: Course) -> Choice:
         load = found.promise.load if found.promise else None
         return Choice(
             name=OURS,
-            candidate=found.candidate,
+            candidate=found.candidate or found_without_proof(found),
             spent_s=found.spent_s,
             measurements=found.measurements,
             promised=load.rate if isinstance(load, OpenLoop) else None,
             budget_s=course.budget_s,
         )
+
+
+def found_without_proof(result: Result) -> Candidate | None:
+    """What reached the highest rate, where the budget was spent before that was proven: other searches prove nothing."""
+    reached = [row.standing for row in result.rows if row.standing.score.lower > 0]
+    best = max(reached, key=lambda each: each.score.lower, default=None)
+    return best.candidate if best else None
 
 
 def at_random(course: Course) -> Choice:

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tuned
 from simulated_server import SimulatedServer, simulated_space
-from tune_ways import EXHAUSTIVE, Course, at_random, exhaustive, judged
+from tune_ways import EXHAUSTIVE, Course, at_random, exhaustive, found_without_proof, judged
 
 from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US
 from graphkiln.tuning.target import Target
@@ -47,3 +48,10 @@ def test_all_choices_are_judged_however_long_that_takes(course: Course) -> None:
     candidates = short.space.candidates[:2]
     assert len(candidates) == 2
     assert set(judged(short, candidates)) == set(candidates)
+
+
+def test_what_was_found_but_not_proven_is_named_without_a_promise(course: Course) -> None:
+    rows = tuple(tuned.row(each, rate, 0.03) for each, rate in zip(course.space.candidates, (40.0, 90.0), strict=False))
+    found = tuned.finished(course.space, course.target, met=False)
+    assert found_without_proof(replace(found, rows=rows)) == course.space.candidates[1]
+    assert found_without_proof(replace(found, rows=())) is None
