@@ -103,7 +103,7 @@ def tuned(course: Course) -> Choice:
 
 
 def found_without_proof(result: Result) -> Candidate | None:
-    """What reached the highest rate, where the budget was spent before that was proven: other searches prove nothing."""
+    """What reached the highest rate, where the budget was spent before it was proven; other searches prove nothing."""
     reached = [row.standing for row in result.rows if row.standing.score.lower > 0]
     best = max(reached, key=lambda each: each.score.lower, default=None)
     return best.candidate if best else None

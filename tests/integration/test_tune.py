@@ -80,7 +80,7 @@ class TestFound:
         assert any(line.startswith("precision int8") for line in document["space"]["left_out"])
 
     @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
-    @pytest.mark.parametrize("width", [375, 1280])
+    @pytest.mark.parametrize("width", [320, 1280])
     def test_the_page_is_legible_on_a_phone_and_a_screen(
         self, found: tuple[dict[str, Any], str], tmp_path: Path, width: int
     ) -> None:

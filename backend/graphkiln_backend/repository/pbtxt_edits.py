@@ -163,6 +163,7 @@ class _Editor:
         end = self._text.find("\n", last.end, close)
         if end < 0:
             return _Edit(last.end, last.end, f" {line}")
+        end -= self._text[end - 1] == "\r"
         return _Edit(end, end, f"\n{self._indent(last.begin)}{line}")
 
     def _inside(self, close: int, line: str) -> _Edit:

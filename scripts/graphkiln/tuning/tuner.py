@@ -36,7 +36,9 @@ from graphkiln_client.transports.endpoint import Endpoint
 _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
 _TIMEOUT_S = (5.0, 60.0)
-"""The least and the most that a request gets."""
+"""The least and the most that a request gets,"""
+_LEAST_PATIENCE = 2
+"""but so many times the target in any case."""
 _SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 """What decides how fast a configuration is, beside the machine: another version of it is another search."""
 _LONGEST_NAME = 200
@@ -126,7 +128,7 @@ class Tuning:
     def loading(self) -> Loading:
         """How candidates are loaded."""
         least, most = _TIMEOUT_S
-        timeout_s = min(most, max(least, _PATIENCE * self.target.p99_s))
+        timeout_s = max(min(most, max(least, _PATIENCE * self.target.p99_s)), _LEAST_PATIENCE * self.target.p99_s)
         return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:

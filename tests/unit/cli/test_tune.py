@@ -223,3 +223,30 @@ def test_mistakes_are_told(run: RunVerb, ran: Ran, digits: Path, words: str, tol
     assert done.code == 2, done.err
     assert told in " ".join(done.err.split())
     assert ran == []
+
+
+FOREIGN = """# of the vision team
+platform: "onnxruntime_onnx"
+max_batch_size: 16
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 500 }
+instance_group [ { kind: KIND_CPU } ]  # Triton makes it two
+optimization { graph: { level: 1 } }
+parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+"""
+
+
+def test_a_store_of_tritons_cpp_backend_is_tuned_as_it_stands(
+    run: RunVerb, ran: Ran, digits: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "store" / "resnet"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(digits / "1" / "model.onnx", model / "1")
+    (model / "config.pbtxt").write_text(FOREIGN)
+    done = run("tune", str(model), "--p99", "50ms", "--fix", "instances=1", "--fix", "threads=1")
+    assert done.code == 0, done.err
+    (asked,) = ran
+    today = asked.spanned.space.today
+    assert (today["engine"], today["threads"], today["instances"], today["max_batch_size"]) == ("onnxruntime", 1, 2, 16)
+    assert (today["max_queue_delay_us"], today["preferred_batch_sizes"]) == (500, (4, 8))
+    assert asked.questions.origin == "made up"
+    assert (model / "config.pbtxt").read_text() == FOREIGN

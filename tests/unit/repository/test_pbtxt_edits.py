@@ -113,10 +113,11 @@ def test_what_is_left_out_goes_with_its_lines_and_what_is_new_stands_behind_the_
         ("instance_group { }", "instance_group {  count: 3 }"),
         ("instance_group {\n}\n", "instance_group {\n  count: 3\n}\n"),
         ("instance_group {\n  kind: KIND_CPU # here\n}", "instance_group {\n  kind: KIND_CPU # here\n  count: 3\n}"),
-        ("instance_group [\r\n  {\r\n    count: 1\r\n  }\r\n]\r\n", "instance_group [\r\n  {\r\n    count: 3\r\n  }\r\n]\r\n"),
+        ("instance_group [\r\n  {\r\n    count: 1 }\r\n]", "instance_group [\r\n  {\r\n    count: 3 }\r\n]"),
+        ("instance_group {\r\n  kind: KIND_CPU\r\n}", "instance_group {\r\n  kind: KIND_CPU\r\n  count: 3\r\n}"),
         ("instance_group < count: 1 kind: KIND_CPU >", "instance_group < count: 3 kind: KIND_CPU >"),
     ],
-)  # fmt: skip
+)
 def test_forms_that_people_write(text: str, expected: str) -> None:
     assert edit(text, set_instances(3)) == expected
 

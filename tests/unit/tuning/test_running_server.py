@@ -187,7 +187,9 @@ def test_one_that_goes_during_a_load_may_come_back(trials: RunningTrials, server
     assert found.passing
 
 
-@pytest.mark.parametrize("found", [tuned.measured(10.0, 0.02, errors={"ConnectionFailed": 3}), Failed(reason="no answer")])
+@pytest.mark.parametrize(
+    "found", [tuned.measured(10.0, 0.02, errors={"ConnectionFailed": 3}), Failed(reason="no answer")]
+)
 def test_one_that_was_started_again_says_nothing_of_the_candidate(
     trials: RunningTrials, server: FakeServer, monkeypatch: pytest.MonkeyPatch, found: Measured | Failed
 ) -> None:
