@@ -193,7 +193,7 @@ def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
 def test_requests_get_as_long_as_the_target_makes_sensible(
     subject: Subject, tmp_path: Path, made: list[FakeTrials]
 ) -> None:
-    for p99_s, timeout_s in ((0.001, 5.0), (0.5, 10.0), (50.0, 60.0)):
+    for p99_s, timeout_s in ((0.001, 5.0), (0.5, 10.0), (20.0, 60.0), (50.0, 100.0)):
         asked = small(subject, tmp_path / str(p99_s))
         replace(asked, target=replace(asked.target, p99_s=p99_s)).run(lambda _: None)
         assert made[-1].facts["loading"].timeout_s == timeout_s
