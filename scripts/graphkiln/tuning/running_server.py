@@ -42,6 +42,7 @@ NOT_THERE = (
     "what the server was started with (--set, --enable-*, its cores and memory) stays as it is",
     "what really serves cannot be read back over the client's protocols: only answers and times are measured",
     "memory and CPU time of the server are not known here",
+    "a response cache of the model is off meanwhile: samples that come again would be answered by it alone",
 )
 """What cannot be done with a server that somebody else started, a line each."""
 
@@ -179,7 +180,7 @@ class RunningTrials(Closeable):
             return False
 
     def _load(self, candidate: Candidate) -> None:
-        wanted = changed_document(self._original, changes_of(candidate, self.subject))
+        wanted = _without_cache(changed_document(self._original, changes_of(candidate, self.subject)))
         self.before.note(self._original, wanted)
         self._wanted = wanted
         with self._admin() as client:
@@ -218,6 +219,11 @@ class RunningTrials(Closeable):
 def _lost_connections(found: Measured | Failed) -> bool:
     """Whether requests found nobody to answer them, which no candidate need have done."""
     return isinstance(found, Failed) or ConnectionFailed.__name__ in found.errors
+
+
+def _without_cache(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Samples come again and again: all answers would be those of a cache, and none the model's."""
+    return {**config, "response_cache": {"enable": False}} if "response_cache" in config else config
 
 
 def _is_among(config: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:

@@ -117,6 +117,16 @@ def test_a_candidate_is_loaded_once_for_all_loads(trials: RunningTrials, server:
     assert [group["count"] for group in config["instance_group"]] == [2]
 
 
+def test_no_cache_answers_in_the_place_of_the_model(server: FakeServer, trials: RunningTrials) -> None:
+    cached = {**STORED, "response_cache": {"enable": True}}
+    server.served = cached
+    trials.open()
+    trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+    assert server.served["response_cache"] == {"enable": False}
+    trials.close()
+    assert server.served == cached
+
+
 def test_what_was_served_is_put_back(trials: RunningTrials, server: FakeServer) -> None:
     trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
     trials.close()
