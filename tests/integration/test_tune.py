@@ -249,3 +249,38 @@ def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*COMMAND, "tune", *map(str, words)], env=environment_, capture_output=True, text=True, timeout=400, check=False
     )
+
+
+FOREIGN = """# of the vision team
+platform: "onnxruntime_onnx"
+max_batch_size: 16  # as clients send them
+dynamic_batching { max_queue_delay_microseconds: 500 }
+instance_group [ { count: 1 kind: KIND_CPU } ]  # one is enough
+parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+"""
+
+
+def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_path: Path) -> None:
+    """A graph without golden samples: requests are made up. What its owner wrote beside the keys stays."""
+    model = tmp_path / "store" / "foreign"
+    (model / "1").mkdir(parents=True)
+    shutil.copy(digits / "1" / "model.onnx", model / "1")
+    (model / "config.pbtxt").write_text(FOREIGN)
+    done = tune(
+        tmp_path, model, "--p99", "2s", "--rate", "60/s", "--only", "max_queue_delay_us", "--fix", "max_batch_size=8",
+        "--fix", "max_queue_delay_us=0", "--budget", "120s", "--apply", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["requests"] == "made up"
+    assert found["promise"]["placed"] == "onnxruntime on cpu in fp32"
+    written = (model / "config.pbtxt").read_text()
+    assert written.startswith(
+        "# of the vision team\n"
+        'platform: "onnxruntime_onnx"\n'
+        "max_batch_size: 8  # as clients send them\n"
+        "dynamic_batching { }\n"
+        "instance_group [ { count: 1 kind: KIND_CPU } ]  # one is enough\n"
+        'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
+    )
+    assert (model / "config.pbtxt.untuned").read_text() == FOREIGN
