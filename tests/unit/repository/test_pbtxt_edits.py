@@ -122,6 +122,14 @@ def test_forms_that_people_write(text: str, expected: str) -> None:
     assert edit(text, set_instances(3)) == expected
 
 
+def test_what_goes_from_the_middle_of_a_line_leaves_one_blank() -> None:
+    def change(config: pb.ModelConfig) -> None:
+        config.dynamic_batching.ClearField("max_queue_delay_microseconds")
+
+    text = "dynamic_batching { max_queue_delay_microseconds: 500 }  # at once"
+    assert edit(text, change) == "dynamic_batching { }  # at once"
+
+
 def test_new_fields_of_the_whole_begin_a_line() -> None:
     def change(config: pb.ModelConfig) -> None:
         config.max_batch_size = 2
