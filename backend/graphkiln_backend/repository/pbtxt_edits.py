@@ -148,10 +148,12 @@ class _Editor:
         begin, end = self._text.rfind("\n", 0, field.begin), self._text.find("\n", field.end)
         begin, end = max(begin, 0), len(self._text) if end < 0 else end
         is_alone = not (self._text[begin : field.begin] + self._text[field.end : end]).strip()
-        if not is_alone:  # of the blanks on both sides one stays
-            begin = field.begin - (self._text[field.begin - 1 : field.begin] == " " == self._text[field.end : field.end + 1])
-            end = field.end
+        if not is_alone:
+            begin, end = field.begin - self._is_between_blanks(field), field.end  # one of them stays
         self._edits.append(_Edit(begin, end, ""))
+
+    def _is_between_blanks(self, field: Field) -> bool:
+        return self._text[field.begin - 1 : field.begin] == self._text[field.end : field.end + 1] == " "
 
     def _insert(self, fields: Sequence[Field], close: int | None, added: Message) -> None:
         """Behind the fields of a message, on a line of its own where they have such."""
