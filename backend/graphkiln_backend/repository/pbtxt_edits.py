@@ -7,13 +7,16 @@ replaced where it stands. A field whose elements became more or fewer is written
 from __future__ import annotations
 
 from collections.abc import Callable, MutableSequence, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf import message_factory, text_format
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from graphkiln_backend.repository.pbtxt_fields import Field, Value, read_fields
+
+
+FieldDescriptor: TypeAlias = Any
+"""Of protobuf: two classes, by how it was built."""
 
 
 class _Edit(NamedTuple):
@@ -193,7 +196,7 @@ def _alone(message: Message, name: str) -> Message:
 
 
 def _is_map(descriptor: FieldDescriptor) -> bool:
-    return descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry
+    return bool(descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry)
 
 
 def _entry_type(descriptor: FieldDescriptor) -> Callable[..., Any]:

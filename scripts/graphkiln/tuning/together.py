@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.journal import Journal

