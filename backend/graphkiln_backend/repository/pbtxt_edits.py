@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 
 from graphkiln_backend.repository.pbtxt_fields import Field, Value, read_fields
 
-
 FieldDescriptor: TypeAlias = Any
 """Of protobuf: two classes, by how it was built."""
 
