@@ -8,6 +8,7 @@ from typing import Any
 
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import VERBS, is_classification
 from graphkiln_client.metadata import ALL_CLASSES
 from graphkiln_client.served_version import ServedVersion
 from graphkiln_client.transports.base import PLAIN, RequestedOutput
@@ -62,6 +63,7 @@ def plan_classification(
         InvalidInput: The model is not an image classifier, or does not offer what is requested.
         ProtocolError: What is published cannot be read.
     """
+    _check_task(served, outputs)
     row = image_input(served, "classify")
     names = tuple(output["name"] for output in served.metadata["outputs"])
     if unknown := set(outputs) - set(names):
@@ -84,6 +86,21 @@ def plan_classification(
         ranking=ranking,
         top_k=top_k,
         softmax=softmax,
+    )
+
+
+def _check_task(served: ServedVersion, outputs: Sequence[str]) -> None:
+    """Refuses to rank what is no score of a class: corners of boxes, features; unless an output is named.
+
+    Raises:
+        InvalidInput: The version has another task.
+    """
+    task = served.task
+    if outputs or task is None or is_classification(task):
+        return
+    raise InvalidInput(
+        f"'{served.model}' cannot classify: it answers otherwise: its task is {task.kind}",
+        hint=f"use {VERBS[task.kind]}; Python's classify(image, outputs=[NAME]) ranks an output all the same",
     )
 
 

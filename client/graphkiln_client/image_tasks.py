@@ -15,7 +15,7 @@ from graphkiln_backend.graph.image_model import INPUT
 from graphkiln_backend.graph.task import Detection as DetectionTask
 from graphkiln_backend.graph.task import Embedding as EmbeddingTask
 from graphkiln_backend.graph.task import Segmentation as SegmentationTask
-from graphkiln_backend.graph.task import Task, is_classification, output_names
+from graphkiln_backend.graph.task import VERBS, Task, is_classification, output_names
 from graphkiln_backend.images.answers import (
     Detection,
     Sample,
@@ -40,7 +40,6 @@ Vector = npt.NDArray[np.float32]
 _T = TypeVar("_T")
 _Task = TypeVar("_Task", DetectionTask, SegmentationTask, EmbeddingTask)
 _VERBS = {DetectionTask: "detect", SegmentationTask: "segment", EmbeddingTask: "embed"}
-_NAMES = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
 
 
 class ImageTasks:
@@ -71,8 +70,10 @@ class ImageTasks:
         """The detections of each image; an image that fails has its error there.
 
         Raises:
-            InvalidInput: The model is no detector.
+            InvalidInput: The model is no detector, or the threshold is no score.
         """
+        if score_threshold is not None and not 0 <= score_threshold <= 1:
+            raise InvalidInput(f"score_threshold must be from 0 to 1, got {score_threshold:g}")
 
         def read(task: DetectionTask, sample: Sample, frame: Frame, labels: Sequence[str]) -> Detections:
             return read_detections(task, sample, frame, labels, score_threshold)
@@ -139,7 +140,7 @@ class _Question(Generic[_T]):
     async def ask(self, sources: Sequence[str], prepared: Sequence[Prepared]) -> list[_T]:
         """Asks about samples of one shape in one request."""
         del sources
-        row = image_input(self._served, _NAMES[self._task.kind])
+        row = image_input(self._served, VERBS[self._task.kind])
         samples = [each.sample for each in prepared]
         batched = len(row["shape"]) == samples[0].ndim + 1
         tensor = batch_of(samples) if batched else samples[0]
@@ -151,7 +152,7 @@ class _Question(Generic[_T]):
         del sources
         sizes = await self._requests.upright_sizes(encoded)
         tensor = to_tensor(encoded, batched=is_batching(self._served))
-        batched = takes_several(image_input(self._served, _NAMES[self._task.kind])["shape"])
+        batched = takes_several(image_input(self._served, VERBS[self._task.kind])["shape"])
         return await self._infer({INPUT: tensor}, sizes, batched=batched, encoded=True)
 
     async def _infer(
@@ -181,7 +182,7 @@ def check_kind(served: ServedVersion, kind: type[_Task]) -> _Task:
     if task is None or is_classification(task):
         said, other = "does not say that it does", "classify"
     else:
-        said, other = f"answers otherwise: its task is {task.kind}", _NAMES[task.kind]
+        said, other = f"answers otherwise: its task is {task.kind}", VERBS[task.kind]
     raise InvalidInput(
         f"'{served.model}' cannot {_VERBS[kind]}: it {said}",
         hint=f"use {other}, or convert the model with its task: graphkiln convert --task",

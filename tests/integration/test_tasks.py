@@ -98,6 +98,9 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
     refused = run_here("detect", tmp_path / "a.png", "--model", "segmenter", "--url", server.url)
     assert refused.returncode == 2
     assert "its task is segmentation" in refused.stderr
+    refused = run_here("classify", tmp_path / "a.png", "--model", "detector", "--url", server.url)
+    assert refused.returncode == 2
+    assert "'detector' cannot classify: it answers otherwise: its task is detection (use detect" in refused.stderr
 
 
 def test_vectors_are_written_and_searched(store: Path, start_server: StartServer, tmp_path: Path) -> None:

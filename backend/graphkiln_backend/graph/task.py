@@ -21,6 +21,9 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 PARAMETER = "task"
 """The key of config.pbtxt's `parameters` under which it is published, as JSON."""
 
+VERBS = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
+"""What clients and the command line call it, by the kind of a task."""
+
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _INTEGERS = (DType.INT64, DType.INT32)
 _CLASS_MAPS = (*_INTEGERS, DType.UINT8)

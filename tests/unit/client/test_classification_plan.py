@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from task_outputs import DETECTION, EMBEDDING, SEGMENTATION
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Classification, Task
 from graphkiln_client.classification_plan import plan_classification
 from graphkiln_client.metadata import ALL_CLASSES
 from graphkiln_client.served_version import ServedVersion
@@ -60,3 +62,17 @@ def test_a_model_of_other_inputs(inputs: int) -> None:
 def test_an_output_that_it_has_not() -> None:
     with pytest.raises(InvalidInput, match="'m' has no output w"):
         plan_classification(served(1), ["y", "w"], top_k=1, softmax=False)
+
+
+@pytest.mark.parametrize(("task", "verb"), [(DETECTION, "detect"), (SEGMENTATION, "segment"), (EMBEDDING, "embed")])
+def test_corners_of_boxes_and_features_are_not_ranked(task: Task, verb: str) -> None:
+    """The labels of a detector stood beside the coordinates of its boxes."""
+    one = served(-1, 3, 8, 8, contract=Contract(task=task))
+    with pytest.raises(InvalidInput, match=rf"'m' cannot classify: .* its task is {task.kind} \(use {verb};"):
+        plan_classification(one, (), top_k=5, softmax=False)
+    assert plan_classification(one, ["z"], top_k=5, softmax=False).outputs == ("z",)
+
+
+def test_a_classifier_that_says_so() -> None:
+    one = served(-1, 3, 8, 8, contract=Contract(task=Classification()))
+    assert plan_classification(one, (), top_k=5, softmax=False).outputs == ("y", "z")

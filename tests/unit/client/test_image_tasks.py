@@ -131,6 +131,12 @@ def test_the_threshold_is_the_callers() -> None:
     assert detector.detect(image(64, 32)) == ()
 
 
+@pytest.mark.parametrize("threshold", [50, -0.1, float("nan")])
+def test_a_threshold_that_is_no_score_does_not_find_nothing(threshold: float) -> None:
+    with pytest.raises(InvalidInput, match="score_threshold must be from 0 to 1, got"):
+        model(DETECTION)[0].detect(image(8, 8), score_threshold=threshold)
+
+
 @pytest.mark.parametrize("size", [(33, 77), (128, 31), (1, 1), (1, 8000)])
 def test_a_class_map_has_the_size_of_the_image(size: Any) -> None:
     segmenter, _ = model(TASKS["segmentation"])
