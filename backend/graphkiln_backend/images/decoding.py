@@ -18,6 +18,8 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.formats import FORMATS
+from graphkiln_backend.images.other_formats import HEAD_BYTES
+from graphkiln_backend.images.refusals import UnknownFormat, refuse_format, refuse_path
 
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """A file path, an encoded image, a Pillow image, or uint8 pixels.
@@ -27,9 +29,10 @@ Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 
 _FILE_LIMIT = GIB
 _MOST_PIXELS = 1 << 28
+_LONGEST_PATH = 4096
+"""Source: Linux, PATH_MAX. What is longer is shown by its beginning."""
 _GRAYS = range(1 << 16)
 """What is scaled to 8 bits, by Pillow's mode `I`."""
-_HINT = f"known are {', '.join(FORMATS)}"
 _METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
 """Where Pillow keeps what an orientation can stand in."""
 _TURNS = {
@@ -61,7 +64,8 @@ _FILTERS = {
 def describe(image: ImageLike) -> str:
     """What to call an image in messages and results: its path, or its kind and size."""
     if isinstance(image, str | Path):
-        return str(image)
+        text = str(image)
+        return text if len(text) <= _LONGEST_PATH else f"{text[:40]}... ({len(text)} characters)"
     if isinstance(image, bytes):
         return f"{len(image)} bytes"
     size = image.size if isinstance(image, Image.Image) else image.shape
@@ -81,7 +85,10 @@ def open_image(image: ImageLike) -> Image.Image:
                 return _decode(file)
         if isinstance(image, np.ndarray):
             return Image.fromarray(_checked_pixels(image, name))
-        return _decode(io.BytesIO(image)) if isinstance(image, bytes) else _upright(image)
+        if isinstance(image, bytes):
+            return _decode(io.BytesIO(image))
+        upright = _upright(image)
+        return upright.copy() if upright is image else upright  # the caller may go on to draw in it
 
 
 def upright_size(content: bytes) -> tuple[int, int]:
@@ -93,7 +100,7 @@ def upright_size(content: bytes) -> tuple[int, int]:
     Raises:
         InvalidInput: As `open_image`; damage behind the header is not seen.
     """
-    with _telling(describe(content)), Image.open(io.BytesIO(content), formats=FORMATS) as image:
+    with _telling(describe(content)), _opened(io.BytesIO(content)) as image:
         return (image.width, image.height) if _is_sideways(image, content) else (image.height, image.width)
 
 
@@ -111,14 +118,14 @@ def _telling(name: str) -> Iterator[None]:
         yield
     except InvalidInput:
         raise
-    except UnidentifiedImageError as error:
-        raise InvalidInput(f"{name} is not an image in a known format", hint=_HINT) from error
-    except FileNotFoundError as error:
-        raise InvalidInput(f"there is no file {name}") from error
+    except UnknownFormat as error:
+        raise refuse_format(name, error.head) from error
+    except OSError as error:
+        raise refuse_path(name, error) from error
     except Image.DecompressionBombError as error:
         raise InvalidInput(f"{name} is too large to decode safely: {error}") from error
     except Exception as error:  # damaged files make Pillow's decoders fail in any way
-        raise InvalidInput(f"{name} cannot be decoded: {error or type(error).__name__}") from error
+        raise InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
 def count_pixels(content: bytes) -> int:
@@ -130,19 +137,37 @@ def count_pixels(content: bytes) -> int:
         return 0
 
 
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """An image of which the header alone was read.
+
+    Raises:
+        UnknownFormat: It is of another format, or its header is damaged.
+    """
+    try:
+        image = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        file.seek(0)
+        raise UnknownFormat(file.read(HEAD_BYTES)) from error
+    with image:
+        yield image
+
+
 def _decode(file: BinaryIO) -> Image.Image:
-    with Image.open(file, formats=FORMATS) as image:
+    """An image upright; its pixels stay when it is closed, so that no copy is needed of what may be 700 MB."""
+    with _opened(file) as image:
         return _upright(image)
 
 
 def _upright(image: Image.Image) -> Image.Image:
+    """An image turned by its orientation; itself where it needs no turn."""
     if image.format == "EPS":  # a program, not pixels: it is not run, whoever opened it
-        raise UnidentifiedImageError
+        raise UnknownFormat(b"%!PS")
     image.load()
     _check_range(image)
     turn = _TURNS.get(_orientation(image))
     if turn is None:
-        return image.copy()
+        return image
     turned = image.transpose(turn)
     for key in _METADATA:  # or whoever is handed the image turns it again
         turned.info.pop(key, None)

@@ -1,0 +1,51 @@
+"""What to say of what cannot be read as an image: what it is, as far as that can be told, and what to do."""
+
+from __future__ import annotations
+
+import errno
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.images.formats import FORMATS
+from graphkiln_backend.images.other_formats import recognize, recognize_text
+
+_KNOWN = f"known are {', '.join(FORMATS)}"
+
+
+class UnknownFormat(Exception):
+    """Content that is of no known format, or that shall not be read.
+
+    Args:
+        head: How it begins.
+    """
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__()
+        self.head = head
+
+
+def refuse_format(name: str, head: bytes) -> InvalidInput:
+    """The error of content that is of no known format.
+
+    Args:
+        name: Of the image, for the message.
+        head: How the content begins.
+    """
+    said = f"{name} is not an image in a known format"
+    found = recognize(head)
+    if found is None:
+        return InvalidInput(said, hint=_KNOWN)
+    return InvalidInput(f"{said}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, _KNOWN))))
+
+
+def refuse_path(name: str, error: OSError) -> InvalidInput:
+    """The error of a file that cannot be read, or of what was given in its place: an image as text.
+
+    Args:
+        name: Of the file, or how the text begins.
+        error: What became of it.
+    """
+    if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+        return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
+    if found := recognize_text(name.encode("utf-8", "replace")):
+        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.way_out)
+    return InvalidInput(f"there is no file {name}")
