@@ -122,6 +122,8 @@ def _telling(name: str) -> Iterator[None]:
         raise refuse_format(name, error.head) from error
     except OSError as error:
         raise refuse_path(name, error) from error
+    except MemoryError as error:
+        raise InvalidInput(f"there is not enough memory to decode {name}") from error
     except Image.DecompressionBombError as error:
         raise InvalidInput(f"{name} is too large to decode safely: {error}") from error
     except Exception as error:  # damaged files make Pillow's decoders fail in any way

@@ -2,12 +2,16 @@
 
 Pillow decodes and resizes without Python's lock, and numpy computes without it: threads of one process use as many
 cores. The rules are those of `images.decoding`, which the client uses: the same bytes give the same sample.
+
+Whoever asks decodes, too, and alone where there is one image: where sessions keep all cores busy, a thread that is
+woken for a job waits for a core, and so does the one that waits for it.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import numpy as np
@@ -24,18 +28,21 @@ _MOST_NAMED = 3
 Samples: TypeAlias = "AnyArray | InvalidInput"
 """The samples `[images, ...]` of a request, or why there are none."""
 
+_Decoded: TypeAlias = "AnyArray | Exception"
+
 
 class Decoder(Closeable):
     """Decodes images by one spec. Thread-safe.
 
     Args:
         spec: How an image becomes a sample.
-        threads: How many images are decoded at the same time.
+        threads: How many images are decoded at the same time, one of them by whoever asks.
     """
 
     def __init__(self, spec: Preprocess, *, threads: int) -> None:
         self._spec = spec
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="graphkiln-decode")
+        self._helpers = threads - 1
+        self._pool = ThreadPoolExecutor(max(1, self._helpers), thread_name_prefix="graphkiln-decode")
 
     def decode(self, requests: Sequence[Sequence[bytes]]) -> list[Samples]:
         """Decodes the images of requests.
@@ -45,21 +52,55 @@ class Decoder(Closeable):
 
         Returns:
             One for each request, in order: an image that cannot be decoded is the fault of its own request only.
+
+        Raises:
+            Exception: What is no fault of an image.
         """
-        pending = [[self._pool.submit(load_sample, image, self._spec) for image in images] for images in requests]
-        return [_gather(samples) for samples in pending]
+        decoded = iter(self._decode_all([image for images in requests for image in images]))
+        return [_gather([next(decoded) for _ in images]) for images in requests]
 
     def close(self) -> None:
         """Ends the threads."""
         self._pool.shutdown()
 
+    def _decode_all(self, images: Sequence[bytes]) -> list[_Decoded]:
+        """The samples of images, or what became of them, in order."""
+        decoded: dict[int, _Decoded] = {}
+        left = deque(enumerate(images))
 
-def _gather(pending: Sequence[Future[AnyArray]]) -> Samples:
-    faults = list(_faults(pending))
+        def work() -> None:
+            while left:
+                try:
+                    index, image = left.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                decoded[index] = self._load(image)
+
+        helpers = [self._pool.submit(work) for _ in range(min(self._helpers, len(images) - 1))]
+        work()
+        for helper in helpers:
+            if not helper.cancel():  # it has begun
+                helper.result()
+        return [decoded[index] for index in range(len(images))]
+
+    def _load(self, image: bytes) -> _Decoded:
+        try:
+            return load_sample(image, self._spec)
+        except Exception as error:  # noqa: BLE001 - told with its request
+            return error
+
+
+def _gather(decoded: Sequence[_Decoded]) -> Samples:
+    """The samples of a request.
+
+    Raises:
+        Exception: What is no fault of an image.
+    """
+    faults = list(_faults(decoded))
     if faults:
         more = f"; and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
         return InvalidInput("; ".join(faults[:_MOST_NAMED]) + more)
-    samples = [sample.result() for sample in pending]
+    samples = [sample for sample in decoded if not isinstance(sample, Exception)]
     if not samples:
         return InvalidInput("there is no image in the request")
     for index, sample in enumerate(samples):
@@ -71,17 +112,16 @@ def _gather(pending: Sequence[Future[AnyArray]]) -> Samples:
     return samples[0][np.newaxis] if len(samples) == 1 else np.stack(samples)
 
 
-def _faults(pending: Sequence[Future[AnyArray]]) -> Iterator[str]:
+def _faults(decoded: Sequence[_Decoded]) -> Iterator[str]:
     """Which images could not be decoded, and why.
 
     Raises:
         Exception: What is no fault of an image.
     """
-    for index, sample in enumerate(pending):
-        error = sample.exception()
+    for index, error in enumerate(decoded):
         if isinstance(error, MemoryError):
             yield f"image {index}: there is not enough memory to decode it"
         elif isinstance(error, InvalidInput):
             yield f"image {index}: {error}"
-        elif error is not None:
+        elif isinstance(error, Exception):
             raise error

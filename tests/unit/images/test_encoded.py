@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -139,3 +141,40 @@ def test_eight_thousand_pixels(decoder: Decoder) -> None:
     (samples,) = decoder.decode([[content.getvalue()]])
     assert isinstance(samples, np.ndarray)
     assert samples.shape == (1, 3, 16, 16)
+
+
+def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together, seen = threading.Barrier(3, timeout=60), set[threading.Thread]()
+
+    def load(_image: bytes, _spec: Preprocess) -> AnyArray:
+        together.wait()
+        seen.add(threading.current_thread())
+        return np.zeros(1, np.uint8)
+
+    monkeypatch.setattr(module, "load_sample", load)
+    first, second = decoder.decode([[b"a"] * 4, [b"b"] * 2])
+    assert (len(first), len(second), len(seen)) == (4, 2, 3)
+    assert threading.current_thread() in seen
+
+
+def test_one_image_wakes_nobody(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def load(_image: bytes, _spec: Preprocess) -> AnyArray:
+        seen.append(threading.current_thread())
+        return np.zeros(1, np.uint8)
+
+    monkeypatch.setattr(module, "load_sample", load)
+    decoder.decode([[], [b"a"]])
+    assert seen == [threading.current_thread()]
+
+
+def test_a_decoder_serves_several_threads(decoder: Decoder) -> None:
+    """Each gets its own images, whoever decodes them."""
+    images = [[image] for image in GOOD.values()]
+    expected = [load_sample(image, SPEC)[np.newaxis].tobytes() for (image,) in images]
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(decoder.decode, [images] * 8):
+            assert [samples.tobytes() for samples in found if isinstance(samples, np.ndarray)] == expected
