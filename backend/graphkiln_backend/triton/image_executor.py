@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
 
 import numpy as np
 
@@ -127,9 +126,10 @@ class ImageExecutor:
         parts = _parts_of(samples, self._parts)
         if self._asking is None or len(parts) == 1:
             return self._ask_together(samples, names)
-        results: dict[int, Result] = {}
-        for part in self._asking.map(partial(self._ask_together, names=names), parts):
-            results.update(part)
+        others = [self._asking.submit(self._ask_together, part, names) for part in parts[1:]]
+        results = self._ask_together(parts[0], names)
+        for part in others:
+            results.update(part.result())
         return results
 
     def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
