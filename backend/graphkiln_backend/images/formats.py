@@ -9,6 +9,15 @@ SUFFIXES = frozenset({".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", 
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 """What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript."""
+
+OTHER_SUFFIXES = frozenset(
+    {
+        ".arw", ".avif", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".hif", ".ico", ".j2k", ".jp2", ".jxl",
+        ".nef", ".orf", ".pbm", ".pgm", ".ppm", ".psd", ".raf", ".rw2", ".svg", ".tga",
+    }
+)  # fmt: skip
+"""Endings of images that are not decoded here, in lower case: whoever looks for images in a folder is told of them."""
+
 _NO_IMAGE = "._"
 """What macOS names a file after an image with, for what it knows of it besides: on FAT, in archives, on shares. Source:
 AppleDouble, RFC 1740."""

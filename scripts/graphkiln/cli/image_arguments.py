@@ -13,7 +13,8 @@ import typer
 
 from graphkiln.cli.console import printable, say
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.images.formats import SUFFIXES, image_files
+from graphkiln_backend.images.formats import OTHER_SUFFIXES, SUFFIXES, image_files
+from graphkiln_backend.images.other_formats import recognize_text
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,6 +26,7 @@ T = TypeVar("T")
 _MANY = 20
 _URLS = ("http:/", "https:/")
 """As a path has them, which holds no two slashes in a row."""
+_SHOWN = 60
 
 FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 """How images travel, as the client names it, by `Encoded`."""
@@ -54,7 +56,7 @@ def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | Non
 
 
 def expand_folders(images: Sequence[Path]) -> list[Path]:
-    """Files as they are; folders as the images in them, sorted.
+    """Files as they are; folders as the images in them, sorted. Images there of other formats are told of.
 
     Raises:
         InvalidInput: A folder holds none, or something is named that is no file here.
@@ -62,24 +64,44 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
     paths: list[Path] = []
     for image in images:
         check_place(image)
-        if not image.is_dir():
-            paths.append(image)
-            continue
-        files = image_files(image)
-        if not files:
-            raise InvalidInput(f"folder {image} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
-        paths += files
+        paths += _images_in(image) if image.is_dir() else [image]
     return paths
 
 
+def _images_in(folder: Path) -> list[Path]:
+    """The images in a folder.
+
+    Raises:
+        InvalidInput: There are none.
+    """
+    files = image_files(folder, SUFFIXES | OTHER_SUFFIXES)
+    known = [file for file in files if file.suffix.lower() in SUFFIXES]
+    others = [file for file in files if file.suffix.lower() in OTHER_SUFFIXES]
+    endings = f"known endings: {' '.join(sorted(SUFFIXES))}"
+    if not files:
+        raise InvalidInput(f"folder {folder} holds no image", hint=endings)
+    if not known:
+        raise InvalidInput(f"folder {folder} holds {_count(others)} of other formats", hint=f"convert them; {endings}")
+    if others:
+        say(printable(f"{folder}: left out {_count(others)} of other formats ({endings})"))
+    return known
+
+
+def _count(files: Sequence[Path]) -> str:
+    return f"{len(files)} {'file' if len(files) == 1 else 'files'}, such as {files[0]},"
+
+
 def check_place(image: Path) -> None:
-    """Refuses what is no place of a file: a URL, and `-` for what is piped in.
+    """Refuses what is no place of a file: a URL, an image as text, and `-` for what is piped in.
 
     Raises:
         InvalidInput: It is one.
     """
-    if image.exists():
+    if os.path.exists(image):  # noqa: PTH110 - of a name that is too long, `Path.exists` fails
         return
+    if found := recognize_text(os.fsencode(image)):
+        shown = str(image)[:_SHOWN]
+        raise InvalidInput(f"{shown}... is no path: it is {found.name}", hint=f"{found.way_out}; name the file of it")
     if str(image).startswith(_URLS):
         raise InvalidInput(
             f"{image} is a URL, and images are read from files here",

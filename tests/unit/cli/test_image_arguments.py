@@ -117,3 +117,24 @@ def test_a_file_or_a_folder_may_be_named_so(tmp_path: Path, monkeypatch: pytest.
     for name in ("-", "https.png"):
         Path(name).touch()
         check_place(Path(name))
+
+
+def test_images_of_other_formats_in_a_folder_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a hundred images of a phone, the three that were JPEG were answered, and nothing was said."""
+    for name in ("a.jpg", "b.HEIC", "c/d.avif", "notes.txt", "._e.heic"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert expand_folders([tmp_path]) == [tmp_path / "a.jpg"]
+    said = capsys.readouterr().err
+    assert f"{tmp_path}: left out 2 files, such as {tmp_path / 'b.HEIC'}, of other formats (known endings: .bmp" in said
+    with pytest.raises(InvalidInput, match=r"c holds 1 file, such as .*d\.avif, of other formats \(convert them; known"):
+        expand_folders([tmp_path / "c"])
+    assert expand_folders([tmp_path / "a.jpg"]) == [tmp_path / "a.jpg"]
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["data:image/png;base64,iVBORw0KGgo//Ag==", "iVBORw0KGgo" + "A" * 4000, "<svg/>"])
+def test_an_image_as_text_is_no_path(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"is no path: it is (a data: URL|base64 text|SVG)") as caught:
+        expand_folders([Path(text)])
+    assert len(caught.value.message) < 140
