@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,11 +24,14 @@ from graphkiln.cli.image_arguments import (
     split_errors,
 )
 from graphkiln.cli.options import AsJson
+from graphkiln_backend.graph.errors import ClientError
 
 if TYPE_CHECKING:
     from graphkiln_client import SegmentedImage
 
-    Found = Sequence[tuple[Path, SegmentedImage]]
+Document = Mapping[str, Any]
+"""What is printed of an image: its class map, a byte or four for each pixel, would fill the memory for a folder."""
+Found = Sequence[tuple[Path, Document]]
 
 
 @with_connection()
@@ -57,16 +60,33 @@ def segment(
         answers = client.model(model, version, images=FORMS[encoded]).segment_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
         )
-        found, failures = split_errors(paths, list(answers))
+        pairs = zip(paths, answers, strict=True)
+        told = [_tell(path, answer, targets.get(path), whole=as_json) for path, answer in pairs]
+    found, failures = split_errors(paths, told)
     if as_json:
-        print_json([{"source": str(path), **image.to_dict()} for path, image in found])
+        print_json([{"source": str(path), **document} for path, document in found])
     elif as_csv:
         _write_csv(found)
     elif found:
         _print_table(found)
-    for path, image in found if draw else ():
-        _draw(path, image, targets[path])
     report_failures(failures)
+
+
+def _tell(
+    path: Path, answer: SegmentedImage | ClientError, target: Path | None, *, whole: bool
+) -> Document | ClientError:
+    """What is printed of an image, with the masks or without them; it is drawn, too, if that is wanted."""
+    if isinstance(answer, ClientError):
+        return answer
+    if target:
+        _draw(path, answer, target)
+    return answer.to_dict() if whole else {"segments": _shares(answer)}
+
+
+def _shares(image: SegmentedImage) -> list[Document]:
+    return [
+        {"label": image.label(index), "index": index, "share": image.share(index)} for index in image.present
+    ]
 
 
 def _draw(path: Path, segmented: SegmentedImage, target: Path) -> None:
@@ -82,10 +102,11 @@ def _print_table(found: Found) -> None:
     from rich.table import Table
 
     table = Table("image", "label", "index", "share")
-    for path, image in found:
-        for place, index in enumerate(image.present):
+    for path, document in found:
+        for place, segment in enumerate(document["segments"]):
             name = "" if place else escape(path.name)
-            table.add_row(name, escape(image.label(index) or "-"), str(index), f"{100 * image.share(index):.1f} %")
+            label, index, share = segment["label"] or "-", segment["index"], segment["share"]
+            table.add_row(name, escape(label), str(index), f"{100 * share:.1f} %")
     Console().print(table)
 
 
@@ -93,6 +114,6 @@ def _write_csv(found: Found) -> None:
     """One row for each class of an image, with the share of its pixels."""
     writer = csv.writer(sys.stdout)
     writer.writerow(["source", "index", "label", "share"])
-    for path, image in found:
-        for index in image.present:
-            writer.writerow([path, index, image.label(index), image.share(index)])
+    for path, document in found:
+        for segment in document["segments"]:
+            writer.writerow([path, segment["index"], segment["label"], segment["share"]])

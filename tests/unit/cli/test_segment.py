@@ -5,7 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,3 +60,22 @@ def test_a_drawing(run: RunVerb, image: Path) -> None:
 def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
     run("segment", image, "--model", "m", *flags)
     assert client.image_form == form
+
+
+def test_class_maps_are_not_kept(
+    run: RunVerb, image: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a folder of photos they filled the memory: 12 MB of each."""
+    made: list[weakref.ref[Any]] = []
+
+    def segment_many(images: list[Path], **_: Any) -> Iterator[SegmentedImage]:
+        for _image in images:
+            classes = np.zeros((20, 40), np.uint8)
+            assert sum(each() is not None for each in made) < 2
+            made.append(weakref.ref(classes))
+            yield SegmentedImage(classes=classes, labels=("background",), unseen=255)
+
+    monkeypatch.setattr(client.fake_model, "segment_many", segment_many)
+    for name in ("b.png", "c.png", "d.png"):
+        Image.new("RGB", (40, 20)).save(image.parent / name)
+    assert len(json.loads(run("segment", image.parent, "--model", "m", "--json").out)) == len(made) == 4
