@@ -51,7 +51,8 @@ def read_task_targets(
     if isinstance(task, Detection) and (folder / ANNOTATIONS).exists():
         return _objects(folder, files, labels, preprocess)
     if isinstance(task, Segmentation) and _masks_of(folder).is_dir():
-        return np.stack([_class_map(file, folder, preprocess) for file in files])
+        known = len(labels) if task.scores else 0  # of which there is a label for each
+        return np.stack([_class_map(file, folder, preprocess, known) for file in files])
     if isinstance(task, Embedding):
         return _classes(files)
     return None
@@ -70,10 +71,13 @@ def _masks_of(folder: Path) -> Path:
     return folder.resolve().with_name(f"{folder.resolve().name}{MASKS_SUFFIX}")
 
 
-def _class_map(file: Path, folder: Path, preprocess: Preprocess) -> npt.NDArray[np.int64]:
-    """The class of each pixel of the input, `[height, width]`; where the image is not, it is unknown."""
+def _class_map(file: Path, folder: Path, preprocess: Preprocess, classes: int) -> npt.NDArray[np.int64]:
+    """The class of each pixel of the input, `[height, width]`; where the image is not, it is unknown.
+
+    `classes` is how many the model has; 0 where that is not known.
+    """
     mask = (_masks_of(folder) / file.relative_to(folder)).with_suffix(".png")
-    pixels, image = _mask_pixels(mask), _open(file)
+    pixels, image = _mask_pixels(mask, classes), _open(file)
     if pixels.shape != (image.height, image.width):
         raise ConversionError(
             f"{mask} has {pixels.shape[1]}x{pixels.shape[0]} pixels, its image {image.width}x{image.height}"
@@ -95,18 +99,25 @@ def _sampled(frame: Frame, axis: int) -> npt.NDArray[np.int64]:
     return np.floor(places).astype(np.int64)
 
 
-def _mask_pixels(mask: Path) -> npt.NDArray[np.uint8]:
+def _mask_pixels(mask: Path, classes: int) -> npt.NDArray[np.uint8]:
     """Class numbers, `[height, width]`: of gray or of palette images, whose colors do not matter.
 
     Raises:
-        ConversionError: There is no such image, or it is of colors.
+        ConversionError: There is no such image, it is of colors, or it holds a class that the model does not have.
     """
     image = _open(mask)
     if image.mode not in ("L", "P"):
         raise ConversionError(
             f"{mask} must hold class numbers as 8-bit gray or palette pixels, its mode is {image.mode}"
         )
-    return np.asarray(image, np.uint8)
+    pixels = np.asarray(image, np.uint8)
+    highest = int(pixels[pixels != _IGNORED].max(initial=0))
+    if classes and highest >= classes:
+        raise ConversionError(
+            f"{mask} holds the class {highest}, the model has {classes}: 0 to {classes - 1}",
+            hint=f"number them as the lines of the labels file, from 0; {_IGNORED} is what nobody knows",
+        )
+    return pixels
 
 
 def _open(file: Path) -> Image.Image:

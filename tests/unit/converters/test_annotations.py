@@ -103,7 +103,7 @@ def test_class_maps_at_the_size_of_the_input(folder: Path) -> None:
     wide, tall = np.zeros((8, 16)), np.ones((16, 8))
     wide[:, 8:], wide[0:2, 0:2] = 2, 255
     masks(folder, a=wide, more_b=tall)
-    first, second = read(folder, SEGMENTATION)
+    first, second = read(folder, SEGMENTATION, labels=())
     outside = np.full(8, -1)
     expected = np.array([outside, outside, *[[0, 0, 0, 0, 2, 2, 2, 2]] * 4, outside, outside])
     expected[2, 0] = -1  # nobody knows
@@ -114,7 +114,19 @@ def test_class_maps_at_the_size_of_the_input(folder: Path) -> None:
 def test_a_class_map_through_a_crop(folder: Path) -> None:
     wide = np.tile(np.arange(16), (8, 1))
     masks(folder, a=wide, more_b=np.zeros((16, 8)))
-    np.testing.assert_array_equal(read(folder, SEGMENTATION, CROP)[0], np.tile(np.arange(4, 12), (8, 1)))
+    found = read(folder, SEGMENTATION, CROP, labels=())[0]
+    np.testing.assert_array_equal(found, np.tile(np.arange(4, 12), (8, 1)))
+
+
+def test_masks_that_count_from_one_are_refused(folder: Path) -> None:
+    """Every class would be taken for the one after it, and the last for none: the mIoU of both graphs would be low."""
+    wide = np.ones((8, 16))
+    wide[0, 0], wide[1, 1] = 2, 255
+    masks(folder, a=wide, more_b=np.ones((16, 8)))
+    with pytest.raises(ConversionError, match=r"a\.png holds the class 2, the model has 2: 0 to 1") as caught:
+        read(folder, SEGMENTATION)
+    assert "255" in caught.value.hint
+    assert read(folder, Segmentation(classes="m"), labels=("cat",)).max() == 2
 
 
 def test_masks_that_do_not_fit(folder: Path) -> None:
