@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -111,6 +112,7 @@ def main() -> None:
     log_to_stderr()
     take_any_name()
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # it speaks to programmers: of large images, of odd EXIF
     try:
         with written_out():
             app(prog_name="graphkiln")

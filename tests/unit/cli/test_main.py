@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import warnings
 from importlib import metadata
 from pathlib import Path
 
@@ -174,6 +175,14 @@ class TestWhatTheMachineSays:
             command.main()
         assert caught.value.code == 1
         assert capsys.readouterr().err.startswith(line)
+
+
+def test_what_pillow_says_to_programmers_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an image of 100 million pixels, a warning of its own, with the path of its code. In tests it is an error."""
+    monkeypatch.setattr(
+        command, "app", lambda **_: warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")
+    )
+    command.main()
 
 
 def test_the_version(run: RunVerb) -> None:
