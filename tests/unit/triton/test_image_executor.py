@@ -132,9 +132,9 @@ def test_a_request_without_images_says_so(decoder: Decoder, model: FakeModel) ->
 
 
 def test_what_nobody_foresaw_is_every_requests_error(model: FakeModel, decoder: Decoder, logged: list[str]) -> None:
-    decoder.close()  # its threads take no more
-    (result,) = executor(decoder, model).execute_batch([request(gray(1))])
-    assert isinstance(result, ExecutionError)
+    decoder.close()  # its threads take no more, and of two images one is theirs
+    results = executor(decoder, model).execute_batch([request(gray(1)), request(gray(2))])
+    assert [type(result) for result in results] == [ExecutionError] * 2
     assert "failed unexpectedly" in "\n".join(logged)
 
 
