@@ -19,6 +19,9 @@ from graphkiln_backend.images.sampling import sample_bilinear
 
 Pixels = npt.NDArray[np.bool_]
 
+_FARTHEST = 1 << 24
+"""Pixels that float32 counts one by one; a box that reaches further is nowhere."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mask:
@@ -85,6 +88,8 @@ def _paste(probabilities: AnyArray, box: Sequence[float], frame: Frame, threshol
 
     Source: `torchvision.models.detection.roi_heads.paste_masks_in_image`: a border of one cell, whole pixels.
     """
+    if not (np.abs(box) < _FARTHEST).all():  # also where a corner is NaN, of a graph whose numbers overflow
+        return np.zeros((frame.height, frame.width), bool)
     padded = np.pad(probabilities.astype(np.float32), 1)
     left, top, right, bottom = _expanded(box, probabilities.shape)
     width, height = max(right - left + 1, 1), max(bottom - top + 1, 1)

@@ -33,6 +33,14 @@ def test_a_box_at_the_edge_or_of_no_size(box: Any) -> None:
     assert pixels.any() == (box[0] < 80 and box[2] > 0)
 
 
+@pytest.mark.parametrize("corner", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
+def test_a_box_that_is_nowhere_has_no_pixels(corner: float) -> None:
+    """In fp16 numbers overflow; the whole answer was an error of Python."""
+    for box in ((corner, 0, 10, 10), (0, 0, 10, corner)):
+        mask = Mask(probabilities=np.ones((4, 4), np.float32), frame=FRAME, box=box)
+        assert mask.rle() == {"size": [60, 80], "counts": [4800]}
+
+
 def test_half_of_a_box() -> None:
     left = np.zeros((28, 28), np.float32)
     left[:, :14] = 1
