@@ -15,7 +15,7 @@ from graphkiln_client.connection import Connection
 from graphkiln_client.encoded_images import Form, check_form, choose_encoded
 from graphkiln_client.images import prepare
 from graphkiln_client.inference import Inference
-from graphkiln_client.metadata import published_image_model
+from graphkiln_client.metadata import published_image_model, published_tensor_model
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.served_version import ServedVersion, StaleVersion, is_contract_changed, read_served_version
 from graphkiln_client.transports.base import InferResponse, RequestedOutput
@@ -79,10 +79,20 @@ class ImageRequests:
         return self._spec or served.preprocess
 
     async def served_version(self) -> ServedVersion:
-        """What is published about the version that answers; requested once for each."""
+        """What is published about the version that answers; requested once for each.
+
+        Raises:
+            InvalidInput: It is a model that stands beside another one, and takes that one's images as they are.
+        """
         served = self._served
         if served is None:
-            self._served = served = await read_served_version(self._info, self._answered)
+            served = await read_served_version(self._info, self._answered)
+            if tensor_model := published_tensor_model(served.config):
+                raise InvalidInput(
+                    f"'{self._info.name}' is the way of encoded images into '{tensor_model}'",
+                    hint=f"ask '{tensor_model}': images go this way where that pays, or where --encoded says so",
+                )
+            self._served = served
         return served
 
     async def follow(self, ask: Callable[[ServedVersion], Awaitable[T]]) -> T:

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 from graphkiln_backend.graph.image_model import PARAMETER as ACCEPTS
 from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
-from graphkiln_backend.graph.image_model import image_model_name
+from graphkiln_backend.graph.image_model import TENSOR_MODEL, image_model_name
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
@@ -97,6 +97,11 @@ def published_image_model(config: Mapping[str, Any], *, expected: bool = False) 
     if published or not expected or _parameter(config, ACCEPTS) != "true":
         return published
     return image_model_name(str(config.get("name", "")))
+
+
+def published_tensor_model(config: Mapping[str, Any]) -> str:
+    """The name of the model for which a model takes encoded images, by its configuration; empty for any other."""
+    return _parameter(config, TENSOR_MODEL) or ""
 
 
 def published_contracts(model: str, config: Mapping[str, Any]) -> Contracts | None:

@@ -160,5 +160,6 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
         for form in ("encoded", "auto"):
             many = list(client.model("digits", images=form).classify_many([*paths, bad], on_error="return"))
             assert [isinstance(each, InvalidInput) for each in many] == [False] * len(paths) + [True]
-        with pytest.raises(InvalidInput, match="takes no encoded images"):
-            client.model("digits.images", images="encoded").classify(paths[0])
+        for form in ("encoded", "tensor", "auto"):
+            with pytest.raises(InvalidInput, match=r"is the way of encoded images into 'digits' \(ask 'digits'"):
+                client.model("digits.images", images=form).classify(paths[0])

@@ -281,6 +281,16 @@ def test_a_model_that_takes_no_encoded_images() -> None:
         model(DETECTION, form="encoded")[0].detect(FILES[0])
 
 
+@pytest.mark.parametrize("form", get_args(Form))
+def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
+    """Lists of models name it, too; it got a tensor for an encoded image, which Triton refused by its type."""
+    asked, server = model(DETECTION, form=form)
+    server.responses["model_config"]["parameters"]["tensor_model"] = {"string_value": "m0"}
+    for ask in (lambda: asked.detect(FILES[0]), lambda: list(asked.detect_many(FILES)), lambda: asked.classify(b"")):
+        with pytest.raises(InvalidInput, match=r"'m' is the way of encoded images into 'm0' \(ask 'm0'"):
+            ask()
+
+
 def test_event_loops_send_images_as_they_are() -> None:
     async def ask(server: Server) -> list[Any]:
         asked = AsyncModel(

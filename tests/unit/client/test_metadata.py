@@ -25,6 +25,7 @@ from graphkiln_client.metadata import (
     published_image_model,
     published_ranking,
     published_spec,
+    published_tensor_model,
 )
 
 JSON = st.recursive(
@@ -221,3 +222,8 @@ def test_the_digest_of_a_graph_is_that_of_its_version() -> None:
     assert published_graph("m", {}, "1") == ""
     with pytest.raises(ProtocolError, match="'m' publishes an invalid list of graphs"):
         published_graph("m", {"parameters": {"graphs": {"string_value": "{"}}}, "1")
+
+
+def test_the_model_whose_images_a_model_takes() -> None:
+    assert published_tensor_model({"parameters": {"tensor_model": {"string_value": "m"}}}) == "m"
+    assert published_tensor_model({}) == ""
