@@ -11,6 +11,7 @@ import numpy as np
 from graphkiln.cli.tensor_input import parse_inputs, to_feeds
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
+from graphkiln_backend.graph.files import MIB, read_bytes
 
 if TYPE_CHECKING:
     from graphkiln_client import Model
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 RANDOM = "random"
 _GOLDEN = "golden.npz"
 _GOLDEN_PREFIX = "input/"
+_IMAGE_LIMIT = 64 * MIB
 _HINT = "expected a folder of images or .npz files, an .npz with a row for each sample, or a version's golden.npz"
 
 Feeds = dict[str, AnyArray]
@@ -87,6 +89,8 @@ def _batches(path: Path, arrays: Mapping[str, AnyArray], size: int) -> Iterator[
 
 def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
     """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
+    if _takes_encoded(model):
+        raise InvalidInput(f"'{model.name}' takes encoded images", hint="give some: --input IMAGE, or --samples FOLDER")
     generator = np.random.default_rng(0)
     feeds: dict[str, AnyArray] = {}
     for row in model.metadata["inputs"]:
@@ -111,5 +115,24 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
     rows = model.metadata["inputs"]
     if len(rows) != 1:
         raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
+    if _takes_encoded(model):
+        return {rows[0]["name"]: _as_it_is(image, len(rows[0]["shape"]))}
     sample = load_sample(image, model.preprocess)
     return {rows[0]["name"]: sample[np.newaxis] if sample.ndim + 1 == len(rows[0]["shape"]) else sample}
+
+
+def _takes_encoded(model: Model) -> bool:
+    """Whether it stands beside another model, and takes that one's images as they are."""
+    from graphkiln_client.metadata import published_tensor_model
+
+    return bool(published_tensor_model(model.config))
+
+
+def _as_it_is(image: Path, rank: int) -> AnyArray:
+    """The only element of a tensor of some dimensions: an encoded image."""
+    element = np.empty([1] * rank, object)
+    try:
+        element.fill(read_bytes(image, _IMAGE_LIMIT))
+    except OSError as error:
+        raise InvalidInput(f"cannot read {image}: {error.strerror or error}") from error
+    return element

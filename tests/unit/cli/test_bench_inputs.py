@@ -79,3 +79,19 @@ def test_paths_without_samples(tmp_path: Path) -> None:
 def test_random_feeds_have_as_many_rows() -> None:
     model: Any = FakeModel()
     assert read_feeds(model, ["random"], 4)["X"].shape == (4, 2, 2)
+
+
+def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) -> None:
+    """It got a tensor, or the word `text`, and refused each request."""
+    Image.new("L", (4, 4), 255).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    config = {"parameters": {"tensor_model": {"string_value": "m"}}}
+    for shape, expected in (([-1, 1], (1, 1)), ([1], (1,))):
+        inputs = [{"name": "IMAGE", "datatype": "BYTES", "shape": shape}]
+        model: Any = FakeModel(name="m.images", inputs=inputs, config=config)
+        for feeds in (read_feeds(model, [str(tmp_path / "a.png")], 1), *read_samples(model, tmp_path, 1)):
+            assert (feeds["IMAGE"].shape, feeds["IMAGE"].ravel().tolist()) == (expected, [content])
+        with pytest.raises(InvalidInput, match=r"'m\.images' takes encoded images \(give some: --input IMAGE"):
+            read_feeds(model, ["random"], 1)
+        with pytest.raises(InvalidInput, match=r"cannot read .*b\.png: No such file"):
+            read_feeds(model, [str(tmp_path / "b.png")], 1)
