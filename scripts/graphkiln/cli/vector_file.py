@@ -62,6 +62,7 @@ class VectorWriter:
     Attributes:
         rows: How many were given.
         features: Elements of each vector; 0 before the first.
+        lengths: Of the shortest and the longest vector that was written and is finite; empty where there is none.
     """
 
     def __init__(self, file: BinaryIO, origin: Origin) -> None:
@@ -70,6 +71,7 @@ class VectorWriter:
         self._sources: list[str] = []
         self._vectors: list[npt.NDArray[np.float32]] = []
         self.rows = self.features = 0
+        self.lengths: tuple[float, ...] = ()
 
     def __enter__(self) -> VectorWriter:
         return self
@@ -106,7 +108,13 @@ class VectorWriter:
         values = pa.array(np.concatenate(self._vectors).astype(np.float32, copy=False))
         columns = [pa.array(self._sources), pa.FixedSizeListArray.from_arrays(values, self.features)]
         self._writer.write_batch(pa.record_batch(columns, schema=schema))
+        self._measure()
         self._sources, self._vectors = [], []
+
+    def _measure(self) -> None:
+        lengths = np.linalg.norm(np.stack(self._vectors).astype(np.float64), axis=1)
+        found = [*self.lengths, *lengths[np.isfinite(lengths)].tolist()]
+        self.lengths = (min(found), max(found)) if found else ()
 
     def _schema(self) -> pa.Schema:
         columns = [(SOURCE, pa.string()), (VECTOR, pa.list_(pa.float32(), self.features))]

@@ -73,8 +73,16 @@ def save_vectors(
             failures = list(_write(zip(paths, answers, strict=True), writer))
         _check_any(writer.rows, failures)
         _check_unchanged(client, origin)
-    say(f"{out}: {writer.rows} vectors of {writer.features} features, by {origin}")
+    say(f"{out}: {writer.rows} vectors of {writer.features} features, {_lengths(writer.lengths)}, by {origin}")
     report_failures(failures)
+
+
+def _lengths(found: Sequence[float]) -> str:
+    """Tells whether vectors are normalized: some searches take it for granted."""
+    if not found:
+        return "none of which is finite"
+    shortest, longest = (f"{length:.4g}" for length in found)
+    return f"of length {shortest}" if shortest == longest else f"of lengths from {shortest} to {longest}"
 
 
 def _write(pairs: Iterable[tuple[Path, Answer]], writer: VectorWriter) -> Iterator[tuple[Path, ClientError]]:

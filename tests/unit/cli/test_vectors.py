@@ -48,7 +48,7 @@ def embed(run: RunVerb, photos: Path) -> Any:
 def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: FakeClient, photos: Path) -> None:
     finished = embed(photos / "c.png", photos / "b", photos)
     assert (finished.code, finished.out) == (0, "")
-    assert "4 vectors of 3 features, by 'm' version 2" in finished.err
+    assert "4 vectors of 3 features, of lengths from 0 to 5.196, by 'm' version 2" in finished.err
     table = pq.read_table(OUT)
     expected = ["photos/a/3.png", "photos/b/10.png", "photos/b/2.png", "photos/c.png"]
     assert table.column("source").to_pylist() == expected
@@ -143,3 +143,10 @@ def test_without_what_writes_parquet(embed: Any, monkeypatch: pytest.MonkeyPatch
     finished = embed()
     assert finished.code == 1
     assert "embed --out needs pyarrow (pip install 'graphkiln[score]')" in finished.err
+
+
+@pytest.mark.parametrize(("value", "said"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")])
+def test_whether_vectors_are_normalized_is_told(embed: Any, client: FakeClient, value: float, said: str) -> None:
+    for vector in client.fake_model.answers.values():
+        vector[:] = value
+    assert f"4 vectors of 3 features, {said} 'm'" in embed().err
