@@ -16,6 +16,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.images.formats import SUFFIXES
 
 if TYPE_CHECKING:
     from graphkiln_client import Model
@@ -29,6 +30,8 @@ _EXPECTED = {
     DType.BYTES: 'texts in quotes, such as "a"',
     **dict.fromkeys((DType.FP16, DType.BF16, DType.FP32, DType.FP64), "numbers"),
 }
+_OF_IMAGES = "graphkiln classify, detect, segment and embed take images; for a tensor, write one with numpy.save"
+_OF_OTHERS = "write one with numpy.save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ def _read_file(file: str) -> AnyArray:
     except ManifestError as error:
         raise InvalidInput(
             f"{file} is not an .npy file of numbers or texts: {error.message}",
-            hint=error.hint or "write one with numpy.save",
+            hint=error.hint or (_OF_IMAGES if Path(file).suffix.lower() in SUFFIXES else _OF_OTHERS),
         ) from error
 
 

@@ -71,6 +71,11 @@ class TestFiles:
         with pytest.raises(InvalidInput, match=r"is not an \.npy file of numbers or texts.*numpy\.save"):
             read(f"X={tmp_path / 'x.npy'}")
 
+    def test_an_image_is_for_another_command(self, tmp_path: Path) -> None:
+        (tmp_path / "x.JPG").write_bytes(b"\xff\xd8\xff")
+        with pytest.raises(InvalidInput, match=r"is not an \.npy file .*detect, segment and embed take images"):
+            read(f"X={tmp_path / 'x.JPG'}")
+
     def test_a_file_that_is_cut_short(self, sample: Path) -> None:
         sample.write_bytes(sample.read_bytes()[:-3])
         with pytest.raises(InvalidInput, match=r"is not an \.npy file"):
