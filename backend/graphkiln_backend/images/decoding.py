@@ -19,7 +19,7 @@ from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.images.other_formats import HEAD_BYTES
-from graphkiln_backend.images.refusals import UnknownFormat, refuse_format, refuse_path
+from graphkiln_backend.images.refusals import UnknownFormat, as_image, refuse_format, refuse_path
 
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """A file path, an encoded image, a Pillow image, or uint8 pixels.
@@ -68,7 +68,7 @@ def describe(image: ImageLike) -> str:
         return text if len(text) <= _LONGEST_PATH else f"{text[:40]}... ({len(text)} characters)"
     if isinstance(image, bytes):
         return f"{len(image)} bytes"
-    size = image.size if isinstance(image, Image.Image) else image.shape
+    size = image.size if isinstance(image, Image.Image) else getattr(image, "shape", "")
     return f"{type(image).__name__}{size}"
 
 
@@ -87,7 +87,7 @@ def open_image(image: ImageLike) -> Image.Image:
             return Image.fromarray(_checked_pixels(image, name))
         if isinstance(image, bytes):
             return _decode(io.BytesIO(image))
-        upright = _upright(image)
+        upright = _upright(as_image(image))
         return upright.copy() if upright is image else upright  # the caller may go on to draw in it
 
 

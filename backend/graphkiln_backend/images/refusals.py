@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+from PIL import Image
+
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.images.other_formats import recognize, recognize_text
@@ -49,3 +51,18 @@ def refuse_path(name: str, error: OSError) -> InvalidInput:
     if found := recognize_text(name.encode("utf-8", "replace")):
         return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.way_out)
     return InvalidInput(f"there is no file {name}")
+
+
+def as_image(given: object) -> Image.Image:
+    """What was given as a Pillow image.
+
+    Raises:
+        InvalidInput: It is none: an open file, a list of images, a tensor.
+    """
+    if isinstance(given, Image.Image):
+        return given
+    raise InvalidInput(
+        f"a {type(given).__name__} is no image",
+        hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels of numpy; "
+        "several images with classify_many and its like",
+    )

@@ -7,13 +7,15 @@ import errno
 import io
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import UnusableFile
-from graphkiln_backend.images.decoding import open_image, upright_size
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import describe, open_image, prepare, upright_size
 from graphkiln_backend.images.refusals import refuse_format, refuse_path
 
 
@@ -67,3 +69,12 @@ def test_every_way_in_says_the_same(tmp_path: Path) -> None:
     for read in (lambda: open_image(tmp_path / "cat.jpg"), lambda: open_image(avif()), lambda: upright_size(avif())):
         with pytest.raises(InvalidInput, match=r"it is AVIF \(convert it: avifdec"):
             read()
+
+
+@pytest.mark.parametrize("given", [io.BytesIO(avif()), bytearray(b"a"), memoryview(b"a"), [b"a", b"b"], None, 3.5])
+def test_what_is_given_in_the_place_of_an_image(given: Any) -> None:
+    """An open file ended in an AttributeError."""
+    for read in (open_image, lambda image: prepare(image, Preprocess())):
+        with pytest.raises(InvalidInput, match=rf"^a {type(given).__name__} is no image \(give a path, the bytes of"):
+            read(given)
+    assert describe(given) == type(given).__name__ or hasattr(given, "shape")
