@@ -56,7 +56,26 @@ class ResultReporter:
 
 
 def split_batches(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
-    """The images in lists of at most `size`, read lazily."""
+    """The images in lists of at most `size`, read lazily.
+
+    Raises:
+        InvalidInput: It is one image: the letters of its path, or the rows of its pixels, would be taken for several.
+    """
+    if _is_one(images):
+        raise InvalidInput(
+            f"expected several images, got one {type(images).__name__}", hint="give a list: [image], or ask for one"
+        )
+    return _batches(images, size)
+
+
+def _is_one(images: object) -> bool:
+    """Whether something is a single image; of pixels, `[images, height, width]` and `[..., channels]` are several."""
+    if isinstance(images, np.ndarray):
+        return images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (3, 4))
+    return isinstance(images, str | bytes) or not isinstance(images, Iterable)
+
+
+def _batches(images: Iterable[ImageLike], size: int) -> Iterable[list[ImageLike]]:
     batch: list[ImageLike] = []
     for image in images:
         batch.append(image)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.classification import ResultReporter, rank_scores, read_ranking, split_batches, split_samples
@@ -143,3 +145,19 @@ class TestResultReporter:
 
     def test_progress_need_not_be_reported(self) -> None:
         assert ResultReporter("return", None).report(self.RESULT) is self.RESULT
+
+
+@pytest.mark.parametrize(
+    "one",
+    ["street.jpg", b"\xff\xd8", Path("street.jpg"), Image.new("L", (2, 2)), np.zeros((4, 5, 3)), np.zeros((4, 5))],
+    ids=lambda each: type(each).__name__,
+)
+def test_one_image_is_not_taken_for_several(one: Any) -> None:
+    """Each letter of a path was a file that is not there, and each row of pixels was an image, which was answered."""
+    with pytest.raises(InvalidInput, match=rf"expected several images, got one {type(one).__name__} \(give a list"):
+        split_batches(one, 4)
+
+
+@pytest.mark.parametrize("several", [np.zeros((2, 4, 5, 3), np.uint8), np.zeros((2, 4, 5), np.uint8), {"a.png", "b.png"}])
+def test_several_are_whatever_can_be_gone_through(several: Any) -> None:
+    assert [len(batch) for batch in split_batches(several, 4)] == [2]
