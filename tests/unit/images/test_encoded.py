@@ -160,7 +160,7 @@ def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
 
 
 def test_one_image_wakes_nobody(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
+    seen: list[threading.Thread] = []
 
     def load(_image: bytes, _spec: Preprocess) -> AnyArray:
         seen.append(threading.current_thread())
