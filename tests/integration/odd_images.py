@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import struct
 import zlib
@@ -110,6 +111,10 @@ def damaged_files() -> dict[str, bytes]:
         "text": b"hello",
         "a header": files["PNG"][:20],
         "another format": saved(image, "PPM"),
+        "AVIF": saved(image, "AVIF"),
+        "a drawing": b"<svg xmlns=\"http://www.w3.org/2000/svg\"/>",
+        "base64": base64.b64encode(files["JPEG"]),
+        "a data URL": b"data:image/jpeg;base64," + base64.b64encode(files["JPEG"]),
         "a bomb": bytes(bomb),
         "32 bits TIFF": saved(Image.fromarray(gray.astype(np.int32)), "TIFF"),
         "floats TIFF": saved(Image.fromarray(gray.astype(np.float32)), "TIFF"),
