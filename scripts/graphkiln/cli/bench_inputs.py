@@ -129,10 +129,19 @@ def _takes_encoded(model: Model) -> bool:
 
 
 def _as_it_is(image: Path, rank: int) -> AnyArray:
-    """The only element of a tensor of some dimensions: an encoded image."""
+    """The only element of a tensor of some dimensions: an encoded image.
+
+    Raises:
+        InvalidInput: There is none.
+    """
+    from graphkiln_backend.images.decoding import upright_size
+
     element = np.empty([1] * rank, object)
     try:
         element.fill(read_bytes(image, _IMAGE_LIMIT))
+        upright_size(element.item())
     except OSError as error:
         raise InvalidInput(f"cannot read {image}: {error.strerror or error}") from error
+    except InvalidInput as error:
+        raise InvalidInput(f"{image}: {error.message}", hint=error.hint) from error
     return element

@@ -95,3 +95,7 @@ def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) ->
             read_feeds(model, ["random"], 1)
         with pytest.raises(InvalidInput, match=r"cannot read .*b\.png: No such file"):
             read_feeds(model, [str(tmp_path / "b.png")], 1)
+        (tmp_path / "b.png").write_bytes(b"hello")
+        with pytest.raises(InvalidInput, match=r"b\.png: 5 bytes is not an image in a known format"):
+            read_samples(model, tmp_path, 1)
+        (tmp_path / "b.png").unlink()
