@@ -12,10 +12,10 @@ import numpy.typing as npt
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.image_model import INPUT
+from graphkiln_backend.graph.task import VERBS, Task, is_classification, output_names
 from graphkiln_backend.graph.task import Detection as DetectionTask
 from graphkiln_backend.graph.task import Embedding as EmbeddingTask
 from graphkiln_backend.graph.task import Segmentation as SegmentationTask
-from graphkiln_backend.graph.task import VERBS, Task, is_classification, output_names
 from graphkiln_backend.images.answers import (
     Detection,
     Sample,

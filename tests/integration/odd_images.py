@@ -112,7 +112,7 @@ def damaged_files() -> dict[str, bytes]:
         "a header": files["PNG"][:20],
         "another format": saved(image, "PPM"),
         "AVIF": saved(image, "AVIF"),
-        "a drawing": b"<svg xmlns=\"http://www.w3.org/2000/svg\"/>",
+        "a drawing": b'<svg xmlns="http://www.w3.org/2000/svg"/>',
         "base64": base64.b64encode(files["JPEG"]),
         "a data URL": b"data:image/jpeg;base64," + base64.b64encode(files["JPEG"]),
         "a bomb": bytes(bomb),

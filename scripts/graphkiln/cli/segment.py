@@ -84,9 +84,7 @@ def _tell(
 
 
 def _shares(image: SegmentedImage) -> list[Document]:
-    return [
-        {"label": image.label(index), "index": index, "share": image.share(index)} for index in image.present
-    ]
+    return [{"label": image.label(index), "index": index, "share": image.share(index)} for index in image.present]
 
 
 def _draw(path: Path, segmented: SegmentedImage, target: Path) -> None:

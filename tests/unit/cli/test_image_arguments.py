@@ -127,7 +127,9 @@ def test_images_of_other_formats_in_a_folder_are_told_of(tmp_path: Path, capsys:
     assert expand_folders([tmp_path]) == [tmp_path / "a.jpg"]
     said = capsys.readouterr().err
     assert f"{tmp_path}: left out 2 files, such as {tmp_path / 'b.HEIC'}, of other formats (known endings: .bmp" in said
-    with pytest.raises(InvalidInput, match=r"c holds 1 file, such as .*d\.avif, of other formats \(convert them; known"):
+    with pytest.raises(
+        InvalidInput, match=r"c holds 1 file, such as .*d\.avif, of other formats \(convert them; known"
+    ):
         expand_folders([tmp_path / "c"])
     assert expand_folders([tmp_path / "a.jpg"]) == [tmp_path / "a.jpg"]
     assert not capsys.readouterr().err

@@ -145,7 +145,9 @@ def test_without_what_writes_parquet(embed: Any, monkeypatch: pytest.MonkeyPatch
     assert "embed --out needs pyarrow (pip install 'graphkiln[score]')" in finished.err
 
 
-@pytest.mark.parametrize(("value", "said"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")])
+@pytest.mark.parametrize(
+    ("value", "said"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")]
+)
 def test_whether_vectors_are_normalized_is_told(embed: Any, client: FakeClient, value: float, said: str) -> None:
     for vector in client.fake_model.answers.values():
         vector[:] = value

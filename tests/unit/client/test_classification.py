@@ -158,6 +158,8 @@ def test_one_image_is_not_taken_for_several(one: Any) -> None:
         split_batches(one, 4)
 
 
-@pytest.mark.parametrize("several", [np.zeros((2, 4, 5, 3), np.uint8), np.zeros((2, 4, 5), np.uint8), {"a.png", "b.png"}])
+@pytest.mark.parametrize(
+    "several", [np.zeros((2, 4, 5, 3), np.uint8), np.zeros((2, 4, 5), np.uint8), {"a.png", "b.png"}]
+)
 def test_several_are_whatever_can_be_gone_through(several: Any) -> None:
     assert [len(batch) for batch in split_batches(several, 4)] == [2]
