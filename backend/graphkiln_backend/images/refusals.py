@@ -63,6 +63,6 @@ def as_image(given: object) -> Image.Image:
         return given
     raise InvalidInput(
         f"a {type(given).__name__} is no image",
-        hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or pixels as uint8 array; "
+        hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels; "
         "several images with classify_many and its like",
     )

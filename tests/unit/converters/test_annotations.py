@@ -126,7 +126,7 @@ def test_masks_that_count_from_one_are_refused(folder: Path) -> None:
     with pytest.raises(ConversionError, match=r"a\.png holds the class 2, the model has 2: 0 to 1") as caught:
         read(folder, SEGMENTATION)
     assert "255" in caught.value.hint
-    assert read(folder, Segmentation(classes="m"), labels=("cat",)).max() == 2
+    assert read(folder, Segmentation(classes="m"), labels=("cat",)).max() == 1  # there, labels may be fewer
 
 
 def test_masks_that_do_not_fit(folder: Path) -> None:
