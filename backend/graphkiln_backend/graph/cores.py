@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
 from graphkiln_backend.graph.errors import ServerSetupError
 
 _NUMA_NODES = Path("/sys/devices/system/node")
+_CORES = Path("/sys/devices/system/cpu")
 _TOLD = "GRAPHKILN_CORES"
 """The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them."""
 
@@ -60,10 +62,28 @@ def _read_quota(group: Path, version: int) -> float | None:
 
 
 def usable_core_numbers() -> tuple[int, ...]:
-    """The cores that this process may use by number, those of a NUMA node behind each other; as many as are usable."""
-    nodes = numa_nodes()
-    ordered = sorted(os.sched_getaffinity(0), key=lambda core: (nodes.get(core, 0), core))
-    return tuple(ordered[: usable_cores()])
+    """The cores that this process may use by number, as many as are usable.
+
+    Those of a NUMA node stand behind each other, and so do the threads of a physical core, which share what computes:
+    groups of neighbors have cores of their own. Where not all are usable, second threads of a core are left out first.
+    """
+    allowed, nodes = os.sched_getaffinity(0), numa_nodes()
+    threads = {core: sorted(_threads_of_core(core) & allowed) for core in allowed}
+    order = sorted(allowed, key=lambda core: (nodes.get(core, 0), threads[core].index(core), core))
+    taken = order[: usable_cores()]
+    return tuple(sorted(taken, key=lambda core: (nodes.get(core, 0), threads[core][0], core)))
+
+
+def _threads_of_core(number: int) -> set[int]:
+    """The numbers of all threads of a physical core; only its own where the system does not tell.
+
+    Source: Linux kernel documentation, "How CPU topology info is exported via sysfs" (`core_cpus_list`, once
+    `thread_siblings_list`).
+    """
+    for name in ("core_cpus_list", "thread_siblings_list"):
+        with suppress(OSError):
+            return set(_read_numbers((_CORES / f"cpu{number}" / "topology" / name).read_text())) | {number}
+    return {number}
 
 
 def has_own_cores() -> bool:
@@ -94,7 +114,12 @@ def numa_nodes() -> dict[int, int]:
     found: dict[int, int] = {}
     for path in _NUMA_NODES.glob("node[0-9]*/cpulist"):
         node = int(path.parent.name.removeprefix("node"))
-        for span in filter(None, path.read_text().strip().split(",")):
-            first, _, last = span.partition("-")
-            found |= dict.fromkeys(range(int(first), int(last or first) + 1), node)
+        found |= dict.fromkeys(_read_numbers(path.read_text()), node)
     return found
+
+
+def _read_numbers(listed: str) -> Iterator[int]:
+    """Of a list such as `0-3,8`."""
+    for span in filter(None, listed.strip().split(",")):
+        first, _, last = span.partition("-")
+        yield from range(int(first), int(last or first) + 1)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.files import format_size
 
+WAITING = 2
+"""Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallelism:

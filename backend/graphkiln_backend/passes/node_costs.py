@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import onnx_ir
@@ -15,9 +15,11 @@ from onnx_ir.passes.common import (
     TopologicalSortPass,
 )
 
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import LoweringError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
 from graphkiln_backend.passes.census import flops_of
+from graphkiln_backend.passes.constant_nodes import bring_to_readers, find_constant_nodes
 from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
@@ -64,6 +66,7 @@ def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Mod
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         RemoveUnusedNodesPass()(model)
         TopologicalSortPass()(model)
+        bring_to_readers(model)
         ShapeInferencePass()(model)
         _name_nodes(model)
     except Exception as error:  # protobuf's and onnx_ir's own errors have no common base
@@ -131,24 +134,43 @@ def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> Gr
         model: The graph.
         local: As in `GraphCosts`: of shards.
     """
-    kept = frozenset(str(value.name) for node in model.graph for value in node.outputs if not _can_be_handed(value))
+    constant = frozenset(find_constant_nodes(model))
+    kept = (
+        str(value.name)
+        for node in model.graph
+        for value in node.outputs
+        if node in constant or not _can_be_handed(value)
+    )
     return GraphCosts(
-        nodes=tuple(map(_cost, model.graph)),
+        nodes=tuple(_cost(node, constant) for node in model.graph),
         inputs={str(value.name): _sample_bytes(value) for value in model.graph.inputs},
         outputs=frozenset(str(value.name) for value in model.graph.outputs),
-        local=local | kept,
+        local=local.union(kept),
     )
 
 
 def _can_be_handed(value: onnx_ir.Value) -> bool:
-    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type.
+    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type that is carried.
 
     What a graph does not say of a sequence, the inference of shapes takes for a tensor: its operator tells.
     """
     node = value.producer()
-    if not isinstance(value.type, onnx_ir.TensorType) or (node and node.op_type in _NO_TENSORS):
+    if not isinstance(value.type, onnx_ir.TensorType) or not _is_carried(value.type.dtype) or _is_no_tensor(node):
         return False
     return all(map(_can_be_handed, _same_kind(node, value.index() or 0))) if node else True
+
+
+def _is_carried(dtype: onnx_ir.DataType) -> bool:
+    """Whether arrays of the process hold it: no 4- and 8-bit floats, which nothing hands on."""
+    try:
+        DType.from_onnx(int(dtype))
+    except ManifestError:
+        return False
+    return True
+
+
+def _is_no_tensor(node: onnx_ir.Node | None) -> bool:
+    return node is not None and node.op_type in _NO_TENSORS
 
 
 def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
@@ -161,17 +183,19 @@ def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
             yield from outputs[index + (node.op_type == "Loop") :][:1]  # a loop's first is its condition
 
 
-def _cost(node: onnx_ir.Node) -> NodeCost:
+def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:
+    """What a node costs; what it computes from weights alone is computed once, while the graph is loaded."""
     read = list(dict.fromkeys(values_read(node)))
     tensors = {str(value.name): value.const_value for value in read if value.is_initializer()}
     weights = {name: tensor.nbytes for name, tensor in tensors.items() if tensor is not None}
+    sizes = {str(value.name): 0 if node in constant else _sample_bytes(value) for value in node.outputs if value.name}
     return NodeCost(
         name=str(node.name),
         op_type=node.op_type,
         flops=(flops_of(node) or 0) if node.op_type in PRODUCTS else 0,
         weights=weights,
         reads=tuple(str(value.name) for value in read if value.name not in weights),
-        writes={str(value.name): _sample_bytes(value) for value in node.outputs if value.name},
+        writes=sizes,
         fuses=node.op_type in _FUSING,
         opens=node.op_type in _OPENING,
     )

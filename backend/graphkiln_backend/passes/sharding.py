@@ -29,6 +29,7 @@ from graphkiln_backend.passes.sharding_cuts import (
     add_weight,
     check_divides,
     dims,
+    holds_weights,
     is_weight,
 )
 from graphkiln_backend.passes.sharding_heads import cut_heads, is_head
@@ -37,6 +38,7 @@ from graphkiln_backend.passes.sharding_shapes import state_size
 from graphkiln_backend.passes.sharding_tables import cut_tables
 from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.passes.stated_shapes import state_shapes
+from graphkiln_backend.repository.onnx_file import DRAWING
 
 _DOMAIN = "graphkiln"
 _BLOCKS = (1, 3, 2)
@@ -81,6 +83,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
         LoweringError: It cannot be read, or none of its products can be cut into so many shards.
     """
     model = load_for_splitting(graph_path)
+    _check_draws(model)
     state_shapes(model)
     region, reasons = find_regions(model, shards)
     if not region.effects:
@@ -103,6 +106,21 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
     local = frozenset((*(str(value.name) for value in region.cuts), *partial, *columns))
     RemoveUnusedNodesPass()(model)
     return Sharded(model=model, local=local)
+
+
+def _check_draws(model: onnx_ir.Model) -> None:
+    """Refuses graphs whose shards would each draw other random numbers.
+
+    Raises:
+        LoweringError: A node draws them without a seed.
+    """
+    for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
+        if node.op_type in DRAWING - {"Dropout"} and "seed" not in node.attributes:
+            raise LoweringError(
+                "the graph cannot be cut into shards",
+                attempts=(f"{node.op_type} {node.name} draws random numbers, and each shard would draw its own",),
+                hint="choose `pipeline`, or give the graph the numbers as an input",
+            )
 
 
 def left_whole(graph_path: Path, shards: int) -> dict[str, str]:
@@ -130,7 +148,7 @@ def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_i
     """
     found, reasons = Region(), dict[onnx_ir.Node, str]()
     for node in model.graph:
-        if node.op_type not in ("MatMul", "Gemm") or node in found.effects or not is_weight(node.inputs[1]):
+        if node.op_type not in ("MatMul", "Gemm") or node in found.effects or not holds_weights(node.inputs[1]):
             continue
         try:
             region = _grow(model, node, shards)
@@ -222,13 +240,21 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
     for number in effects.divided:
         yield number, _tensor(node, number).numpy() // shards, "divided"  # type: ignore[union-attr]
     for number in effects.first_only if shard else ():
-        yield number, np.zeros_like(_tensor(node, number).numpy()), "zero"  # type: ignore[union-attr]
+        yield number, _zeros(node.inputs[number]), "zero"
     if effects.target and is_weight(node.inputs[effects.shape_input]):
         sizes = _tensor(node, effects.shape_input).numpy().copy()  # type: ignore[union-attr]
         axis = effects.target.axis - len(dims(node.outputs[0])) + len(sizes)
         if axis >= 0 and sizes[axis] > 1:
             sizes[axis] //= shards
         yield effects.shape_input, sizes, f"shape{axis}"
+
+
+def _zeros(value: Value | None) -> Any:
+    """As large as a weight, or as one that is dequantized."""
+    if value is not None and value.const_value is not None:
+        return np.zeros_like(value.const_value.numpy())
+    sizes = dims(value)
+    return np.zeros(sizes, value.dtype.numpy() if value is not None and value.dtype else np.float32)
 
 
 def _local(size: object, shards: int) -> int | None:

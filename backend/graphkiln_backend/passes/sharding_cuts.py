@@ -67,6 +67,12 @@ def is_weight(value: Value | None) -> bool:
     return value is not None and value.is_initializer() and value.const_value is not None
 
 
+def holds_weights(value: Value | None) -> bool:
+    """Whether a tensor is a weight, or one that is dequantized for whoever reads it."""
+    node = value.producer() if value is not None else None
+    return is_weight(value) or (node is not None and node.op_type == "DequantizeLinear" and is_weight(node.inputs[0]))
+
+
 def check_divides(value: Value, cut: Cut, shards: int) -> None:
     """Raises `CannotShard` where a tensor cannot be cut into equal parts."""
     size = dims(value)[cut.axis]

@@ -5,7 +5,8 @@ Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Comput
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import onnx_ir
 
@@ -20,6 +21,7 @@ from graphkiln_backend.passes.sharding_cuts import (
     cuts_of,
     dims,
     fact_of,
+    holds_weights,
     is_weight,
     only_cut,
 )
@@ -28,10 +30,11 @@ from graphkiln_backend.passes.sharding_shapes import expanded, filled, looked_up
 
 def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     left, right, *bias = node.inputs
-    if not is_weight(right):
+    if not holds_weights(right):
         return _activation_product(node, facts)
     transposed = node.op_type == "Gemm" and node.attributes.get_int("transB") == 1
-    if is_weight(left) or len(dims(right)) != 2 or (node.op_type == "Gemm" and node.attributes.get_int("transA") == 1):
+    flipped = node.op_type == "Gemm" and node.attributes.get_int("transA") == 1
+    if holds_weights(left) or len(dims(right)) != 2 or flipped:
         raise CannotShard(f"{node.name} is no product of an activation and a matrix of weights")
     columns, rows = (0, 1) if transposed else (1, 0)
     fed, got = fact_of(facts, left), fact_of(facts, node.outputs[0])
@@ -39,18 +42,26 @@ def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
         if got:
             raise CannotShard(f"{node.name} would be cut twice")
         only = frozenset([2]) if bias and bias[0] is not None else frozenset[int]()
-        if only and not is_weight(bias[0]):
+        if only and not holds_weights(bias[0]):
             raise CannotShard(f"{node.name} adds something that is no weight")
-        return Effects(weights=checked(node, {1: Cut(rows, fed.block)}, shards), first_only=only, reduced=True)
+        return replace(_cut_inputs(node, {1: Cut(rows, fed.block)}, shards), first_only=only, reduced=True)
     if got and got.axis == len(dims(node.outputs[0])) - 1:
         if fed:
             raise CannotShard(f"{node.name} would be cut twice")
         cuts = {1: Cut(columns, got.block)}
         if bias and bias[0] is not None and dims(bias[0])[-1:] == [dims(right)[columns]]:
             cuts[2] = Cut(len(dims(bias[0])) - 1, got.block)
-        return Effects(weights=checked(node, cuts, shards))
+        return _cut_inputs(node, cuts, shards)
     cut = fed or got
     return Effects(values={left: cut, node.outputs[0]: cut} if left and cut else {})
+
+
+def _cut_inputs(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Effects:
+    """Cuts through inputs that hold weights, by number; those that are dequantized are cut where that is done."""
+    own = {number: cut for number, cut in cuts.items() if is_weight(node.inputs[number])}
+    others = ((node.inputs[number], cut) for number, cut in cuts.items() if number not in own)
+    values = {value: cut for value, cut in others if value is not None}
+    return Effects(values=values, weights=checked(node, own, shards))
 
 
 def _activation_product(node: onnx_ir.Node, facts: Facts) -> Effects:
@@ -73,6 +84,22 @@ def _activation_product(node: onnx_ir.Node, facts: Facts) -> Effects:
         else:
             found |= dict.fromkeys((left if cut.axis == rank - 2 else right, out), cut)
     return Effects(values=found)
+
+
+def _quantized(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    """To and from integers: scales and zero points along the dimension that is cut are cut with it."""
+    data, out = node.inputs[0], node.outputs[0]
+    cut = only_cut((cut for _, cut in cuts_of(node, facts)), node)
+    if data is None or node.attributes.get_int("block_size", 0):
+        raise CannotShard(f"{node.name} has a scale for each block")
+    scales = {number: value for number, value in enumerate(node.inputs) if number and value is not None}
+    if not all(map(is_weight, scales.values())):
+        raise CannotShard(f"{node.name} computes its scales")
+    along = node.attributes.get_int("axis", 1) % len(dims(out)) == cut.axis
+    cuts = {number: Cut(0, cut.block) for number, value in scales.items() if along and dims(value) not in ([], [1])}
+    if is_weight(data):
+        return Effects(values={out: cut}, weights=checked(node, {0: cut, **cuts}, shards))
+    return Effects(values={data: cut, out: cut}, weights=checked(node, cuts, shards))
 
 
 def _elementwise(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
@@ -181,6 +208,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     "MatMul": _product,
     "Gemm": _product,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), _quantized),
     "Softmax": _same_axis(_one_axis(-1)),
     "LogSoftmax": _same_axis(_one_axis(-1)),
     "LayerNormalization": _same_axis(_normalized),

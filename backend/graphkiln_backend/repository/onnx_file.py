@@ -41,7 +41,7 @@ _KINDS = {
 }
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
 """Operators whose outputs are as long as the values say: how many boxes were found."""
-_DRAWING = frozenset(
+DRAWING = frozenset(
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
 """Operators that draw random numbers; a Dropout does in training mode."""
@@ -118,7 +118,7 @@ def draws_numbers(path: Path) -> bool:
     parts: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     for part in parts:  # and the graphs inside of it
         parts += [attribute.g for node in part.node for attribute in node.attribute if attribute.HasField("g")]
-    return any(node.op_type in _DRAWING for part in parts for node in part.node)
+    return any(node.op_type in DRAWING for part in parts for node in part.node)
 
 
 def keep_inputs(path: Path, names: Collection[str]) -> None:

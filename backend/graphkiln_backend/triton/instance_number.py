@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def instance_number(name: str, model: str, counts: Sequence[int]) -> int:
+def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) -> int:
     """Which instance of its model one is, from 0.
 
     Args:
-        name: Of the instance as Triton gives it: `MODEL_GROUP_NUMBER` where a group has no name of its own, else
-            `NAME_NUMBER`, which counts within the group.
+        name: Of the instance as Triton gives it: the name of its group and its number within the group.
         model: Name of the model.
-        counts: Instances of each group.
+        groups: The name of each instance group, empty where it has none of its own (Triton calls it `MODEL_INDEX`
+            then), and how many instances it has.
 
-    Source: Triton core, `ModelConfigUtils`, `SetDefaultInstanceCount` and the names of instance groups.
+    Source: Triton core, `SetDefaultInstanceCount`, `NormalizeInstanceGroup` and the names of instances.
     """
-    group, _, number = name.rpartition("_")
-    index = group.removeprefix(f"{model}_")
-    before = sum(counts[: int(index)]) if index.isdecimal() else 0
-    return before + int(number) if number.isdecimal() else before
+    own, _, number = name.rpartition("_")
+    before = 0
+    for index, (group, count) in enumerate(groups):
+        if own == (group or f"{model}_{index}") and number.isdecimal():
+            return before + int(number)
+        before += count
+    return 0

@@ -37,7 +37,7 @@ from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.repository.agreement import check_agreement
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
-from graphkiln_backend.repository.config import complete_dictionary, parse_json
+from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
@@ -116,7 +116,7 @@ class TritonPythonModel:
                 document = parse_json(args["model_config"])
                 config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
                 tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
-                deployment = _read_deployment(args, config, device, self._cache)
+                deployment = _read_deployment(args, _number(args, document, config), config, device, self._cache)
                 stay_on(core for place in deployment.places for core in place.cores)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
@@ -187,14 +187,23 @@ class TritonPythonModel:
                 os._exit(1)
 
 
-def _read_deployment(args: dict[str, str], config: ModelConfig, device: Device, cache: ArtifactCache) -> Deployment:
+def _number(args: dict[str, str], document: ModelConfigProto, config: ModelConfig) -> int:
+    """Which instance of its model this is."""
+    names = [group.name for group in document.instance_group] or [""]
     counts = [group.count for group in config.instance_groups]
+    groups = list(zip(names, counts, strict=True))
+    return instance_number(args["model_instance_name"], args["model_name"], groups)
+
+
+def _read_deployment(
+    args: dict[str, str], instance: int, config: ModelConfig, device: Device, cache: ArtifactCache
+) -> Deployment:
     resources = Resources(
         device=device,
         cores=usable_cores(),
         probe=probe,
         shared_folder=shared_folder(),
-        instance=instance_number(args["model_instance_name"], args["model_name"], counts),
+        instance=instance,
     )
     model = Path(args["model_repository"])
     graph = convert_if_needed(model / args["model_version"], cache)

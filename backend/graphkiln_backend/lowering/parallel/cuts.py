@@ -42,7 +42,7 @@ class StageCost:
         end: Position behind its last node.
         seconds: Of a micro-batch, with what it takes to hand its inputs over.
         weight_bytes: Of its weights; one that another stage reads, too, is held by both.
-        activation_bytes: Most that is alive at once while it computes a micro-batch.
+        activation_bytes: Most that is alive at once while it computes a micro-batch, and what waits for the next stage.
         handed_bytes: What the stage before hands over for a micro-batch.
         flops: Of one sample.
     """
@@ -62,7 +62,7 @@ class StageCost:
 
 
 def find_stages(
-    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0
+    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0, waiting: int = 0
 ) -> tuple[StageCost, ...]:
     """The best split into stages.
 
@@ -72,11 +72,12 @@ def find_stages(
         speed: Of each device.
         rows: Samples of a micro-batch.
         memory_bytes: What a device may hold; 0 for no limit.
+        waiting: Micro-batches that may wait for the next stage.
 
     Raises:
         LoweringError: There are not that many places to cut, or no split fits the memory.
     """
-    table = _Table(costs, speed, rows, stages)
+    table = _Table(costs, speed, rows, stages, waiting)
     if len(table.positions) - 1 < stages:
         raise LoweringError(
             f"the graph cannot be cut into {stages} stages",
@@ -165,7 +166,7 @@ def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
 class _Table:
     """What every span of nodes between two places would cost as a stage."""
 
-    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int) -> None:
+    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int, waiting: int) -> None:
         self._costs = costs
         self._speed = speed
         self._rows = rows
@@ -175,7 +176,7 @@ class _Table:
         writes = [sum(node.writes.values()) for node in costs.nodes]
         self._alive = self.crossing[:-1] + rows * np.array(writes, np.float64)
         self._weights = self._weight_spans()
-        self._activations = self._activation_spans()
+        self._activations = self._activation_spans() + waiting * self.crossing[self.positions][None, :]
 
     def seconds(self) -> Floats:
         """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Semaphore
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from graphkiln_backend.engines.base import Placement, Session
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.graph.parallelism import WAITING
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
 from graphkiln_backend.lowering.parallel.sums import Handing, HostSums, Tensor
@@ -61,6 +63,8 @@ class PipelineSession(Closeable):
         self._outputs = [spec.name for spec in signature.outputs]
         reads = [set(stage.inputs) for stage in self.stages]
         self._kept = [set(self._outputs).union(*reads[number + 1 :]) for number in range(len(reads))]
+        # Of each border: one that the stage before computes, one that the stage behind does, and those in between.
+        self._room = [Semaphore(WAITING + 2) for _ in self.stages[1:]]
 
     @property
     def signature(self) -> Signature:
@@ -106,14 +110,28 @@ class PipelineSession(Closeable):
     def _start(self, tensors: Tensors) -> Future[Tensors]:
         """Sends a micro-batch on its way; what the last stage will come to."""
         first, *others = range(len(self.stages))
-        future = self.stages[first].worker.submit(self._advance, first, tensors)
+        future = self.stages[first].worker.submit(self._enter, tensors)
         for number in others:
             future = self.stages[number].worker.submit(self._follow, number, future)
         return future
 
+    def _enter(self, tensors: Tensors) -> Tensors:
+        """The first stage of a micro-batch."""
+        self._wait_for_room(0)
+        return self._advance(0, tensors)
+
     def _follow(self, number: int, before: Future[Tensors]) -> Tensors:
         """A stage of a micro-batch whose stage before was started earlier; it fails as that one does."""
-        return self._advance(number, before.result())
+        self._wait_for_room(number)
+        try:
+            return self._advance(number, before.result())
+        finally:
+            self._room[number - 1].release()
+
+    def _wait_for_room(self, number: int) -> None:
+        """Waits until the next stage is not far behind: what it has not come to yet takes memory."""
+        if number < len(self._room):
+            self._room[number].acquire()
 
     def _advance(self, number: int, tensors: Mapping[str, Tensor]) -> Tensors:
         """Computes a stage; what users and later stages need of all that is there by then."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.node_times import NodeTimes
-from graphkiln_backend.graph.parallelism import Parallelism, Place
+from graphkiln_backend.graph.parallelism import WAITING, Parallelism, Place
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
 from graphkiln_backend.lowering.parallel.measured_speed import MeasuredSpeed
@@ -113,6 +114,7 @@ def plan_split(
             attempts=("it is not told how much a device has",),
             hint="write parallel: auto, memory=2GiB",
         )
+    find_places(numbers.of(1, 1))  # raises where no numbers would do
     tried: list[str] = []
     for candidate in _candidates(numbers, devices, largest_batch, signature):
         try:
@@ -153,7 +155,10 @@ def _plan(
     speed = _speed(places[0].device, times, count_costs)
 
     def find(rows: int) -> tuple[StageCost, ...]:
-        return find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes)
+        waiting = min(WAITING, math.ceil(largest_batch / rows) - 1)
+        return find_stages(
+            costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes, waiting=waiting
+        )
 
     cutting = cut_batch(find, largest_batch, counts)
     whole = count_costs(1) if numbers.tensor > 1 else costs

@@ -159,3 +159,24 @@ def test_a_part_runs_alone_on_the_cores_of_its_place(setting: Setting) -> None:
     own = config_at(replace(setting.config, threads=8), place)
     assert (own.threads, own.parallel, own.places, own.cuts) == (2, None, (), ())
     assert config_at(replace(setting.config, threads=8), Place(setting.config.device)).threads == 8
+
+
+class TestSpinning:
+    """Threads of a part that is done stop spinning where the next part of the shard needs their cores."""
+
+    STOP = "session.force_spinning_stop"
+
+    def entries(self, setting: Setting, *, shards: int, cores: int, own: str = "") -> object:
+        numbers = replace(setting.config.parallel, pipeline=1, tensor=shards) if setting.config.parallel else None
+        tuning = replace(setting.config.tuning, config_entries={self.STOP: own} if own else {})
+        config = replace(setting.config, threads=8, parallel=numbers, tuning=tuning)
+        return config_at(config, Place(config.device, tuple(range(cores)))).tuning.config_entries
+
+    def test_of_shards_of_several_cores(self, setting: Setting) -> None:
+        assert self.entries(setting, shards=2, cores=4) == {self.STOP: "1"}
+
+    def test_not_of_stages_nor_of_single_cores(self, setting: Setting) -> None:
+        assert self.entries(setting, shards=1, cores=4) == self.entries(setting, shards=2, cores=1) == {}
+
+    def test_what_a_person_says_counts(self, setting: Setting) -> None:
+        assert self.entries(setting, shards=2, cores=4, own="0") == {self.STOP: "0"}
