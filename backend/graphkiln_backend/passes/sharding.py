@@ -224,11 +224,19 @@ def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) 
     made: dict[tuple[str, str], Value] = {}
     for node, effects in region.effects.items():
         for number, array, key in _new_weights(node, effects, shards, shard):
-            name = str(node.inputs[number].name)  # type: ignore[union-attr]
+            owner, own = _holder(node, number)
+            name = str(owner.inputs[own].name)  # type: ignore[union-attr]
             if (name, key) not in made:
                 made[name, key] = add_weight(model, f"{name}_{key}", array)
-            node.replace_input_with(number, made[name, key])
+            owner.replace_input_with(own, made[name, key])
         state_size(model, node, effects, shards)
+
+
+def _holder(node: onnx_ir.Node, number: int) -> tuple[onnx_ir.Node, int]:
+    """The node that reads the weight behind an input, and as which input: another one where it is dequantized."""
+    value = node.inputs[number]
+    before = value.producer() if value is not None and not is_weight(value) else None
+    return (before, 0) if before is not None else (node, number)
 
 
 def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) -> Iterator[tuple[int, Any, str]]:
@@ -240,7 +248,7 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
     for number in effects.divided:
         yield number, _tensor(node, number).numpy() // shards, "divided"  # type: ignore[union-attr]
     for number in effects.first_only if shard else ():
-        yield number, _zeros(node.inputs[number]), "zero"
+        yield number, _nothing(*_holder(node, number)), "zero"
     if effects.target and is_weight(node.inputs[effects.shape_input]):
         sizes = _tensor(node, effects.shape_input).numpy().copy()  # type: ignore[union-attr]
         axis = effects.target.axis - len(dims(node.outputs[0])) + len(sizes)
@@ -249,12 +257,11 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
         yield effects.shape_input, sizes, f"shape{axis}"
 
 
-def _zeros(value: Value | None) -> Any:
-    """As large as a weight, or as one that is dequantized."""
-    if value is not None and value.const_value is not None:
-        return np.zeros_like(value.const_value.numpy())
-    sizes = dims(value)
-    return np.zeros(sizes, value.dtype.numpy() if value is not None and value.dtype else np.float32)
+def _nothing(node: onnx_ir.Node, number: int) -> Any:
+    """What adds nothing in the place of a weight: zeros, or what is dequantized to zeros."""
+    zeros = np.zeros_like(_tensor(node, number).numpy())  # type: ignore[union-attr]
+    point = _tensor(node, 2) if node.op_type == "DequantizeLinear" and len(node.inputs) > 2 else None
+    return zeros if point is None else zeros + point.numpy()
 
 
 def _local(size: object, shards: int) -> int | None:

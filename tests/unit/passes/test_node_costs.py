@@ -159,3 +159,12 @@ def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no graph")
     with pytest.raises(LoweringError, match="cannot split"):
         load_for_splitting(tmp_path / "model.onnx")
+
+
+def test_what_no_array_holds_stays_in_its_stage(tmp_path: Path) -> None:
+    """An 8-bit float between two nodes: the runtime would refuse the part that ends with it."""
+    text = "(float[b,4] x) => (float[b,4] y) { a = Exp(x) e = Cast<to=17>(a) c = Cast<to=1>(e) y = MatMul(c, w) }"
+    onnx_ir.save(graph(text, opset=19, w=draw(4, 4)), tmp_path / "model.onnx")
+    costs = count_costs(load_for_splitting(tmp_path / "model.onnx"))
+    assert costs.local == {"e"}
+    assert 2 not in find_cuts(costs, 3)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx_ir
 import pytest
 import split_graphs
 from graphs import compute, draw, graph, operators
@@ -13,8 +15,11 @@ from split_graphs import cut, together
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.base import weight_bytes
 
-SHAPES = {"mlp": (3, 24), **dict.fromkeys(("attention", "fused", "decoder", "relative"), (2, 5, 24))}
-SUMS = {"mlp": 1, "attention": 2, "fused": 1, "decoder": 1, "relative": 1}
+SHAPES = {
+    **dict.fromkeys(("mlp", "quantized"), (3, 24)),
+    **dict.fromkeys(("attention", "fused", "decoder", "relative"), (2, 5, 24)),
+}
+SUMS = {"mlp": 1, "quantized": 1, "attention": 2, "fused": 1, "decoder": 1, "relative": 1}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -82,7 +87,64 @@ class TestRefusals:
         with pytest.raises(LoweringError, match=r"no product of .* can be cut into 2 shards.*input or output"):
             cut(lambda: graph("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", w=draw(4, 4)), tmp_path, 2)
 
+    def test_random_numbers_that_each_shard_would_draw(self, tmp_path: Path) -> None:
+        text = """(float[b,24] x) => (float[b,24] y) {
+            n = RandomUniformLike(x)
+            d = Add(x, n)
+            h = MatMul(d, w)
+            y = MatMul(h, w)
+        }"""
+        with pytest.raises(LoweringError, match=r"RandomUniformLike node0 draws random numbers.*choose `pipeline`"):
+            cut(lambda: graph(text, w=draw(24, 24)), tmp_path, 2)
+        same = text.replace("RandomUniformLike", "RandomUniformLike<seed=7.0>")
+        assert len(cut(lambda: graph(same, w=draw(24, 24)), tmp_path, 2)) == 2, "which draw the same"
+
     def test_an_operator_without_a_rule_ends_a_cut(self, tmp_path: Path) -> None:
         text = "(float[b,4] x) => (float[b,4] y) { h = MatMul(x, w) c = CumSum(h, one) y = MatMul(c, w) }"
         with pytest.raises(LoweringError, match="CumSum node1 has no rule"):
             cut(lambda: graph(text, w=draw(4, 4), one=np.int64(1)), tmp_path, 2)
+
+
+class TestQuantized:
+    """Products of int8: a shard has its columns or rows, and the scales of those."""
+
+    def held(self, model: onnx_ir.Model) -> dict[str, Any]:
+        values = model.graph.initializers.items()
+        return {str(name): value.const_value.numpy() for name, value in values if value.const_value is not None}
+
+    def test_scales_go_with_their_columns(self, tmp_path: Path) -> None:
+        whole = self.held(split_graphs.quantized())
+        for shard, half in ((0, slice(0, 24)), (1, slice(24, 48))):
+            held = self.held(cut(split_graphs.quantized, tmp_path, 2)[shard].model)
+            columns, scales, points = (held[name] for name in ("q1_part1x48", "s1_part0x48", "z1_part0x48"))
+            np.testing.assert_array_equal(columns, whole["q1"][:, half])
+            np.testing.assert_array_equal(scales, whole["s1"][half])
+            assert points.shape == (24,)
+            np.testing.assert_array_equal(held["q2_part1x48"], whole["q2"][:, half])
+            np.testing.assert_array_equal(held["s2"], whole["s2"])  # of the other dimension: each shard has all
+
+    def test_the_bias_is_the_first_shards_and_stays_an_integer(self, tmp_path: Path) -> None:
+        """A bias in floats would have the runtime compute the product of the second shard in floats."""
+        first, second = (self.held(each.model) for each in cut(split_graphs.quantized, tmp_path, 2))
+        assert first["qb"].any()
+        assert (second["qb_zero"].dtype, second["qb_zero"].any()) == (np.int32, False)
+        assert "qb" not in second
+
+    def test_a_wrong_scale_changes_the_outputs(self, tmp_path: Path) -> None:
+        x = draw(3, 24, seed=50)
+        shards = cut(split_graphs.quantized, tmp_path, 2)
+        scales = shards[1].model.graph.initializers["s1_part0x48"]
+        assert scales.const_value is not None
+        scales.const_value = onnx_ir.tensor(scales.const_value.numpy()[::-1].copy(), name=scales.name)
+        expected = compute(split_graphs.quantized(), x=x)["y"]
+        assert np.abs(together(shards, tmp_path, x=x)["y"] - expected).max() > 0.1
+
+    def test_scales_of_blocks_stay_whole(self, tmp_path: Path) -> None:
+        text = """(float[b,4] x) => (float[b,4] y) {
+            d = DequantizeLinear<axis=0, block_size=2>(q, s)
+            h = MatMul(x, d)
+            y = MatMul(h, w)
+        }"""
+        made = graph(text, opset=21, q=np.ones((4, 4), np.int8), s=np.ones((2, 4), np.float32), w=draw(4, 4))
+        with pytest.raises(LoweringError, match="has a scale for each block"):
+            cut(lambda: made, tmp_path, 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from graphs import draw, graph, ints
 
@@ -104,3 +105,30 @@ def test_the_bias_of_a_partial_sum_is_the_first_shards() -> None:
     assert (effects.reduced, effects.first_only, effects.weights) == (True, {2}, {1: Cut(1, 8)})
     effects = RULES["Gemm"](node, {model.graph.outputs[0]: Cut(1, 6)}, 2)
     assert (effects.reduced, effects.weights) == (False, {1: Cut(0, 6), 2: Cut(0, 6)})
+
+
+@pytest.mark.parametrize(
+    ("attributes", "scale", "cuts", "found"),
+    [
+        ("<axis=2>", draw(8), {"y": Cut(2, 4)}, {"x": Cut(2, 4), "y": Cut(2, 4), "1": Cut(0, 4), "2": Cut(0, 4)}),
+        ("<axis=-1>", draw(8), {"x": Cut(2, 8)}, {"x": Cut(2, 8), "y": Cut(2, 8), "1": Cut(0, 8), "2": Cut(0, 8)}),
+        ("<axis=2>", draw(8), {"x": Cut(1, 4)}, {"x": Cut(1, 4), "y": Cut(1, 4)}),
+        ("", draw(), {"x": Cut(2, 8)}, {"x": Cut(2, 8), "y": Cut(2, 8)}),
+    ],
+)
+def test_scales_along_the_cut_are_cut(attributes: str, scale: Any, cuts: dict[str, Cut], found: dict[str, Cut]) -> None:
+    text = f"(float[2,4,8] x) => (uint8[2,4,8] y) {{ y = QuantizeLinear{attributes}(x, s, z) }}"
+    assert follow(text, cuts, s=np.float32(scale), z=np.zeros(np.shape(scale), np.uint8)) == found
+
+
+def test_weights_that_are_dequantized_are_cut_where_that_is_done() -> None:
+    text = "(float[b,8] x) => (float[b,6] y) { d = DequantizeLinear<axis=1>(q, s) y = MatMul(x, d) }"
+    model = graph(text, q=np.ones((8, 6), np.int8), s=draw(6))
+    dequantize, product = model.graph
+    (weight,) = dequantize.outputs
+    effects = RULES["MatMul"](product, {model.graph.outputs[0]: Cut(1, 6)}, 2)
+    assert (effects.values, effects.weights, effects.reduced) == ({weight: Cut(1, 6)}, {}, False)
+    assert RULES["DequantizeLinear"](dequantize, {weight: Cut(1, 6)}, 2).weights == {0: Cut(1, 6), 1: Cut(0, 6)}
+    effects = RULES["MatMul"](product, {model.graph.inputs[0]: Cut(1, 8)}, 2)
+    assert (effects.values, effects.weights, effects.reduced) == ({weight: Cut(0, 8)}, {}, True)
+    assert RULES["DequantizeLinear"](dequantize, {weight: Cut(0, 8)}, 2).weights == {0: Cut(0, 8)}

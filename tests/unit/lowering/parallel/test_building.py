@@ -31,6 +31,7 @@ CORE = split_graphs.CORE
 GRAPHS: dict[str, tuple[Callable[[], onnx_ir.Model], tuple[int, ...]]] = {
     "convolutions": (split_graphs.convolutions, (3, 16, 16)),
     "mlp": (split_graphs.mlp, (24,)),
+    "quantized": (split_graphs.quantized, (24,)),
     "attention": (split_graphs.attention, (5, 24)),
     "fused": (split_graphs.fused, (5, 24)),
 }
@@ -64,7 +65,7 @@ def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, na
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("mlp", (1, 2)), ("mlp", (1, 4)), ("fused", (1, 2)), ("attention", (1, 4)), ("attention", (2, 2))],
+    [("mlp", (1, 2)), ("quantized", (1, 2)), ("mlp", (1, 4)), ("fused", (1, 2)), ("attention", (1, 4)), ("attention", (2, 2))],
 )
 def test_shards_compute_the_same_within_the_order_of_sums(tmp_path: Path, name: str, numbers: tuple[int, int]) -> None:
     make, shape = GRAPHS[name]

@@ -12,6 +12,7 @@ from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.graph.parallelism import WAITING
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
@@ -157,3 +158,51 @@ def test_closing_ends_threads_and_sessions(stages: list[Computed]) -> None:
     assert [stage.closed for stage in stages] == [1, 1, 1]
     with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
         session.run(feeds(2))
+
+
+AHEAD = WAITING + 2
+"""Micro-batches that a stage has begun at most and the next one has not ended: one in each of the two, and those that
+wait between them."""
+
+
+def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> None:
+    """What waits takes memory of the stage that computed it, as the plan counts it."""
+    overtaken, begun = threading.Event(), threading.Semaphore(0)
+    first, second = stages[0].compute, stages[1].compute
+
+    def note(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        begun.release()
+        if len(stages[0].rows) > AHEAD:
+            overtaken.set()
+        return first(tensors)
+
+    def stand_still(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        if len(stages[1].rows) == 1:
+            for _ in range(AHEAD):
+                assert begun.acquire(timeout=30), "as many are begun as may be"
+            assert not overtaken.wait(0.1)
+        assert len(stages[0].rows) < len(stages[1].rows) + AHEAD
+        return second(tensors)
+
+    stages[0].compute, stages[1].compute = note, stand_still
+    with pipeline(stages, 9) as session:
+        found = session.run(feeds(9))
+    np.testing.assert_array_equal(found["y"], (feeds(9)["x"] + 1) * 2 + feeds(9)["z"])
+    assert overtaken.is_set(), "the others came later"
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_stage_that_fails_leaves_as_much_room_as_before(stages: list[Computed], broken: int) -> None:
+    right = stages[broken].compute
+
+    def fail(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
+        raise ExecutionError("the device is gone")
+
+    with pipeline(stages, 8) as session:
+        stages[broken].compute = fail
+        for _ in range(3):
+            with pytest.raises(ExecutionError, match="the device is gone"):
+                session.run(feeds(8))
+        stages[broken].compute = right
+        session.run(feeds(8))
+        assert [room._value for room in session._room] == [AHEAD, AHEAD]
