@@ -93,7 +93,7 @@ def spread_model(
     )
     if not (numbers.splits or numbers.auto or numbers.memory_bytes):
         return Spread(numbers=numbers, places=places_of(numbers), note=_note(resources))
-    _check_settings(numbers, settings, saved)
+    _check_settings(numbers, settings, saved, resources)
     _check_outputs(version)
     split = plan_split(
         numbers,
@@ -137,7 +137,7 @@ def _note(resources: Resources) -> str:
     )
 
 
-def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision) -> None:
+def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision, resources: Resources) -> None:
     """Refuses settings that contradict stages or shards.
 
     Raises:
@@ -153,6 +153,11 @@ def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision) 
             settings.precision not in (None, saved),
             f"the graph was saved in {saved}, and a split graph runs as it was saved, not in {settings.precision}",
             f"convert the source model again with --precision {settings.precision}, or leave `precision` out",
+        ),
+        (
+            saved is Precision.BF16 and not resources.device.is_gpu and (numbers.splits or numbers.auto),
+            "the graph was saved in bf16, which OpenVINO alone computes on CPUs, and OpenVINO is not split",
+            "convert the source model again without --precision bf16, or leave `parallel` out",
         ),
         (
             _AFFINITIES in settings.tuning.config_entries,

@@ -101,6 +101,7 @@ class TestNumbers:
             (tmp_path / node).mkdir()
             (tmp_path / node / "cpulist").write_text(listed)
         monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path)
+        monkeypatch.setattr(cores, "_CORES", tmp_path)
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {1, 2, 3, 4, 6})
 
     def test_those_of_a_node_stand_behind_each_other(self) -> None:
@@ -116,6 +117,41 @@ class TestNumbers:
     def test_without_nodes_they_are_in_order(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")
         assert cores.usable_core_numbers() == (1, 2, 3, 4, 6)
+
+
+class TestThreadsOfACore:
+    """Most systems number the first threads of all physical cores first: 0 and 4 share one here."""
+
+    PAIRS = ("0,4", "1,5", "2,6", "3,7")
+
+    @pytest.fixture(autouse=True)
+    def _four_cores(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        for pair in self.PAIRS:
+            for number in pair.split(","):
+                topology = tmp_path / f"cpu{number}" / "topology"
+                topology.mkdir(parents=True)
+                (topology / ("core_cpus_list" if number < "4" else "thread_siblings_list")).write_text(f"{pair}\n")
+        monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")
+        monkeypatch.setattr(cores, "_CORES", tmp_path)
+        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(8)))
+
+    def test_they_stand_behind_each_other(self) -> None:
+        assert cores.usable_core_numbers() == (0, 4, 1, 5, 2, 6, 3, 7)
+
+    @pytest.mark.parametrize(("quota", "found"), [(4, (0, 1, 2, 3)), (5, (0, 4, 1, 2, 3)), (1, (0,))])
+    def test_a_quota_is_for_whole_cores_first(self, group: Path, quota: int, found: tuple[int, ...]) -> None:
+        (group / "cpu.max").write_text(f"{quota}00000 100000")
+        assert cores.usable_core_numbers() == found
+
+    def test_of_those_alone_that_may_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As with `--cpuset-cpus 1,3`, or the second threads of two cores."""
+        for allowed, found in (({1, 3}, (1, 3)), ({5, 7, 1}, (1, 5, 7)), ({7, 6}, (6, 7))):
+            monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _, cores=allowed: cores)
+            assert cores.usable_core_numbers() == found
+
+    def test_systems_that_tell_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setattr(cores, "_CORES", tmp_path / "none")
+        assert cores.usable_core_numbers() == tuple(range(8))
 
 
 def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:

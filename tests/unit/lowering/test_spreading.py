@@ -195,6 +195,13 @@ class TestRefusals:
         with pytest.raises(LoweringError, match=words):
             spread(Settings(**{"parallel": Parallelism(pipeline=2), **settings}), version)
 
+    def test_what_no_engine_of_a_cpu_that_is_split_computes(self, tmp_path: Path) -> None:
+        """One hint would lead to OpenVINO, whose hint would lead back."""
+        version, numbers = version_of(tmp_path, "attention"), Parallelism(pipeline=2)
+        settings = Settings(parallel=numbers)
+        with pytest.raises(LoweringError, match=r"saved in bf16, which OpenVINO alone.*leave `parallel` out"):
+            spread_model(numbers, settings, version, cpu(4), saved=Precision.BF16, largest_batch=BATCH)
+
     def test_gpus_that_are_not_here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spreading.hardware, "gpus", lambda: ())
         resources = replace(cpu(4), device=Device.gpu(0))

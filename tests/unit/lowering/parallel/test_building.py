@@ -14,17 +14,21 @@ import numpy as np
 import onnx_ir
 import pytest
 import split_graphs
-from graphs import draw
+from graphs import compute, draw, ints
+from graphs import graph as make_graph
 from lowered import ORT
 from split_graphs import spread
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel.cuts import find_cuts
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
-from graphkiln_backend.lowering.parallel.parts import graph_of
+from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, write_parts
 from graphkiln_backend.repository.onnx_file import read_signature
 
 CORE = split_graphs.CORE
@@ -65,7 +69,10 @@ def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, na
 
 @pytest.mark.parametrize(
     ("name", "numbers"),
-    [("mlp", (1, 2)), ("quantized", (1, 2)), ("mlp", (1, 4)), ("fused", (1, 2)), ("attention", (1, 4)), ("attention", (2, 2))],
+    [
+        *(("mlp", (1, 2)), ("mlp", (1, 4)), ("quantized", (1, 2)), ("fused", (1, 2))),
+        *(("attention", (1, 4)), ("attention", (2, 2))),
+    ],
 )
 def test_shards_compute_the_same_within_the_order_of_sums(tmp_path: Path, name: str, numbers: tuple[int, int]) -> None:
     make, shape = GRAPHS[name]
@@ -140,3 +147,83 @@ def test_parts_share_their_weights_with_other_instances_and_not_with_each_other(
         for split in (first, second):
             np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
     assert not list((tmp_path / "shared").glob("*/"))
+
+
+LOOPED = """(float[b,4] x, float[b,4] late) => (float[b,4] y, float[b,4] early) {
+    early = Neg(x)
+    t = Exp(early)
+    z = Loop (rounds, yes, x) <body = l (int64 i, bool c, float[b,4] a) => (bool d, float[b,4] s) {
+        d = Identity(c)
+        u = Mul(a, w)
+        s = Add(u, t)
+    }>
+    k = Add(z, early)
+    y = Sub(k, late)
+}"""
+SCANNED = """(float[b,4] x) => (float[b,4] y, float[4] total) {
+    t = Exp(x)
+    r = ReduceMax<keepdims=0>(t)
+    total, sums = Scan <num_scan_inputs=1, body = l (float[4] a, float[4] row) => (float[4] n, float[4] o) {
+        u = Div(row, r)
+        n = Add(a, u)
+        o = Add(a, u)
+    }> (start, t)
+    y = Mul(sums, t)
+}"""
+TYPES = """(float[b,4] x) => (float[b,4] y, int64[b] best) {
+    best = ArgMax<axis=1, keepdims=0>(x)
+    positive = Greater(x, zero)
+    one = Unsqueeze(best, axis)
+    chosen = GatherElements<axis=1>(x, one)
+    y0 = Where(positive, chosen, x)
+    y = Cast<to=1>(y0)
+}"""
+TEXTS = """(string[b] s) => (string[b,1] y, string[b] early) {
+    early = StringConcat(s, mark)
+    more = StringConcat(early, mark)
+    y = Unsqueeze(more, axis)
+}"""
+UNUSUAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "a loop that reads from another stage": (
+        LOOPED,
+        {"w": draw(4), "rounds": np.int64(3), "yes": np.bool_(True)},
+        {"x": draw(3, 4), "late": draw(3, 4, seed=1)},
+    ),
+    "a scan, and a number of the whole batch": (SCANNED, {"start": np.zeros(4, np.float32)}, {"x": draw(3, 4)}),
+    "positions and truth values": (TYPES, {"zero": np.float32(0), "axis": ints(1)}, {"x": draw(3, 4)}),
+    "texts": (TEXTS, {"mark": np.array(["é"], object), "axis": ints(1)}, {"s": np.array(["a", "", "ß"], object)}),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_whatever_passes_from_stage_to_stage(tmp_path: Path, name: str) -> None:
+    """At every place where the graph can be cut, beside ONNX's reference."""
+    text, weights, feeds = UNUSUAL[name]
+    graph = split_graphs.save(made := make_graph(text, opset=20, **weights), tmp_path / "whole")
+    expected = compute(made, **feeds)
+    costs = count_costs(graph, 1)
+    places = [place for place in find_cuts(costs) if 0 < place < len(costs.nodes)]
+    assert len(places) >= 2
+    for place in places:
+        (folder := tmp_path / f"parts{place}").mkdir()
+        write_parts(graph, (place,), 1, folder)
+        numbers = Parallelism(pipeline=2, micro_batches=1)
+        config = replace(ORT, parallel=numbers, places=(Place(CPU, (CORE,)),) * 2, cuts=(place,))
+        with build_split(OnnxRuntimeEngine(), PreparedParts(folder=folder), config, read_signature(graph)) as split:
+            found = split.run(feeds)
+        for key, array in expected.items():
+            if array.dtype.kind == "f":
+                np.testing.assert_allclose(found[key], array, rtol=1e-5)
+            else:
+                np.testing.assert_array_equal(found[key], array)
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_sizes_that_differ_from_request_to_request(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    """Also none at all: a request of no rows."""
+    with built(split_graphs.decoder, tmp_path, *numbers) as (_, split):
+        for rows, tokens in ((1, 3), (4, 9), (0, 5), (2, 1), (4, 9)):
+            x = draw(rows, tokens, 24, seed=tokens)
+            found, expected = split.run({"x": x})["y"], compute(split_graphs.decoder(), x=x)["y"]
+            assert found.shape == (rows, tokens, 24)
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -188,6 +188,16 @@ class TestRefusals:
         first, second = find_stages(costs, 2, SPEED, memory_bytes=108)
         assert (first.weight_bytes, first.activation_bytes, second.memory_bytes) == (100, 8, 58)
 
+    def test_what_waits_for_the_next_stage_takes_memory(self) -> None:
+        """Two micro-batches of two rows, of 10 bytes each, beside those that are alive while a stage computes."""
+        wide = chain([1, 1, 1, 1], [1, 20, 10, 20, 1])
+        none, some = (find_stages(wide, 2, SPEED, rows=2, waiting=waiting) for waiting in (0, 2))
+        assert begins(none) == begins(some) == [0, 2]
+        assert [stage.activation_bytes for stage in none] == [60, 60]
+        assert [stage.activation_bytes for stage in some] == [100, 60]
+        with pytest.raises(LoweringError, match="the smallest needs 100 bytes"):
+            find_stages(wide, 2, SPEED, rows=2, waiting=2, memory_bytes=61)
+
     def test_a_weight_that_two_stages_read_is_held_by_both(self) -> None:
         costs = chain([1, 1, 1], None, [{"w": 64}, {}, {"w": 64}])
         assert [stage.weight_bytes for stage in find_stages(costs, 3, SPEED)] == [64, 0, 64]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
 from graphkiln_backend.graph.node_times import NodeTimes
-from graphkiln_backend.graph.parallelism import Parallelism
+from graphkiln_backend.graph.parallelism import WAITING, Parallelism
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.places import find_places
 from graphkiln_backend.lowering.parallel.split import CountCosts, Split, plan_split, why_whole
@@ -111,9 +112,70 @@ class TestAuto:
         with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: no numbers fit.*2 devices can be used"):
             planned(Parallelism(auto=True, memory_bytes=5 * KIB), cores=2)
 
+    def test_says_that_the_instances_do_not_fit_and_nothing_of_memory(self) -> None:
+        with pytest.raises(LoweringError, match=r"data=2 asks for as many instances.*write into config.pbtxt") as error:
+            planned(Parallelism(auto=True, data=2, memory_bytes=200 * KIB))
+        assert "memory" not in error.value.hint
+
     def test_stages_take_turns_where_a_batch_cannot_be_split(self) -> None:
         split = planned(Parallelism(auto=True, memory_bytes=200 * KIB), batch=1, signature=ONE)
         assert (split.numbers.pipeline, split.numbers.micro_batches, split.rows) == (2, 1, 1)
+
+
+HEAVY_END = (1, 1, 2, 4, 8, 16, 60, 150)
+"""KiB of the weights of each node of a net as ResNet-50 is: nine tenths lie in what takes a quarter of the time."""
+SHRINKING = (20, 40, 40, 20, 20, 10, 10, 5, 1)
+"""KiB of what the nodes compute, the input first."""
+
+
+def heavy_end(shards: int) -> GraphCosts:
+    if shards > 1:
+        raise LoweringError("no product can be cut", attempts=())
+    nodes = tuple(
+        NodeCost(
+            name=f"n{number}",
+            op_type="Conv",
+            flops=1_000_000_000,
+            reads=(f"t{number}",),
+            writes={f"t{number + 1}": SHRINKING[number + 1] * KIB},
+            weights={f"w{number}": weights * KIB},
+        )
+        for number, weights in enumerate(HEAVY_END)
+    )
+    return GraphCosts(nodes=nodes, inputs={"t0": SHRINKING[0] * KIB}, outputs=frozenset(["t8"]))
+
+
+def held(split: Split) -> list[int]:
+    """Bytes that each device has to hold, counted by hand: weights, the largest step, what waits for the next stage."""
+    found, waiting = [], min(WAITING, split.numbers.micro_batches - 1)
+    for begin, end in itertools.pairwise((0, *split.cuts, len(HEAVY_END))):
+        largest = max(SHRINKING[number] + SHRINKING[number + 1] for number in range(begin, end))
+        queued = waiting * SHRINKING[end] if end < len(HEAVY_END) else 0
+        found.append(KIB * (sum(HEAVY_END[begin:end]) + split.rows * (largest + queued)))
+    return found
+
+
+class TestMemory:
+    """Of a net whose fastest stages leave nearly all weights to the last device."""
+
+    def test_balanced_time_leaves_the_last_device_nearly_all_weights(self) -> None:
+        split = planned(Parallelism(pipeline=2), batch=4, count_costs=heavy_end)
+        assert [stage.weight_bytes for stage in split.stages] == [8 * KIB, 234 * KIB]
+        assert [stage.memory_bytes for stage in split.stages] == held(split)
+
+    .mark.parametrize(("memory", "stages"), [(600, 1), (250, 2), (190, 2), (170, 3), (160, 3)])
+    def test_no_device_holds_more_than_it_has(self, memory: int, stages: int) -> None:
+        numbers = Parallelism(auto=True, memory_bytes=memory * KIB)
+        split = planned(numbers, cores=4, batch=4, count_costs=heavy_end)
+        assert split.numbers.pipeline == stages
+        assert max(held(split)) <= memory * KIB
+        if stages > 1:
+            assert f"rejected: pipeline={stages - 1}, tensor=1: no split into" in split.explain()
+
+    def test_what_fits_no_device_is_refused(self) -> None:
+        """The last node's weights alone take 150 KiB."""
+        with pytest.raises(LoweringError, match=r"no numbers fit.*the smallest needs 15\d.* KiB"):
+            planned(Parallelism(auto=True, memory_bytes=150 * KIB), cores=8, batch=4, count_costs=heavy_end)
 
 
 class TestMicroBatches:
