@@ -37,10 +37,12 @@ PARTS = CACHE / "parallel"
 """Where each model is kept as it is done."""
 _BATCH = 16
 _COPIES, _STAGES, _SHARDS, _ONE, _TWO = "data=2", "pipeline=2", "tensor=2", "1 core", "2 cores"
+_IN_TURN = "pipeline=2, 2 instances"
 _NUMBERS = {
     _COPIES: Parallelism(data=2),
     _STAGES: Parallelism(pipeline=2),
     _SHARDS: Parallelism(tensor=2),
+    _IN_TURN: Parallelism(data=1, pipeline=2),
 }
 _COUNTS = {f"micro_batches={count}": count for count in (1, 2, 4, 8, 16)}
 _NUMBERS |= {name: Parallelism(pipeline=2, micro_batches=count) for name, count in _COUNTS.items()}
@@ -49,9 +51,9 @@ _REFERENCE = {_THROUGHPUT: _COPIES, _LATENCY: _ONE, _PARTS: _STAGES}
 """What is measured -> the set-up that others are compared with: of parts of a batch, as many as the plan chooses."""
 _MEASURED: Mapping[str, Mapping[str, Sequence[str]]] = {
     "large product": {_LATENCY: (_ONE, _TWO, _SHARDS), _PARTS: (_STAGES, *_COUNTS)},
-    "resnet50": {_THROUGHPUT: (_COPIES, _STAGES, *WAYS), _PARTS: (_STAGES, *_COUNTS)},
+    "resnet50": {_THROUGHPUT: (_COPIES, _STAGES, _IN_TURN, *WAYS), _PARTS: (_STAGES, *_COUNTS)},
     "vit_b_16": {_LATENCY: (_ONE, _TWO, _SHARDS)},
-    "bert_base": {_LATENCY: (_ONE, _TWO, _SHARDS), _THROUGHPUT: (_COPIES, _STAGES)},
+    "bert_base": {_LATENCY: (_ONE, _TWO, _SHARDS), _THROUGHPUT: (_COPIES, _STAGES, _IN_TURN)},
 }
 """Model -> what is measured -> set-ups."""
 _QUICKLY: Mapping[str, Any] = {"batch_sizes": (1,), "self_test": False}
@@ -138,6 +140,8 @@ def _build(graph: Path, set_up: str, batch: int, cache: ArtifactCache, opened: E
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     if numbers and not numbers.splits:
         return _copies(version, numbers, batch, cache, opened)
+    if numbers and numbers.data:
+        return _in_turn(version, numbers, batch, cache, opened)
     planned = plan_instance(version, numbers, cores=1 if set_up == _ONE else 2, largest_batch=batch)
     session = opened.enter_context(prove(planned, cache, **_QUICKLY).session)
     runs, sums = Stopwatch(), Stopwatch()
@@ -166,6 +170,25 @@ def _copies(version: ModelVersion, numbers: Parallelism, batch: int, cache: Arti
             free.put((worker, session))
 
     return _Built(run=run, callers=numbers.data)
+
+
+def _in_turn(
+    version: ModelVersion, numbers: Parallelism, batch: int, cache: ArtifactCache, opened: ExitStack
+) -> _Built:
+    """Two instances on the same stages; a caller takes the one that is free."""
+    free: SimpleQueue[Session] = SimpleQueue()
+    for instance in range(2):
+        planned = plan_instance(version, numbers, cores=2, largest_batch=batch, instances=2, instance=instance)
+        free.put(opened.enter_context(prove(planned, cache, **_QUICKLY).session))
+
+    def run(feeds: dict[str, AnyArray]) -> object:
+        session = free.get()
+        try:
+            return session.run(feeds)
+        finally:
+            free.put(session)
+
+    return _Built(run=run, callers=2, spread=planned.spread)
 
 
 def _row(  # noqa: PLR0917 - the columns

@@ -25,7 +25,12 @@ SPREAD = {
     "staged": "pipeline=2, micro_batches=4",
     "sharded": "tensor=2",
     "copies": "data=2",
+    "shared": "data=1, pipeline=2",
     "chosen": "auto, memory=1MiB",
+}
+GROUPS = {
+    "copies": "\ninstance_group [ { count: 2 kind: KIND_CPU } ]",
+    "shared": '\ninstance_group [ { name: "one" count: 1 kind: KIND_CPU }, { name: "other" count: 1 kind: KIND_CPU } ]',
 }
 BROKEN = {
     "too-many": ("pipeline=999", "asks for 999 groups of cores"),
@@ -48,7 +53,7 @@ def store(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copytree(digits, folder / name)
             config = text.replace('name: "digits"', f'name: "{name}"')
-        config += "\ninstance_group [ { count: 2 kind: KIND_CPU } ]" if name == "copies" else ""
+        config += GROUPS.get(name, "")
         config += f'\nparameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}' if numbers else ""
         (folder / name / "config.pbtxt").write_text(config)
     return folder
@@ -67,7 +72,7 @@ def images(count: int) -> AnyArray:
     return draw(count, 1, 32, 32, seed=3)
 
 
-@pytest.mark.parametrize("name", ["staged", "copies", "chosen"])
+@pytest.mark.parametrize("name", ["staged", "copies", "shared", "chosen"])
 def test_the_same_answers_as_the_whole_model(spread: Server, name: str) -> None:
     """Of one row the same bits, also where a pipeline computes a batch row by row."""
     with Client(spread.url) as client:

@@ -16,7 +16,8 @@ class Parallelism:
     """The numbers that say how a model is spread.
 
     Attributes:
-        data: Copies of the whole model, each an instance; 0 for as many as there are instances.
+        data: Copies of the whole model, each with devices of its own; 0 for as many as there are instances. Where there
+            are more instances, several share the stages of a copy.
         pipeline: Consecutive stages that a copy is cut into.
         tensor: Shards that the matrix products of a stage are cut into.
         auto: Whether `pipeline` and `tensor` are the smallest that fit the memory.

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.parallel.measured_speed import find_times
 from graphkiln_backend.lowering.parallel.parts import count_costs
-from graphkiln_backend.lowering.parallel.places import find_places
+from graphkiln_backend.lowering.parallel.places import count_copies, find_places
 from graphkiln_backend.lowering.parallel.split import Split, plan_split
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Settings
@@ -55,7 +55,8 @@ class Spread:
             with suppress(OSError):  # the engine says that nothing can be shared
                 folder.mkdir(exist_ok=True)
         cuts = self.split.cuts if self.split else ()
-        found = replace(resources, places=self.places, cuts=cuts, shared_folder=folder)
+        beside = resources.works_beside or (self.split is not None and self.split.turns > 1)
+        found = replace(resources, places=self.places, cuts=cuts, shared_folder=folder, works_beside=beside)
         return replace(settings, parallel=self.numbers), found
 
 
@@ -95,14 +96,16 @@ def spread_model(
         return Spread(numbers=numbers, places=places_of(numbers), note=_note(resources))
     _check_settings(numbers, settings, saved, resources)
     _check_outputs(version)
+    copies = count_copies(numbers, resources.instances, resources.device)
     split = plan_split(
         numbers,
         cache(partial(count_costs, version.graph_path, shapes=sample_shapes(version))),
         places_of,
-        devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // resources.instances,
+        devices=gpus - resources.device.index if resources.device.is_gpu else len(cores) // copies,
         largest_batch=largest_batch,
         signature=promised_signature(version),
         times=find_times(version),
+        turns=resources.instances // copies,
     )
     note = "\n".join(filter(None, (_unknown_sizes(version), _note(resources))))
     return Spread(numbers=split.numbers, places=split.places, split=split, note=note)

@@ -107,6 +107,24 @@ class TestReading:
         assert "stage 1 on core" in deployment.plan.explain()
         assert deployment.places == chosen.places
 
+    def test_instances_that_share_stages_let_each_other_have_the_cores(self, tmp_path: Path) -> None:
+        """Idle threads of one sleep while another computes; weights are in memory once."""
+        version_of(tmp_path, "attention")
+        config = ModelConfig(
+            name="attention",
+            max_batch_size=8,
+            parameters={"parallel": "data=1, pipeline=2"},
+            instance_groups=(InstanceGroup(count=2, device=CPU),),
+        )
+        folder, both = tmp_path / "store" / "attention" / "1", []
+        for instance in range(2):
+            resources = replace(cpu(4), instance=instance, shared_folder=tmp_path)
+            both.append(Deployment.read(folder, config, resources).plan.configs[0])
+        assert [config.spin for config in both] == [False, False]
+        assert both[0].places == both[1].places
+        assert both[0].shared_folder is not None
+        assert "2 instances share these devices" in Deployment.read(folder, config, cpu(4)).plan.explain()
+
     def test_samples_tell_the_sizes_that_vary(self, tmp_path: Path) -> None:
         """Without them a sentence counts as one token, which is said."""
         path = split_graphs.save(split_graphs.decoder(), tmp_path / "1")
@@ -219,6 +237,13 @@ class TestRefusals:
         folder = zoo.add(tmp_path, "zipped", zoo.zipped())
         with pytest.raises(LoweringError, match="the graph cannot be split"):
             spread(Settings(parallel=Parallelism(pipeline=2, micro_batches=1)), read_version(folder))
+
+    def test_copies_that_are_no_instances(self, tmp_path: Path) -> None:
+        """Also where the numbers are to be chosen: the reason is not a lack of memory."""
+        version = version_of(tmp_path, "attention")
+        numbers = Parallelism(auto=True, data=2, memory_bytes=1 << 30)
+        with pytest.raises(LoweringError, match=r"data=2 asks for as many instances.*write into config.pbtxt"):
+            spread(Settings(parallel=numbers), version)
 
     def test_more_instances_than_groups(self, tmp_path: Path) -> None:
         version_of(tmp_path, "attention")

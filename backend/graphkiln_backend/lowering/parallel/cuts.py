@@ -61,8 +61,24 @@ class StageCost:
         return self.weight_bytes + self.activation_bytes
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What devices hold at the same time.
+
+    Attributes:
+        waiting: Micro-batches that may wait for the next stage.
+        turns: Batches that may be under way at once, of instances that share the devices and their weights.
+    """
+
+    waiting: int = 0
+    turns: int = 1
+
+
+_ALONE = Held()
+
+
 def find_stages(
-    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0, waiting: int = 0
+    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0, held: Held = _ALONE
 ) -> tuple[StageCost, ...]:
     """The best split into stages.
 
@@ -72,12 +88,12 @@ def find_stages(
         speed: Of each device.
         rows: Samples of a micro-batch.
         memory_bytes: What a device may hold; 0 for no limit.
-        waiting: Micro-batches that may wait for the next stage.
+        held: What they hold at the same time.
 
     Raises:
         LoweringError: There are not that many places to cut, or no split fits the memory.
     """
-    table = _Table(costs, speed, rows, stages, waiting)
+    table = _Table(costs, speed, rows, stages, held)
     if len(table.positions) - 1 < stages:
         raise LoweringError(
             f"the graph cannot be cut into {stages} stages",
@@ -166,7 +182,7 @@ def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
 class _Table:
     """What every span of nodes between two places would cost as a stage."""
 
-    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int, waiting: int) -> None:
+    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int, held: Held) -> None:
         self._costs = costs
         self._speed = speed
         self._rows = rows
@@ -176,7 +192,8 @@ class _Table:
         writes = [sum(node.writes.values()) for node in costs.nodes]
         self._alive = self.crossing[:-1] + rows * np.array(writes, np.float64)
         self._weights = self._weight_spans()
-        self._activations = self._activation_spans() + waiting * self.crossing[self.positions][None, :]
+        queued = held.waiting * self.crossing[self.positions][None, :]
+        self._activations = held.turns * (self._activation_spans() + queued)
 
     def seconds(self) -> Floats:
         """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""

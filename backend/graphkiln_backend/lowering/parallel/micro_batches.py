@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.lowering.parallel.cuts import StageCost
@@ -25,18 +25,24 @@ class Cutting:
         rows: Of each, at most.
         stages: What each stage costs for one of them.
         others: Other counts that were considered -> seconds of a batch.
+        turns: Batches that may be under way at once.
     """
 
     count: int
     rows: int
     stages: tuple[StageCost, ...]
     others: Mapping[int, float] = field(default_factory=dict)
+    turns: int = 1
 
     @property
     def seconds(self) -> float:
-        """Of a batch: the first part passes all stages, then the slowest one takes its time for each more."""
+        """Of a batch: the first part passes all stages, then the slowest one takes its time for each more.
+
+        Where several batches are under way, each takes its share of that, or as long as the slowest stage needs for it.
+        """
         times = [stage.seconds for stage in self.stages]
-        return sum(times) + (self.count - 1) * max(times)
+        alone = sum(times) + (self.count - 1) * max(times)
+        return max(alone / self.turns, self.count * max(times))
 
     def explain(self, costs: str = "counted") -> str:
         """Why so many; empty where somebody said it.
@@ -50,13 +56,14 @@ class Cutting:
         return f"the fastest by {costs} costs ({beside} of the time)"
 
 
-def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int]) -> Cutting:
+def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int], turns: int = 1) -> Cutting:
     """The cutting by which a batch is over first; of those that are as fast, the one with the fewest parts.
 
     Args:
         find: Finds the stages; raises `LoweringError` where none fit.
         largest_batch: Rows.
         counts: What to choose from, ascending.
+        turns: Batches that may be under way at once.
 
     Raises:
         LoweringError: For none of them there are stages that fit; as for the one that needs the least memory.
@@ -66,14 +73,14 @@ def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int]) -> Cu
     for count in counts:
         rows = math.ceil(largest_batch / count)
         try:
-            found.append(Cutting(count=count, rows=rows, stages=find(rows)))
+            found.append(Cutting(count=count, rows=rows, stages=find(rows), turns=turns))
         except LoweringError as error:
             refused = error
     if not found:
         raise refused or LoweringError("there is no batch to cut", attempts=(f"{largest_batch} rows",))
     best = min(found, key=lambda cutting: cutting.seconds)
     others = {cutting.count: cutting.seconds for cutting in found if cutting is not best}
-    return Cutting(count=best.count, rows=best.rows, stages=best.stages, others=others)
+    return replace(best, others=others)
 
 
 def usual_counts(largest_batch: int) -> tuple[int, ...]:

@@ -16,7 +16,8 @@ def find_places(
     """The places of one instance: stage by stage, within a stage shard by shard.
 
     The cores of a machine are cut into groups of neighbors, as equal as they can be, which no two places share. On GPUs
-    an instance takes those behind its own: with `gpus: [0, 2]` and two stages, 0 and 1, 2 and 3.
+    an instance takes those behind its own: with `gpus: [0, 2]` and two stages, 0 and 1, 2 and 3. Where there are more
+    instances than copies, several share the cores of a copy: while a batch of one ends, one of another begins.
 
     Args:
         numbers: How the model is spread.
@@ -29,18 +30,18 @@ def find_places(
     Raises:
         LoweringError: There are not that many instances, cores or GPUs.
     """
-    _check_instances(numbers, instances)
+    copies = count_copies(numbers, instances, device)
     if device.is_gpu:
         return _gpus(numbers, device, gpus)
-    wanted = instances * numbers.devices
+    wanted = copies * numbers.devices
     if wanted > len(cores):
         raise LoweringError(
             f"{numbers} asks for {wanted} groups of cores",
-            attempts=(f"{counted(instances, 'instance')} of {numbers.devices} each, and {len(cores)} cores are here",),
+            attempts=(f"{counted(copies, 'instance')} of {numbers.devices} each, and {len(cores)} cores are here",),
             hint="choose smaller numbers, or fewer instances (instance_group)",
         )
     groups = core_groups(cores, wanted)
-    first = (instance % instances) * numbers.devices
+    first = (instance % copies) * numbers.devices
     return tuple(Place(device, group) for group in groups[first : first + numbers.devices])
 
 
@@ -56,13 +57,20 @@ def core_groups(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
     return [tuple(cores[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
-def _check_instances(numbers: Parallelism, instances: int) -> None:
-    if numbers.data not in (0, instances):
+def count_copies(numbers: Parallelism, instances: int, device: Device) -> int:
+    """How many copies of a model have devices of their own: as many as it has instances, unless stages are shared.
+
+    Raises:
+        LoweringError: There are not that many instances.
+    """
+    shares = (numbers.pipeline > 1 or numbers.auto) and not device.is_gpu
+    if numbers.data not in (0, instances) and not (shares and instances % numbers.data == 0):
         raise LoweringError(
             f"data={numbers.data} asks for as many instances of the model",
             attempts=(f"its configuration has {instances}",),
             hint=f"write into config.pbtxt: instance_group [ {{ count: {numbers.data} }} ]",
         )
+    return numbers.data or instances
 
 
 def _gpus(numbers: Parallelism, device: Device, gpus: int) -> tuple[Place, ...]:

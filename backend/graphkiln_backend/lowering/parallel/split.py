@@ -14,7 +14,7 @@ from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.node_times import NodeTimes
 from graphkiln_backend.graph.parallelism import WAITING, Parallelism, Place
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.parallel.cuts import StageCost, find_stages
+from graphkiln_backend.lowering.parallel.cuts import Held, StageCost, find_stages
 from graphkiln_backend.lowering.parallel.measured_speed import MeasuredSpeed
 from graphkiln_backend.lowering.parallel.micro_batches import cut_batch, usual_counts
 from graphkiln_backend.lowering.parallel.places import counted
@@ -38,6 +38,7 @@ class Split:
         why: Why there are so many micro-batches; empty where it was requested.
         tried: With `auto`: why smaller numbers do not do, a line each.
         basis: Where costs come from, if they were measured.
+        turns: Instances that share the devices.
     """
 
     numbers: Parallelism
@@ -48,6 +49,7 @@ class Split:
     why: str = ""
     tried: tuple[str, ...] = ()
     basis: str = ""
+    turns: int = 1
 
     @property
     def cuts(self) -> tuple[int, ...]:
@@ -66,6 +68,8 @@ class Split:
         if self.numbers.pipeline > 1:
             why = f": {self.why}" if self.why else ""
             yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch{why}"
+        if self.turns > 1:
+            yield f"{self.turns} instances share these devices: while a batch of one ends, one of another begins"
         if self.basis:
             yield self.basis
         slowest = max(stage.seconds for stage in self.stages) or 1.0
@@ -90,6 +94,7 @@ def plan_split(
     largest_batch: int,
     signature: Signature,
     times: NodeTimes | None = None,
+    turns: int = 1,
 ) -> Split:
     """Plans how a model is spread.
 
@@ -101,11 +106,14 @@ def plan_split(
         largest_batch: The largest batch that will be requested.
         signature: Of the graph.
         times: What was measured of the graph's nodes on a core; None where costs are counted.
+        turns: Instances that share the devices of a copy, each with a batch of its own.
 
     Raises:
         LoweringError: It cannot be spread as requested; `attempts` says why.
     """
-    try_out = partial(_plan, count_costs, find_places, times, largest_batch=largest_batch, signature=signature)
+    try_out = partial(
+        _plan, count_costs, find_places, times, largest_batch=largest_batch, signature=signature, turns=turns
+    )
     if not numbers.auto:
         return try_out(numbers)
     if not numbers.memory_bytes:
@@ -114,7 +122,6 @@ def plan_split(
             attempts=("it is not told how much a device has",),
             hint="write parallel: auto, memory=2GiB",
         )
-    find_places(numbers.of(1, 1))  # raises where no numbers would do
     tried: list[str] = []
     for candidate in _candidates(numbers, devices, largest_batch, signature):
         try:
@@ -148,19 +155,18 @@ def _plan(
     *,
     largest_batch: int,
     signature: Signature,
+    turns: int,
 ) -> Split:
     places = find_places(numbers)
-    counts = _micro_batches(numbers, largest_batch, signature)
+    counts = _micro_batches(numbers, largest_batch, signature, turns)
     costs = count_costs(numbers.tensor)
     speed = _speed(places[0].device, times, count_costs)
 
     def find(rows: int) -> tuple[StageCost, ...]:
-        waiting = min(WAITING, math.ceil(largest_batch / rows) - 1)
-        return find_stages(
-            costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes, waiting=waiting
-        )
+        held = Held(waiting=min(WAITING, math.ceil(largest_batch / rows) - 1), turns=turns)
+        return find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes, held=held)
 
-    cutting = cut_batch(find, largest_batch, counts)
+    cutting = cut_batch(find, largest_batch, counts, turns)
     whole = count_costs(1) if numbers.tensor > 1 else costs
     basis = speed.explain() if isinstance(speed, MeasuredSpeed) else ""
     return Split(
@@ -171,6 +177,7 @@ def _plan(
         whole=whole,
         why=cutting.explain("measured" if basis else "counted"),
         basis=basis,
+        turns=turns,
     )
 
 
@@ -181,7 +188,9 @@ def _speed(device: Device, times: NodeTimes | None, count_costs: CountCosts) -> 
     return MeasuredSpeed.of(CPU_CORE, times, count_costs(1)) if times else CPU_CORE
 
 
-def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature) -> tuple[int, ...]:
+def _micro_batches(
+    numbers: Parallelism, largest_batch: int, signature: Signature, turns: int
+) -> tuple[int, ...]:
     """Into how many parts a largest batch may be cut.
 
     Raises:
@@ -190,10 +199,13 @@ def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signatur
     if numbers.pipeline == 1 or numbers.micro_batches == 1:
         return (1,)
     if reason := why_whole(largest_batch, signature):
+        if turns > 1 and not numbers.micro_batches:
+            return (1,)  # the stages work on the batches of several instances
         raise LoweringError(
             f"{numbers} would compute parts of a batch side by side",
             attempts=(reason,),
-            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed",
+            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed (data=1 with "
+            f"{numbers.pipeline} instances keeps them at work)",
         )
     return (min(numbers.micro_batches, largest_batch),) if numbers.micro_batches else usual_counts(largest_batch)
 

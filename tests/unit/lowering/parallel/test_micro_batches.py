@@ -83,3 +83,35 @@ def test_what_does_not_fit_is_not_considered() -> None:
 )
 def test_what_is_considered(largest: int, counts: tuple[int, ...]) -> None:
     assert usual_counts(largest) == counts
+
+
+class TestSeveralBatches:
+    """Of instances that share the stages: while one batch ends, another begins."""
+
+    @pytest.mark.parametrize("times", [[1.0, 1.0], [1.0, 3.0, 2.0]])
+    @pytest.mark.parametrize("count", [1, 4])
+    @pytest.mark.parametrize("turns", [2, 3])
+    def test_the_time_of_a_batch_among_others(self, times: list[float], count: int, turns: int) -> None:
+        """A stage is never idle, or all that are under way pass it one by one; beside a simulation of many of them."""
+        cutting = Cutting(count=count, rows=1, stages=tuple(map(stage, times)), turns=turns)
+        batches = 300
+        assert cutting.seconds <= many(times, count, turns, batches) / batches * 1.02
+        assert cutting.seconds >= many(times, count, len(times) * turns, batches) / batches * 0.98
+
+    def test_two_batches_in_two_stages_need_not_be_cut(self) -> None:
+        alone, shared = (cut_batch(machine(0.0, 1.0), 16, usual_counts(16), turns) for turns in (1, 2))
+        assert (alone.count, shared.count) == (16, 1)
+        assert (alone.seconds, shared.seconds) == (17.0, 16.0)
+
+
+def many(times: list[float], count: int, turns: int, batches: int) -> float:
+    """When the last of many batches is done, as many of which as `turns` are under way at once."""
+    free, done = [0.0] * len(times), list[float]()
+    for batch in range(batches):
+        ready = done[batch - turns] if batch >= turns else 0.0
+        for _ in range(count):
+            at = ready
+            for number, seconds in enumerate(times):
+                at = free[number] = max(at, free[number]) + seconds
+        done.append(at)
+    return done[-1]

@@ -60,3 +60,30 @@ def test_what_the_machine_or_the_configuration_does_not_have(numbers: Parallelis
 def test_gpus_that_are_not_here(gpus: int, words: str) -> None:
     with pytest.raises(LoweringError, match=f"asks for 4 GPUs from gpu:2 on; GPUs that are here: {words}"):
         find_places(BOTH, instances=1, instance=0, device=Device.gpu(2), cores=[0], gpus=gpus)
+
+
+class TestInstancesThatShareStages:
+    NUMBERS = Parallelism(data=1, pipeline=2)
+
+    def test_all_of_them_have_the_cores_of_one_copy(self) -> None:
+        assert [on_cpu(self.NUMBERS, 2, each, 2) for each in range(2)] == [[(10,), (11,)]] * 2
+
+    def test_copies_are_taken_in_turn(self) -> None:
+        numbers = Parallelism(data=2, pipeline=2)
+        assert [on_cpu(numbers, 4, each, 4) for each in range(4)] == [[(10,), (11,)], [(12,), (13,)]] * 2
+
+    @pytest.mark.parametrize(
+        ("numbers", "instances", "device"),
+        [
+            (Parallelism(data=2, pipeline=2), 3, CPU),
+            (Parallelism(data=1, tensor=2), 2, CPU),
+            (Parallelism(data=1), 2, CPU),
+            (NUMBERS, 2, Device.gpu(0)),
+        ],
+    )
+    def test_where_nothing_is_gained_or_weights_would_be_held_again(
+        self, numbers: Parallelism, instances: int, device: Device
+    ) -> None:
+        """Shards of a batch all work at once; each process has weights of its own on a GPU."""
+        with pytest.raises(LoweringError, match=f"asks for as many instances.*its configuration has {instances}"):
+            find_places(numbers, instances=instances, instance=0, device=device, cores=range(8), gpus=8)

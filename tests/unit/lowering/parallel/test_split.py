@@ -53,12 +53,20 @@ def planned(
     signature: Signature = BATCH,
     count_costs: CountCosts = costs,
     times: NodeTimes | None = None,
+    turns: int = 1,
 ) -> Split:
     def places(found: Parallelism) -> Any:
-        return find_places(found, instances=1, instance=0, device=CPU, cores=range(cores), gpus=0)
+        return find_places(found, instances=turns, instance=0, device=CPU, cores=range(cores), gpus=0)
 
     return plan_split(
-        numbers, count_costs, places, devices=cores, largest_batch=batch, signature=signature, times=times
+        numbers,
+        count_costs,
+        places,
+        devices=cores,
+        largest_batch=batch,
+        signature=signature,
+        times=times,
+        turns=turns,
     )
 
 
@@ -111,11 +119,6 @@ class TestAuto:
     def test_nothing_fits(self) -> None:
         with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: no numbers fit.*2 devices can be used"):
             planned(Parallelism(auto=True, memory_bytes=5 * KIB), cores=2)
-
-    def test_says_that_the_instances_do_not_fit_and_nothing_of_memory(self) -> None:
-        with pytest.raises(LoweringError, match=r"data=2 asks for as many instances.*write into config.pbtxt") as error:
-            planned(Parallelism(auto=True, data=2, memory_bytes=200 * KIB))
-        assert "memory" not in error.value.hint
 
     def test_stages_take_turns_where_a_batch_cannot_be_split(self) -> None:
         split = planned(Parallelism(auto=True, memory_bytes=200 * KIB), batch=1, signature=ONE)
@@ -197,6 +200,20 @@ class TestMicroBatches:
         with pytest.raises(LoweringError, match=r"batches are of one row.*micro_batches=1 lets the stages take turns"):
             planned(Parallelism(pipeline=2), batch=1)
         assert planned(Parallelism(pipeline=2, micro_batches=1), batch=1).rows == 1
+
+    def test_instances_that_share_stages_need_no_cutting(self) -> None:
+        split = planned(Parallelism(data=1, pipeline=2), turns=2)
+        assert (split.numbers.micro_batches, split.rows) == (1, 32)
+        assert "2 instances share these devices: while a batch of one ends, one of another begins" in split.explain()
+        alone = planned(Parallelism(pipeline=2, micro_batches=1))
+        assert [stage.activation_bytes for stage in split.stages] == [
+            2 * stage.activation_bytes for stage in alone.stages
+        ]
+        assert "share" not in alone.explain()
+
+    def test_batches_that_cannot_be_cut_are_no_reason_against_them(self) -> None:
+        split = planned(Parallelism(data=1, pipeline=2), batch=1, signature=ONE, turns=2)
+        assert split.numbers.micro_batches == 1
 
     def test_shards_need_no_batch(self) -> None:
         assert planned(Parallelism(tensor=2), batch=1, signature=ONE).numbers.micro_batches == 0
