@@ -204,8 +204,8 @@ def _micro_batches(
         raise LoweringError(
             f"{numbers} would compute parts of a batch side by side",
             attempts=(reason,),
-            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed (data=1 with "
-            f"{numbers.pipeline} instances keeps them at work)",
+            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed; on cores, "
+            f"data=1 with {numbers.pipeline} instances keeps all of them at work",
         )
     return (min(numbers.micro_batches, largest_batch),) if numbers.micro_batches else usual_counts(largest_batch)
 

@@ -68,12 +68,17 @@ def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
 
 @contextmanager
 def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[TimedSession, list[str]]]:
-    """The graph on one core with nothing fused, its nodes named by their positions; the names that splits give them."""
-    from graphkiln_backend.passes.graph_file import save  # a second of imports
+    """The graph on one core with nothing fused, its nodes named by their positions; the names that splits give them.
+
+    Those that compute from weights alone have none.
+    """
+    from graphkiln_backend.passes.constant_nodes import find_constant_nodes  # a second of imports
+    from graphkiln_backend.passes.graph_file import save
     from graphkiln_backend.passes.node_costs import load_for_splitting
 
     model = load_for_splitting(graph_path)
-    names = [str(node.name) for node in model.graph]
+    constant = frozenset(find_constant_nodes(model))  # which is computed while the graph is loaded
+    names = ["" if node in constant else str(node.name) for node in model.graph]
     for position, node in enumerate(model.graph):
         node.name = f"{_NAME}{position}"
     config = SessionConfig(
@@ -122,5 +127,5 @@ def _feeds(session: Session, golden: GoldenSamples | None, size: int) -> Mapping
 def _measure(session: TimedSession, names: Sequence[str], feeds: Mapping[str, AnyArray]) -> dict[str, float]:
     """Seconds of each node by the name that splits give it."""
     taken = session.time_nodes(feeds, _RUNS)
-    found = ((name, taken.get(f"{_NAME}{position}")) for position, name in enumerate(names))
+    found = ((name, taken.get(f"{_NAME}{position}")) for position, name in enumerate(names) if name)
     return {name: seconds for name, seconds in found if seconds is not None}

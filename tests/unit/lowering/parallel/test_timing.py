@@ -67,6 +67,15 @@ def test_nodes_inside_of_nodes_count_for_those_around_them(tmp_path: Path) -> No
     assert len(times.at(1)) == 2
 
 
+def test_what_is_computed_once_has_no_time(tmp_path: Path) -> None:
+    """Weights that are dequantized: the runtime does that while it loads the graph, or in the product itself."""
+    version = version_of(tmp_path, split_graphs.quantized())
+    costs = count_costs(version.graph_path, 1)
+    named = {node.name for node in costs.nodes if not costs.local.intersection(node.writes)}
+    assert len(named) == len(costs.nodes) - 3
+    assert measure_nodes(version, largest_batch=1).at(1).keys() == named
+
+
 def test_a_graph_that_computes_nothing_that_is_made_up(tmp_path: Path) -> None:
     model = graph("(float[b,4] x) => (float[3,m] y) { y = Reshape(x, s) }", s=[3, -1])
     with pytest.raises(LoweringError, match="refuses every request that was made up"):
