@@ -46,6 +46,13 @@ def test_each_reader_has_a_chain_of_its_own() -> None:
     np.testing.assert_array_equal(compute(model, x=x)["y"], compute(graph(text, w=w), x=x)["y"])
 
 
+def test_copies_do_not_multiply() -> None:
+    """Each of twenty steps reads the one before on two ways, which are two million ways in all."""
+    steps = "\n".join(f"a{n} = Neg(s{n}) b{n} = Abs(s{n}) s{n + 1} = Add(a{n}, b{n})" for n in range(20))
+    text = f"(float[4] x) => (float[4] y) {{ s0 = Exp(w) {steps} h = Add(x, s20) y = Mul(h, s20) }}"
+    assert len(moved(text, w=draw(4)).graph) == 2 * (1 + 3 * 20) + 2
+
+
 def test_a_node_that_reads_twice_has_one_copy() -> None:
     model = moved("(float[4] x) => (float[4] y, float[4] z) { d = Neg(w) y = Add(x, x) z = Add(d, d) }", w=draw(4))
     assert operators(model) == ["Add", "Neg", "Add"]
