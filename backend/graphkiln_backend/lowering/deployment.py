@@ -67,7 +67,7 @@ class Deployment:
         _check_batching(version, config)
         saved = saved_precision(version)
         sizes = config.warmup_batch_sizes
-        resources = replace(resources, instances=config.instances)
+        resources = replace(resources, instances=config.processes)
         spread = None
         if settings.parallel:
             from graphkiln_backend.lowering.spreading import spread_model  # which few models need
@@ -75,6 +75,7 @@ class Deployment:
             spread = spread_model(
                 settings.parallel, settings, version, resources, saved=saved, largest_batch=max(sizes)
             )
+            spread.check_apart(config.gpus)
             settings, resources = spread.apply(settings, resources)
         planned = plan(settings, resources, saved=saved, largest_batch=max(sizes))
         return cls(

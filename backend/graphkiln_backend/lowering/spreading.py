@@ -15,7 +15,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.parallel.measured_speed import find_times
 from graphkiln_backend.lowering.parallel.parts import count_costs
-from graphkiln_backend.lowering.parallel.places import count_copies, find_places
+from graphkiln_backend.lowering.parallel.places import check_apart, count_copies, find_places
 from graphkiln_backend.lowering.parallel.split import Split, plan_split
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Settings
@@ -45,6 +45,15 @@ class Spread:
         """The numbers, and what each device computes and holds, a line each."""
         whole = f"parallel: {self.numbers}: the whole graph on {', '.join(map(str, self.places))}"
         return "\n".join(filter(None, (self.split.explain() if self.split else whole, self.note)))
+
+    def check_apart(self, gpus: Sequence[int]) -> None:
+        """Refuses instances that would share GPUs; see `places.check_apart`.
+
+        Raises:
+            LoweringError: Two would.
+        """
+        if self.split:
+            check_apart(self.split.numbers, gpus)
 
     def apply(self, settings: Settings, resources: Resources) -> tuple[Settings, Resources]:
         """Settings and resources with what was found: weights are mapped once for each NUMA node."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,14 @@ class InstanceGroup:
     """Instances of a model on one kind of device.
 
     Attributes:
-        count: How many there are.
+        count: How many there are, on each GPU where the group names several.
         device: Where the first one runs; None for KIND_MODEL, which leaves it to the model.
+        gpus: Numbers of all GPUs that it names.
     """
 
     count: int
     device: Device | None
+    gpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +151,17 @@ class ModelConfig:
         return sum(group.count for group in self.instance_groups)
 
     @property
+    def processes(self) -> int:
+        """Instances that Triton starts: of a group that names several GPUs, its count on each of them."""
+        return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """Number of the GPU of each instance that is started on one."""
+        groups = [group for group in self.instance_groups if group.device and group.device.is_gpu]
+        return tuple(gpu for group in groups for gpu in _gpus_of(group) for _ in range(group.count))
+
+    @property
     def device(self) -> Device:
         """Where the first instance runs.
 
@@ -181,7 +194,8 @@ class ModelConfig:
 
 def _instance_group(group: Any, backend: str, *, has_gpu: bool) -> InstanceGroup:
     kind = group.Kind.Name(group.kind)
-    return _group(kind, group.count, group.gpus[0] if group.gpus else 0, backend, has_gpu=has_gpu)
+    found = _group(kind, group.count, group.gpus[0] if group.gpus else 0, backend, has_gpu=has_gpu)
+    return replace(found, gpus=tuple(group.gpus)) if found.device and found.device.is_gpu else found
 
 
 def _group(kind: str, count: int, gpu: int, backend: str, *, has_gpu: bool) -> InstanceGroup:
@@ -191,6 +205,10 @@ def _group(kind: str, count: int, gpu: int, backend: str, *, has_gpu: bool) -> I
     if kind == "KIND_GPU" or (kind == "KIND_AUTO" and has_gpu):
         return InstanceGroup(count=count or 1, device=Device.gpu(gpu))
     return InstanceGroup(count=count or _DEFAULT_CPU_INSTANCES.get(backend, 1), device=CPU)
+
+
+def _gpus_of(group: InstanceGroup) -> tuple[int, ...]:
+    return group.gpus or ((group.device.index,) if group.device else ())
 
 
 def _accelerator(block: Any) -> Accelerator:

@@ -72,7 +72,7 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
     footprints = []
     for path in sorted(path for mirror in mirrors for path in mirror.glob(f"*/{CONFIG_FILE}")):
         config = ModelConfig.read(path, has_gpu=False)  # on a CPU there are at least as many instances as on a GPU
-        footprints += [config.batch_bytes] * config.instances
+        footprints += [config.batch_bytes] * config.processes
     return footprints
 
 

@@ -159,7 +159,7 @@ def need_of(model: Path) -> Need:
         device=str(config.device),
         has_fallback=bool(settings.fallback),
         instances=config.instances,
-        shared_bytes=config.instances * region_bytes(config.batch_bytes),
+        shared_bytes=config.processes * region_bytes(config.batch_bytes),
         graph_bytes=size_of(newest),
     )
 
@@ -177,7 +177,7 @@ def _check_devices(settings: Settings, config: ModelConfig) -> None:
     if settings.parallel:
         find_places(
             settings.parallel,
-            instances=config.instances,
+            instances=config.processes,
             instance=0,
             device=config.device,
             cores=usable_core_numbers(),

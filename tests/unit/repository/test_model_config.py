@@ -178,6 +178,19 @@ class TestInstances:
         groups = [{"kind": "KIND_CPU", "count": 2}, {"kind": "KIND_GPU", "count": 1}, {"kind": "KIND_CPU"}]
         assert from_json(backend="onnxruntime", instance_group=groups).instances == 2 + 1 + 2
 
+    @pytest.mark.parametrize(
+        ("group", "processes"),
+        [
+            ({"kind": "KIND_GPU", "count": 2, "gpus": [0, 2, 3]}, 6),
+            ({"kind": "KIND_GPU", "count": 2}, 2),
+            ({"kind": "KIND_CPU", "count": 2}, 2),
+        ],
+    )
+    def test_a_group_of_several_gpus_has_its_count_on_each(self, group: dict[str, Any], processes: int) -> None:
+        config = from_json(instance_group=[group])
+        assert (config.instances, config.processes) == (2, processes)
+        assert len(config.gpus) == (0 if group["kind"] == "KIND_CPU" else processes)
+
 
 class TestDevice:
     @pytest.mark.parametrize(

@@ -84,6 +84,26 @@ def _gpus(numbers: Parallelism, device: Device, gpus: int) -> tuple[Place, ...]:
     return tuple(Place(Device.gpu(device.index + number)) for number in range(numbers.devices))
 
 
+def check_apart(numbers: Parallelism, gpus: Sequence[int]) -> None:
+    """Refuses instances one of which would begin on a GPU that another one's stages or shards are on.
+
+    Args:
+        numbers: How the model is spread.
+        gpus: Where each instance begins.
+
+    Raises:
+        LoweringError: There are two such.
+    """
+    for first, second in itertools.pairwise(sorted(gpus)):
+        if second - first < numbers.devices:
+            apart = ", ".join(str(number * numbers.devices) for number in range(len(gpus)))
+            raise LoweringError(
+                f"two instances of {numbers.devices} GPUs each would share {Device.gpu(second)}",
+                attempts=(f"one begins on {Device.gpu(first)}, the other on {Device.gpu(second)}",),
+                hint=f"write into config.pbtxt: instance_group [ {{ count: 1 kind: KIND_GPU gpus: [ {apart} ] }} ]",
+            )
+
+
 def counted(count: int, noun: str) -> str:
     """`1 core`, `2 cores`."""
     return f"{count} {noun}{'s' if count > 1 else ''}"

@@ -7,7 +7,7 @@ import pytest
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Parallelism, Place
-from graphkiln_backend.lowering.parallel.places import core_groups, find_places
+from graphkiln_backend.lowering.parallel.places import check_apart, core_groups, find_places
 
 BOTH = Parallelism(pipeline=2, tensor=2)
 
@@ -87,3 +87,16 @@ class TestInstancesThatShareStages:
         """Shards of a batch all work at once; each process has weights of its own on a GPU."""
         with pytest.raises(LoweringError, match=f"asks for as many instances.*its configuration has {instances}"):
             find_places(numbers, instances=instances, instance=0, device=device, cores=range(8), gpus=8)
+
+
+class TestGpusOfInstances:
+    @pytest.mark.parametrize("gpus", [(), (3,), (0, 4), (4, 0), (0, 4, 8)])
+    def test_far_enough_apart(self, gpus: tuple[int, ...]) -> None:
+        check_apart(BOTH, gpus)
+
+    @pytest.mark.parametrize(("gpus", "shared"), [((0, 1), 1), ((2, 0, 6), 2), ((5, 5), 5)])
+    def test_one_that_two_would_have(self, gpus: tuple[int, ...], shared: int) -> None:
+        """Each would hold parts of the model there, and there may not be memory for both."""
+        words = rf"of 4 GPUs each would share gpu:{shared};.*gpus: \[ 0, 4"
+        with pytest.raises(LoweringError, match=words):
+            check_apart(BOTH, gpus)
