@@ -52,7 +52,7 @@ class Spread:
         Raises:
             LoweringError: Two would.
         """
-        if self.split:
+        if self.split and self.split.numbers.splits:
             check_apart(self.split.numbers, gpus)
 
     def apply(self, settings: Settings, resources: Resources) -> tuple[Settings, Resources]:
