@@ -138,3 +138,31 @@ def test_a_process_that_is_killed_under_load_answers_nothing_wrongly_and_comes_b
     assert callers.errors, "those who waited for the process that died were told"
     restarts = 'graphkiln_restarts_total{cause="instance_died"}'
     server.wait_until(lambda: server.metrics().get(restarts, 0) >= 1)
+
+
+def test_versions_that_are_loaded_again_under_load_answer_every_request(
+    tmp_path: Path, expected: tuple[AnyArray, AnyArray]
+) -> None:
+    """The process of the old one goes when the new one answers."""
+    store = tmp_path / "store"
+    for name in SPLITS:
+        add(store, name)
+    with Serving(tmp_path / "server", "--model-store", store, "--model-control-mode=explicit") as server:
+        server.wait_until(lambda: server.status("/v2/health/live") == 200)
+        with Client(server.url, timeout_s=120) as client:
+            for name in SPLITS:
+                client.load(name)
+            callers = Callers(server, *expected)
+            try:
+                for name in SPLITS:
+                    before, old = callers.answers[name], instance_of(server, name)
+                    config = store / name / "config.pbtxt"
+                    config.write_text(f"{config.read_text()}\n# written again\n")
+                    client.load(name)
+                    server.wait_until(lambda old=old: not psutil.pid_exists(old))  # type: ignore[misc]
+                    server.wait_until(lambda name=name, count=before + 5: callers.answers[name] >= count)  # type: ignore[misc]
+                    assert instance_of(server, name) != old
+            finally:
+                callers.end()
+    assert not callers.wrong
+    assert not callers.errors
