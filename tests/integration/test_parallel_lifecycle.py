@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,10 @@ def test_models_that_come_and_go_leave_nothing(
         assert threads[2] <= threads[1] + 1, "threads of instances that are gone"
 
 
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
 def instance_of(server: Server, model: str) -> int:
     statuses = [json.loads(path.read_text()) for path in server.temporary.glob("graphkiln-*/instances/*.json")]
     (pid,) = {int(status["pid"]) for status in statuses if status.get("model") == model}
@@ -105,6 +110,9 @@ class Callers:
                 if not np.allclose(found, self._right, rtol=1e-4, atol=1e-5):
                     self.wrong.append(found)
                 self.answers[name] += 1
+
+    def has_answered(self, name: str, count: int) -> bool:
+        return self.answers[name] >= count
 
     def end(self) -> None:
         self._ending.set()
@@ -159,8 +167,8 @@ def test_versions_that_are_loaded_again_under_load_answer_every_request(
                     config = store / name / "config.pbtxt"
                     config.write_text(f"{config.read_text()}\n# written again\n")
                     client.load(name)
-                    server.wait_until(lambda old=old: not psutil.pid_exists(old))  # type: ignore[misc]
-                    server.wait_until(lambda name=name, count=before + 5: callers.answers[name] >= count)  # type: ignore[misc]
+                    server.wait_until(partial(is_gone, old))
+                    server.wait_until(partial(callers.has_answered, name, before + 5))
                     assert instance_of(server, name) != old
             finally:
                 callers.end()
