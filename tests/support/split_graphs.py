@@ -177,7 +177,7 @@ RELATIVE = """(float[batch,tokens,24] x) => (float[batch,tokens,24] y) {
 QUANTIZED = """(float[batch,24] x) => (float[batch,24] y) {
     w1 = DequantizeLinear<axis=1>(q1, s1, z1)
     w2 = DequantizeLinear<axis=0>(q2, s2, z2)
-    b = DequantizeLinear(qb, sb)
+    b = DequantizeLinear<axis=0>(qb, sb)
     x0 = QuantizeLinear(x, sx, zx)
     x1 = DequantizeLinear(x0, sx, zx)
     h = MatMul(x1, w1)
@@ -212,12 +212,13 @@ def mlp() -> onnx_ir.Model:
 def quantized() -> onnx_ir.Model:
     """The same in int8, as quantizers write it: weights, in front of all, have a scale for each column."""
     random = np.random.default_rng(7)
+    rows = random.uniform(1, 4, 24).astype(np.float32) / 1000
     return graph(
         QUANTIZED,
         q1=random.integers(-127, 128, (24, 48), dtype=np.int8), s1=random.uniform(1, 4, 48).astype(np.float32) / 1000,
         z1=np.zeros(48, np.int8), q2=random.integers(-127, 128, (24, 48), dtype=np.int8),
-        s2=random.uniform(1, 4, 24).astype(np.float32) / 1000, z2=np.zeros(24, np.int8),
-        qb=random.integers(-900, 900, 24, dtype=np.int32), sb=np.float32(1e-3),
+        s2=rows, z2=np.zeros(24, np.int8),
+        qb=random.integers(-9000, 9000, 24, dtype=np.int32), sb=rows * np.float32(0.03),
         sx=np.float32(0.04), zx=np.uint8(128), sg=np.float32(0.03), zg=np.uint8(0),
     )  # fmt: skip
 
