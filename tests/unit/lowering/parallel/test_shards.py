@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
+from graphkiln_backend.lowering.parallel.sums import HostSums
 from graphkiln_backend.lowering.parallel.worker import Worker
 
 
@@ -31,9 +33,11 @@ class Scaled(Closeable):
         self.factor = factor
         self.error = error
         self.closed = 0
+        self.threads: list[int] = []
         self.signature = SIGNATURE
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        self.threads.append(threading.get_ident())
         if self.error:
             raise self.error
         ((_, array),) = feeds.items()
@@ -48,10 +52,10 @@ class Scaled(Closeable):
         self.closed += 1
 
 
-def sharded(*factors: float, error: Exception | None = None) -> tuple[ShardedSession, list[Scaled]]:
+def sharded(*factors: float, error: Exception | None = None, broken: int = 1) -> tuple[ShardedSession, list[Scaled]]:
     """`total = x * (a + b)`, then `y = total * 10` in every shard."""
     first = tuple(Scaled(factor) for factor in factors)
-    second = tuple(Scaled(10, error if number else None) for number in range(len(factors)))
+    second = tuple(Scaled(10, error if number == broken else None) for number in range(len(factors)))
     segments = [
         Segment(sessions=first, inputs=("x",), outputs=("p",), reduced={"p": "total"}),
         Segment(sessions=second, inputs=("total",), outputs=("y",)),
@@ -75,8 +79,30 @@ def test_what_ran_is_that_of_all_shards() -> None:
     assert (placement.nodes, placement.products) == ({"fake": 4}, {Precision.FP32: 4})
 
 
-def test_a_shard_that_fails_fails_the_request() -> None:
-    session, sessions = sharded(1, 2, error=ExecutionError("the device is gone"))
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_shard_that_fails_fails_the_request(broken: int) -> None:
+    session, sessions = sharded(1, 2, 3, error=ExecutionError("the device is gone"), broken=broken)
     with session, pytest.raises(ExecutionError, match="the device is gone"):
         session.run({"x": np.ones(2, np.float32)})
-    assert [each.closed for each in sessions] == [1] * 4
+    assert [each.closed for each in sessions] == [1] * 6
+    assert [len(each.threads) for each in sessions] == [1] * 6, "all were computed, and none runs any more"
+
+
+def test_each_shard_has_its_thread_and_the_first_one_adds() -> None:
+    session, sessions = sharded(1, 2)
+    adding: list[int] = []
+
+    class Noted(HostSums):
+        def add(self, partials: Sequence[AnyArray]) -> Sequence[AnyArray]:
+            adding.append(threading.get_ident())
+            return super().add(partials)
+
+    with session:
+        session.sums = Noted()
+        for _ in range(2):
+            session.run({"x": np.ones(2, np.float32)})
+    first, second = ({thread for each in sessions[shard::2] for thread in each.threads} for shard in (0, 1))
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert set(adding) == first
+    assert threading.get_ident() not in first | second
