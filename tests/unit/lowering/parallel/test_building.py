@@ -227,3 +227,24 @@ def test_sizes_that_differ_from_request_to_request(tmp_path: Path, numbers: tupl
             found, expected = split.run({"x": x})["y"], compute(split_graphs.decoder(), x=x)["y"]
             assert found.shape == (rows, tokens, 24)
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+HALVES = """(float16[batch,24] x) => (float16[batch,24] y) {
+    h = MatMul(x, w1)
+    g = Relu(h)
+    e = MatMul(g, w2)
+    y = Add(e, x)
+}"""
+
+
+@pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
+def test_graphs_in_fp16(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    """Beside the same graph in fp32, within the policy's row: what passes between parts is rounded to fp16."""
+    weights = {"w1": draw(24, 48) / 7, "w2": draw(48, 24, seed=1) / 10}
+    halves = {name: array.astype(np.float16) for name, array in weights.items()}
+    x = draw(4, 24, seed=2)
+    expected = compute(make_graph(HALVES.replace("float16", "float"), **weights), x=x)["y"]
+    with built(lambda: make_graph(HALVES, **halves), tmp_path, *numbers) as (_, split):
+        found = split.run({"x": x.astype(np.float16)})["y"]
+    assert found.dtype == np.float16
+    assert np.linalg.norm(found - expected) <= 1e-2 * np.linalg.norm(expected)
