@@ -116,7 +116,7 @@ def spread_model(
         times=find_times(version),
         turns=resources.instances // copies,
     )
-    note = "\n".join(filter(None, (_unknown_sizes(version), _note(resources))))
+    note = "\n".join(filter(None, (_unknown_sizes(version), _uneven(split), _note(resources))))
     return Spread(numbers=split.numbers, places=split.places, split=split, note=note)
 
 
@@ -129,6 +129,17 @@ def _unknown_sizes(version: ModelVersion) -> str:
     return (
         f"sizes that vary ({', '.join(varying)}) count as 1, since no golden samples tell them: costs and activations "
         "are larger (graphkiln convert FILE.onnx --samples DIR)"
+    )
+
+
+def _uneven(split: Split) -> str:
+    """What the plan does not say of groups of cores that are not equal; empty where they are."""
+    sizes = {len(place.cores) for place in split.places}
+    if len(sizes) < 2:
+        return ""
+    return (
+        f"some have {min(sizes)} cores and some {max(sizes)}, and were planned as equal: the smaller ones are as slow as "
+        "if all were as small (numbers that divide the cores use all of them)"
     )
 
 

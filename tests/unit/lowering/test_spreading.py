@@ -149,6 +149,12 @@ class TestReading:
             found = spread(Settings(parallel=numbers), version_of(tmp_path / str(numbers), "attention"))
             assert ("a quota limits this server" in found.explain().splitlines()[-1]) != own
 
+    @pytest.mark.parametrize(("pipeline", "told"), [(2, False), (3, True), (4, False)])
+    def test_groups_of_cores_that_are_not_equal_are_told(self, tmp_path: Path, pipeline: int, *, told: bool) -> None:
+        """Four cores in three stages: one has two, and waits for the others."""
+        found = spread(Settings(parallel=Parallelism(pipeline=pipeline)), version_of(tmp_path, "attention"))
+        assert ("some have 1 cores and some 2, and were planned as equal" in found.explain()) == told
+
     def test_weights_are_mapped_once_for_each_node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spreading, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
         resources = replace(cpu(4, instances=2), shared_folder=tmp_path)
