@@ -138,8 +138,8 @@ def _uneven(split: Split) -> str:
     if len(sizes) < 2:
         return ""
     return (
-        f"some have {min(sizes)} cores and some {max(sizes)}, and were planned as equal: the smaller ones are as slow as "
-        "if all were as small (numbers that divide the cores use all of them)"
+        f"groups of {min(sizes)} and of {max(sizes)} cores were planned as equal: the larger ones wait for the smaller "
+        "(numbers that divide the cores use all of them)"
     )
 
 

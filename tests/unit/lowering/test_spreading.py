@@ -153,7 +153,7 @@ class TestReading:
     def test_groups_of_cores_that_are_not_equal_are_told(self, tmp_path: Path, pipeline: int, *, told: bool) -> None:
         """Four cores in three stages: one has two, and waits for the others."""
         found = spread(Settings(parallel=Parallelism(pipeline=pipeline)), version_of(tmp_path, "attention"))
-        assert ("some have 1 cores and some 2, and were planned as equal" in found.explain()) == told
+        assert ("groups of 1 and of 2 cores were planned as equal" in found.explain()) == told
 
     def test_weights_are_mapped_once_for_each_node(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spreading, "numa_nodes", lambda: {0: 0, 1: 0, 2: 1, 3: 1})
