@@ -215,6 +215,7 @@ def quantized() -> onnx_ir.Model:
     rows = random.uniform(1, 4, 24).astype(np.float32) / 1000
     return graph(
         QUANTIZED,
+        opset=21,
         q1=random.integers(-127, 128, (24, 48), dtype=np.int8), s1=random.uniform(1, 4, 48).astype(np.float32) / 1000,
         z1=np.zeros(48, np.int8), q2=random.integers(-127, 128, (24, 48), dtype=np.int8),
         s2=rows, z2=np.zeros(24, np.int8),

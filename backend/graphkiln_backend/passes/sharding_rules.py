@@ -90,7 +90,7 @@ def _quantized(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
     """To and from integers: scales and zero points along the dimension that is cut are cut with it."""
     data, out = node.inputs[0], node.outputs[0]
     cut = only_cut((cut for _, cut in cuts_of(node, facts)), node)
-    if data is None or node.attributes.get_int("block_size", 0):
+    if data is None or node.attributes.get_int("block_size"):
         raise CannotShard(f"{node.name} has a scale for each block")
     scales = {number: value for number, value in enumerate(node.inputs) if number and value is not None}
     if not all(map(is_weight, scales.values())):

@@ -107,9 +107,7 @@ class ShardedSession(Closeable):
             (session, {name: own[name] for name in segment.inputs}, segment.outputs)
             for session, own in zip(segment.sessions, tensors, strict=True)
         )
-        started = [
-            worker.submit(self.sums.run, *each) for worker, each in zip(self._workers[1:], others, strict=True)
-        ]
+        started = [worker.submit(self.sums.run, *each) for worker, each in zip(self._workers[1:], others, strict=True)]
         try:
             led = self.sums.run(*first)
         finally:

@@ -188,9 +188,7 @@ def _speed(device: Device, times: NodeTimes | None, count_costs: CountCosts) -> 
     return MeasuredSpeed.of(CPU_CORE, times, count_costs(1)) if times else CPU_CORE
 
 
-def _micro_batches(
-    numbers: Parallelism, largest_batch: int, signature: Signature, turns: int
-) -> tuple[int, ...]:
+def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature, turns: int) -> tuple[int, ...]:
     """Into how many parts a largest batch may be cut.
 
     Raises:

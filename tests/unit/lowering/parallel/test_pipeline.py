@@ -195,7 +195,7 @@ def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> Non
 def test_a_stage_that_fails_leaves_as_much_room_as_before(stages: list[Computed], broken: int) -> None:
     right = stages[broken].compute
 
-    def fail(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    def fail(_: dict[str, AnyArray]) -> dict[str, AnyArray]:
         raise ExecutionError("the device is gone")
 
     with pipeline(stages, 8) as session:

@@ -166,7 +166,7 @@ class TestMemory:
         assert [stage.weight_bytes for stage in split.stages] == [8 * KIB, 234 * KIB]
         assert [stage.memory_bytes for stage in split.stages] == held(split)
 
-    .mark.parametrize(("memory", "stages"), [(600, 1), (250, 2), (190, 2), (170, 3), (160, 3)])
+    @pytest.mark.parametrize(("memory", "stages"), [(600, 1), (250, 2), (190, 2), (170, 3), (160, 3)])
     def test_no_device_holds_more_than_it_has(self, memory: int, stages: int) -> None:
         numbers = Parallelism(auto=True, memory_bytes=memory * KIB)
         split = planned(numbers, cores=4, batch=4, count_costs=heavy_end)
