@@ -20,16 +20,35 @@ def store(digits: Path, tmp_path: Path) -> Path:
     return tmp_path / "volume"
 
 
-@pytest.mark.parametrize("mode", ["none", "poll"])
-def test_a_store_at_the_root_of_a_volume(store: Path, start_server: StartServer, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
+def test_a_store_at_the_root_of_a_volume_with_other_things(store: Path, start_server: StartServer, mode: str) -> None:
     for place in (store, store / "digits"):
         (place / "lost+found").mkdir(mode=0o700)
         (place / "@eaDir").mkdir()
+    for name in ("empty", "docs", "__pycache__", ".git", ".ipynb_checkpoints"):
+        (store / name).mkdir()
+    (store / "docs" / "README.md").touch()
+    (store / ".DS_Store").touch()
     os.mkfifo(store / "pipe")
-    server = start_server("--model-store", store, f"--model-control-mode={mode}")
+    loads = ["--load-model=*"] if mode == "explicit" else []
+    server = start_server("--model-store", store, f"--model-control-mode={mode}", *loads)
     server.wait_ready()
     listed = run_command("models", "--url", server.url)
-    assert (listed.returncode, "lost+found" in listed.stdout) == (0, False)
+    assert listed.returncode == 0
+    assert not [name for name in ("lost+found", "empty", "docs", "__pycache__") if name in listed.stdout]
+    assert [server.log.count(f"/{name} is passed over") for name in ("docs", "empty")] == [1, 1]
+    assert "starting again" not in server.log
+    assert server.stop()[0] == 0
+
+
+def test_a_broken_model_is_named_and_the_server_starts_once(store: Path, start_server: StartServer) -> None:
+    (store / "broken").mkdir()
+    (store / "broken" / "config.pbtxt").touch()
+    server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=*")
+    server.wait_until(lambda: server.status("/v2/models/digits/ready") == 200)
+    assert server.status("/v2/health/ready") == 400
+    server.wait_until(lambda: "broken" in server.log)
+    assert "starting again" not in server.log
     assert server.stop()[0] == 0
 
 

@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import MIB, open_regular, read_text
+from graphkiln_backend.repository.other_folders import visible
 from graphkiln_backend.repository.signing_keys import SigningKey, TrustedKeys, is_signed, short
-from graphkiln_backend.repository.stores import is_passed_over, walk
+from graphkiln_backend.repository.stores import walk
 from graphkiln_backend.repository.version_folders import version_folders
 
 ATTESTATION_FILE = "attestation.json"
@@ -179,9 +180,9 @@ def signable_files(model: Path, version: int) -> dict[str, Path]:
         RepositoryError: A folder cannot be listed.
     """
     try:
-        visible = [path for path in model.iterdir() if not is_passed_over(path.name)]
-        others = set(version_folders(visible).values()) - {model / str(version)}
-        walked = [each for root in visible if root not in others for each in walk(root)]
+        entries = visible(model)
+        others = set(version_folders(entries).values()) - {model / str(version)}
+        walked = [each for root in entries if root not in others for each in walk(root)]
     except OSError as error:
         raise RepositoryError(f"{error.filename or model} cannot be read: {error.strerror or error}") from error
     own = model / str(version) / ATTESTATION_FILE

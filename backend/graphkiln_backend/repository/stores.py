@@ -17,6 +17,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.image_model import image_model_name
 from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.repository.other_folders import is_passed_over, reason_to_pass_over, visible
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import is_version, version_folders
 
@@ -27,9 +28,6 @@ _FAULTY = "faulty"
 """Stamp of a version that cannot be read: it is another one once it can."""
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
 """A link as such leads nowhere: whoever needs the file will say so."""
-_OF_FILE_SYSTEMS = frozenset({"lost+found", "@eaDir"})
-"""Folders that nobody has put there: the root of each ext4 volume has the first one, which only root may open.
-Source: mke2fs(8); Synology DiskStation Manager."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +57,17 @@ class StoredModel:
         """Of the model."""
         return image_model_name(self.tensor_model) if self.tensor_model else self.folder.name
 
+    @property
+    def sound_versions(self) -> list[int]:
+        """The versions with whose folders nothing is wrong."""
+        return [version for version in self.versions if version not in self.faults]
+
 
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """Every model of some stores, by name.
 
-    Passed over, with an error in the log, are folders whose names Triton cannot take: not even a placeholder may have
-    one.
+    Passed over, with a line in the log, are folders that plainly are no models (`other_folders`), and those whose names
+    Triton cannot take: not even a placeholder may have one.
 
     Args:
         stores: The stores; a model that lies in two of them has a problem.
@@ -74,7 +77,7 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """
     found: dict[str, StoredModel] = {}
     for store in stores:
-        for folder in filter(_can_be_served, model_folders(store)):
+        for folder in filter(_can_be_served, filter(_may_be_model, model_folders(store))):
             first = found.get(folder.name)
             found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
     return found
@@ -90,11 +93,6 @@ def model_folders(store: Path) -> list[Path]:
         OSError: It cannot be listed.
     """
     return sorted(path for path in store.iterdir() if not is_passed_over(path.name) and _is_folder(path))
-
-
-def is_passed_over(name: str) -> bool:
-    """Whether a file or folder of this name is no part of a store, a model or a version."""
-    return name.startswith(".") or name in _OF_FILE_SYSTEMS
 
 
 def _is_folder(path: Path) -> bool:
@@ -127,6 +125,18 @@ def _holds_versions(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() or bool(version_folders(folder.iterdir()))
 
 
+def _may_be_model(folder: Path) -> bool:
+    reason = reason_to_pass_over(folder)
+    if reason:
+        _say_passed_over(folder, reason)
+    return not reason
+
+
+@cache  # said once
+def _say_passed_over(folder: Path, reason: str) -> None:
+    _log.warning("%s is passed over: %s", folder, reason)
+
+
 @cache  # said once, however often the stores are looked at
 def _can_be_served(folder: Path) -> bool:
     fault = fault_in_served_name(folder.name)
@@ -142,10 +152,10 @@ def _twice(first: StoredModel, second: Path) -> StoredModel:
 
 def _scan_model(folder: Path) -> StoredModel:
     try:
-        visible = [path for path in folder.iterdir() if not is_passed_over(path.name)]  # else a conversion in progress
-        versions = version_folders(visible)
-        rest = [path for path in visible if path not in versions.values()]
-        problem = "" if versions else f"{folder} has no version folder: make {folder.name}/1"
+        entries = visible(folder)  # without those of a conversion in progress
+        versions = version_folders(entries)
+        rest = [path for path in entries if path not in versions.values()]
+        problem = "" if versions else _without_versions(folder, entries)
         faults = {number: fault for number, path in versions.items() if (fault := _fault(path))}
         stamps = {number: _FAULTY if number in faults else _stamp([path]) for number, path in versions.items()}
         problem = next(filter(None, map(_irregular, rest)), "") or problem
@@ -154,6 +164,12 @@ def _scan_model(folder: Path) -> StoredModel:
         unreadable = not isinstance(error, FileNotFoundError)
         problem = f"{folder} cannot be read: {error.strerror or error}"
         return StoredModel(folder=folder, problem=problem, unreadable=unreadable)
+
+
+def _without_versions(folder: Path, entries: Sequence[Path]) -> str:
+    if any(map(_holds_versions, filter(Path.is_dir, entries))):
+        return f"{folder} is a model store, not a model: name it by --model-store, or move its models up"
+    return f"{folder} has no version folder: make {folder.name}/1"
 
 
 def _fault(version: Path) -> str:

@@ -9,10 +9,12 @@ first start.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.explicit_images import ExplicitImages
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror
@@ -31,6 +33,7 @@ _log = logging.getLogger("graphkiln.server")
 
 _EVERY_S = 0.5
 _FLAG = "--load-model"
+_ALL = "*"
 
 
 @dataclass(slots=True)
@@ -43,9 +46,16 @@ class LoadedModels:
 
     versions: dict[str, tuple[int, ...]] | None = None
 
-    def arguments(self, typed: Sequence[str]) -> list[str]:
-        """The user's arguments, with what was loaded in the place of what the user had loaded first."""
-        if self.versions is None:
+    def arguments(self, typed: Sequence[str], found: Collection[str] = ()) -> list[str]:
+        """The user's arguments, with what was loaded in the place of what the user had loaded first.
+
+        Args:
+            typed: The user's.
+            found: The models of the stores, which stand for `*`: Triton would take every folder for one.
+        """
+        every = named_models(typed) == [_ALL]
+        models = found if self.versions is None and every else self.versions
+        if models is None:
             return list(typed)
         words = iter(typed)
         kept = []
@@ -54,7 +64,24 @@ class LoadedModels:
                 next(words, None)
             elif not word.startswith(f"{_FLAG}="):
                 kept.append(word)
-        return [*kept, *(f"{_FLAG}={model}" for model in self.versions)]
+        return [*kept, *(f"{_FLAG}={model}" for model in models)]
+
+
+def named_models(arguments: Sequence[str]) -> list[str]:
+    """The models that arguments of the server name to be loaded at its start."""
+    following = [value for word, value in pairwise(arguments) if word == _FLAG]
+    return following + [word.partition("=")[2] for word in arguments if word.startswith(f"{_FLAG}=")]
+
+
+def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
+    """Whether a server loads models at its start, of which each is there and none is known to be bad.
+
+    Args:
+        arguments: Of the server.
+        found: What lies in its stores, by name.
+    """
+    models = [found.get(name) for name in named_models(arguments)]
+    return bool(models) and all(model and not model.problem and model.sound_versions for model in models)
 
 
 @dataclass(kw_only=True, slots=True)

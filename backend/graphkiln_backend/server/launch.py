@@ -14,10 +14,11 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.parentage import end_with_parent
+from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.attested_stores import AttestedStores
 from graphkiln_backend.server.control_mode import ControlMode
-from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, image_mirror
+from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, image_mirror, may_all_load
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.hidden_arguments import start_hidden
@@ -107,12 +108,14 @@ class Launch:
         self.managed.mark = self.attested.mark
         mode, flags = ControlMode.read(self.flags), self.flags
         complete = mode.managed and self._fill_mirror(folder, backends, mode)
+        loads = mode.managed and self.managed.serves_all()
         if mode.managed:
             stores = [Mirror(folder.overlay).path]
         elif mode.name == "explicit" and self.control():
-            stores = self._link_stores(folder)
-            flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments)))
-        self.readiness.choose(flags, loads=self._loads_all(mode, flags))
+            stores, found = self._link_stores(folder)
+            flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
+            loads = may_all_load(flags.arguments, found)
+        self.readiness.choose(flags, loads=loads)
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
         line = command_line(
             self.installation, folder, stores, flags, memory, complete=complete, readiness=self.readiness.arguments
@@ -141,14 +144,6 @@ class Launch:
             return over_http
         over_grpc = GrpcControl(grpc, self.access.grpc_metadata)
         return BothControls(over_http, over_grpc) if over_http else over_grpc
-
-    def _loads_all(self, mode: ControlMode, flags: TritonFlags) -> bool:
-        """Whether there is something to load, and nothing of it is known to be bad, and somebody looks after it."""
-        if mode.managed:
-            served = self.managed.served.values()
-            return bool(served) and all(model.versions for model in served)
-        loads = any(word.partition("=")[0] == "--load-model" for word in flags.arguments)
-        return loads and mode.name == "explicit" and self.control() is not None
 
     def _keeper(self, folder: RunFolder) -> Keeper | None:
         mode, reached = ControlMode.read(self.flags), self.control()
@@ -186,8 +181,8 @@ class Launch:
     def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
 
-    def _link_stores(self, folder: RunFolder) -> list[Path]:
-        """The stores as Triton sees them in the user's explicit mode.
+    def _link_stores(self, folder: RunFolder) -> tuple[list[Path], dict[str, StoredModel]]:
+        """The stores as Triton sees them in the user's explicit mode, and what lies in them.
 
         Raises:
             ServerSetupError: The stores cannot be read.
@@ -196,9 +191,9 @@ class Launch:
         view = self._view(folder, mirror)
         try:
             view.show_mirrored(())
+            return [*view.paths, image_mirror(mirror).path], self.managed.scan()
         except OSError as error:
             raise _unreadable(error) from error
-        return [*view.paths, image_mirror(mirror).path]
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Starts tritonserver in a session of its own, so that only the supervisor signals it."""

@@ -104,6 +104,10 @@ class ManagedStores:
         self._opened = True
         return all(model.config or not model.versions for model in self.served.values())
 
+    def serves_all(self) -> bool:
+        """Whether there is a model, and each has a version that is shown."""
+        return bool(self.served) and all(model.versions for model in self.served.values())
+
     def is_outdated(self, model: ServedModel) -> bool:
         """Whether a model takes images for another one of which other versions are served than it has."""
         tensor_model = self.served.get(model.stored.tensor_model)

@@ -106,7 +106,10 @@ class Poller:
     def _update(self, stored: StoredModel) -> bool:
         """Serves what a folder holds now, as far as it is good; whether anything changed."""
         served = self.stores.served.get(stored.name)
-        if self._is_stuck(stored, served) or not stored.versions or (stored.problem and not served):
+        if served is None and stored.problem:
+            self._tell_of(stored.name, f"is not served: {stored.problem}")
+            return False
+        if self._is_stuck(stored, served) or not stored.versions:
             return False
         planned = self._admissible(stored, served)
         if not planned.versions or (served and (planned.shows(served) or self._replaced_badly(stored, served))):
@@ -121,10 +124,14 @@ class Poller:
         """Whether files of what serves cannot be read just now, which is said once: it goes on as it was loaded."""
         faults = [stored.faults[version] for version in (served.versions if served else ()) if version in stored.faults]
         problem = stored.problem if stored.unreadable and served else "; ".join(faults)
-        if problem and self._stuck.get(stored.name) != problem:
-            _log.warning("%s: what is served of it stays: %s", stored.name, problem)
-        self._stuck[stored.name] = problem
+        self._tell_of(stored.name, problem and f"what is served of it stays: {problem}")
         return bool(problem)
+
+    def _tell_of(self, name: str, problem: str) -> None:
+        """Says once what is wrong with a model's folder; empty for nothing."""
+        if problem and self._stuck.get(name) != problem:
+            _log.warning("%s: %s", name, problem)
+        self._stuck[name] = problem
 
     def _replaced_badly(self, stored: StoredModel, served: ServedModel) -> bool:
         """Whether the newest version that serves has got bad files: it goes on with what it was loaded from."""

@@ -48,6 +48,7 @@ class Need:
 
 def check_models(request: Request) -> Iterator[Finding]:
     """Every store, every model, every version."""
+    from graphkiln_backend.repository.other_folders import reason_to_pass_over
     from graphkiln_backend.repository.stores import model_at, model_folders
 
     needs = []
@@ -59,7 +60,10 @@ def check_models(request: Request) -> Iterator[Finding]:
             )
             continue
         yield from find_unfinished(store, time.time())
-        models = [model] if (model := model_at(store)) else model_folders(store)
+        folders = [model] if (model := model_at(store)) else model_folders(store)
+        others = {folder: reason for folder in folders if (reason := reason_to_pass_over(folder))}
+        yield from (_passed_over(folder, reason) for folder, reason in others.items())
+        models = [folder for folder in folders if folder not in others]
         is_small = sum(map(size_of, models)) <= _HASHED_BYTES
         if not models:
             yield Finding(subject=str(store), level=Level.WARNING, message="the model store holds no model")
@@ -252,6 +256,11 @@ def size_of(folder: Path) -> int:
     for parent, _, names in os.walk(folder):
         total += sum((Path(parent) / name).lstat().st_size for name in names)
     return total
+
+
+def _passed_over(folder: Path, reason: str) -> Finding:
+    hint = "take it out of the store, or put a version into it"
+    return Finding(subject=folder.name, level=Level.WARNING, message=f"passed over: {reason}", hint=hint)
 
 
 def _summary(model: Path, found: Sequence[Finding]) -> Finding:

@@ -99,16 +99,25 @@ def test_a_setting_that_nobody_knows(store: Path) -> None:
 
 
 def test_a_model_without_a_version(store: Path) -> None:
-    (store / "empty").mkdir()
-    found = check(store)["empty"]
+    (store / "broken").mkdir()
+    (store / "broken" / "config.pbtxt").touch()
+    found = check(store)["broken"]
     assert found.level is Level.ERROR
-    assert found.hint == "make empty/1/model.onnx"
+    assert found.hint == "make broken/1/model.onnx"
+
+
+def test_a_folder_that_is_no_model(store: Path) -> None:
+    """As the server does, it passes over it."""
+    (store / "empty").mkdir()
+    found = check(store)
+    assert (found["digits"].level, found["empty"].level) == (Level.OK, Level.WARNING)
+    assert "passed over: it is empty" in found["empty"].message
 
 
 def test_a_folder_that_cannot_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a finding; the other models are looked at."""
     read = module.versions_of
-    (store / "theirs").mkdir()
+    (store / "theirs" / "1").mkdir(parents=True)
     (store / "lost+found").mkdir()
 
     def refuse(model: Path) -> list[Path]:

@@ -100,8 +100,27 @@ def test_a_model_in_two_stores_is_a_problem_of_that_model_only(store: Path, tmp_
 
 
 def test_a_model_without_versions_is_a_problem(store: Path) -> None:
-    (store / "empty").mkdir()
-    assert "has no version folder" in scan_stores([store])["empty"].problem
+    (store / "broken").mkdir()
+    (store / "broken" / "config.pbtxt").touch()
+    assert "has no version folder: make broken/1" in scan_stores([store])["broken"].problem
+    (store / "broken" / "m" / "1").mkdir(parents=True)
+    assert "is a model store, not a model" in scan_stores([store])["broken"].problem
+
+
+def test_what_is_no_model_is_passed_over_and_said_once(store: Path, tmp_path: Path, logged: list[str]) -> None:
+    for place in (store, tmp_path / "second"):
+        (place / "empty").mkdir(parents=True)
+    (store / "my notes").mkdir()
+    (store / "my notes" / "README.md").touch()
+    for _ in range(2):
+        assert list(scan_stores([store, tmp_path / "second"])) == ["m"]
+    assert [line.partition(" is passed over: ")[0] for line in logged] == [
+        str(store / "empty"),
+        str(store / "my notes"),
+        str(tmp_path / "second" / "empty"),
+    ]
+    (store / "empty" / "1").mkdir()
+    assert list(scan_stores([store])) == ["empty", "m"]
 
 
 def test_a_store_that_cannot_be_listed_is_not_empty(tmp_path: Path) -> None:
@@ -125,7 +144,7 @@ def test_a_conversion_in_progress_is_no_change(store: Path) -> None:
     assert scan_stores([store]) == before
 
 
-@pytest.mark.parametrize("name", ["lost+found", "@eaDir"])
+@pytest.mark.parametrize("name", ["lost+found", "@eaDir", "__pycache__"])
 def test_what_file_systems_put_there_is_no_model_and_no_part_of_one(store: Path, name: str) -> None:
     before = scan_stores([store])
     for place in (store, store / "m"):

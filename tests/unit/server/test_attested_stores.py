@@ -128,6 +128,7 @@ class TestMark:
 
     def test_a_model_without_versions_keeps_its_problem(self, signed: SignedStore, store: AttestedStore) -> None:
         (signed.folder / "m").mkdir()
+        (signed.folder / "m" / "config.pbtxt").touch()
         store.begin()
         assert "has no version folder" in self.managed(store).scan()["m"].problem
 

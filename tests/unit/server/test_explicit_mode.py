@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from fake_repository import FakeTriton, StoreOfFakes
 
-from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels
+from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, may_all_load
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.store_view import StoreView
@@ -119,3 +120,32 @@ def test_a_model_that_was_unloaded_is_not_loaded_again(setup: Setup) -> None:
 
 def test_the_first_start_is_as_the_user_typed() -> None:
     assert LoadedModels().arguments(["--load-model=m"]) == ["--load-model=m"]
+
+
+def test_every_model_is_what_the_stores_hold() -> None:
+    """Triton would take every folder of a store for one, and start twice for those that are none."""
+    for typed in (["--load-model=*"], ["--load-model", "*"]):
+        assert LoadedModels().arguments(["--log-info=true", *typed], ["a", "b"]) == [
+            "--log-info=true",
+            "--load-model=a",
+            "--load-model=b",
+        ]
+    for typed in (["--load-model=a"], ["--load-model=*", "--load-model=a"], []):  # the second is Triton's to refuse
+        assert LoadedModels().arguments(typed, ["a", "b"]) == typed
+    assert LoadedModels({"b": (1,)}).arguments(["--load-model=*"], ["a", "b"]) == ["--load-model=b"]
+
+
+def test_what_is_known_to_be_bad_need_not_be_tried(fake_store: StoreOfFakes) -> None:
+    fake_store.add("m", 1)
+    fake_store.add("odd", 1)
+    fake_store.add("odd", 2)
+    (fake_store.folder / "broken").mkdir()
+    (fake_store.folder / "broken" / "config.pbtxt").touch()
+    os.mkfifo(fake_store.folder / "odd" / "2" / "pipe")
+    found = ManagedStores([fake_store.folder]).scan()
+    assert may_all_load(["--load-model=m", "--load-model", "odd"], found)
+    assert not may_all_load(["--load-model=m", "--load-model=broken"], found)
+    assert not may_all_load(["--load-model=m", "--load-model=nowhere"], found)
+    assert not may_all_load(["--log-info=true"], found)
+    os.mkfifo(fake_store.folder / "odd" / "1" / "pipe")
+    assert not may_all_load(["--load-model=odd"], ManagedStores([fake_store.folder]).scan())

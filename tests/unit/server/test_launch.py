@@ -178,6 +178,25 @@ class TestPrepare:
         line = launch.prepare(folder)
         assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
 
+    def test_in_explicit_mode_every_model_is_named(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        (store / "empty").mkdir()
+        flags = parse("--model-control-mode=explicit", "--load-model=*")
+        line = make_launch(installation, store, flags=flags).prepare(folder)
+        assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
+        assert "--strict-readiness=false" in line
+
+    def test_and_a_broken_one_is_no_reason_to_start_twice(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        (store / "broken").mkdir()
+        (store / "broken" / "config.pbtxt").touch()
+        flags = parse("--model-control-mode=explicit", "--load-model=*")
+        line = make_launch(installation, store, flags=flags).prepare(folder)
+        assert line[-2:] == ["--load-model=broken", "--load-model=digits"]
+        assert "--strict-readiness=false" not in line
+
     @pytest.mark.parametrize("flags", [(), ("--model-control-mode=none",), ("--model-control-mode=poll",)])
     def test_otherwise_triton_loads_what_the_mirror_holds(
         self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
@@ -194,6 +213,14 @@ class TestPrepare:
         line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
         assert "--strict-readiness=false" in line
         assert line.index("--exit-on-error=false") < line.index("--exit-on-error=true")
+
+    def test_a_folder_that_is_no_model_takes_nothing_away(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        (store / "empty").mkdir()
+        line = make_launch(installation, store).prepare(folder)
+        assert "--strict-readiness=false" in line
+        assert [path.name for path in (folder.overlay / "models").iterdir()] == ["digits"]
 
     @pytest.mark.parametrize("flags", [("--model-control-mode=explicit",), ("--load-model=digits",)])
     def test_triton_says_whether_it_is_ready_where_nobody_else_can(

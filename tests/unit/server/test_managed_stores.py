@@ -109,10 +109,14 @@ class TestFirstStart:
         assert versions(mirror, "good") == ["1"]
 
     def test_a_model_without_versions_is_a_placeholder(self, fake_store: StoreOfFakes, mirror: Mirror) -> None:
+        (fake_store.folder / "broken").mkdir()
+        (fake_store.folder / "broken" / "model.onnx").touch()
         (fake_store.folder / "empty").mkdir()
         stores = ManagedStores([fake_store.folder])
         stores.open(mirror, BACKENDS, None)
-        assert "no version folder" in (mirror.path / "empty" / "1" / "model.py").read_text()
+        assert "no version folder" in (mirror.path / "broken" / "1" / "model.py").read_text()
+        assert list(stores.served) == ["broken"]
+        assert not stores.serves_all()
 
 
 class TestLaterStarts:

@@ -311,3 +311,27 @@ class TestAnotherSignature:
         config = poller.stores.served["m"].config
         assert config is not None
         assert config.input[0].dims == [2, 3]
+
+
+def test_a_folder_that_comes_as_a_broken_model_is_named_once(setup: Setup, logged: list[str]) -> None:
+    (setup.store.folder / "docs").mkdir()
+    (setup.store.folder / "wrong").mkdir()
+    (setup.store.folder / "wrong" / "model.onnx").write_text("good")
+    for _ in range(2):
+        setup.settle()
+    assert [line for line in logged if "wrong" in line] == [
+        f"wrong: is not served: {setup.store.folder / 'wrong'} has no version folder: make wrong/1"
+    ]
+    assert setup.triton.ready
+    (setup.store.folder / "wrong" / "model.onnx").unlink()
+    setup.store.add("wrong", 1, config="")
+    setup.settle()
+    assert setup.triton.serving("wrong") == [1]
+
+
+def test_an_empty_folder_becomes_a_model(setup: Setup) -> None:
+    (setup.store.folder / "new").mkdir()
+    setup.settle()
+    setup.store.add("new", 1, config="")
+    setup.settle()
+    assert setup.triton.serving("new") == [1]

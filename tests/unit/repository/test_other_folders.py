@@ -1,0 +1,83 @@
+"""What lies in a model store and is no model, and what is a broken one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.repository.other_folders import is_passed_over, reason_to_pass_over, visible
+
+
+def make(folder: Path, *files: str) -> Path:
+    """A folder with these files; a name that ends with a slash is a folder."""
+    folder.mkdir()
+    for file in files:
+        path = folder / file
+        (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not file.endswith("/"):
+            path.touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", [".git", ".ipynb_checkpoints", ".DS_Store", "lost+found", "__pycache__", "__MACOSX"])
+def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "m", f"{name}/", "1/")
+    assert is_passed_over(name)
+    assert visible(tmp_path / "m") == [tmp_path / "m" / "1"]
+
+
+@pytest.mark.parametrize("files", [(), (".git/HEAD",), ("__pycache__/model.cpython-311.pyc",)])
+def test_an_empty_folder_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
+    reason = reason_to_pass_over(make(tmp_path / "new", *files))
+    assert reason == "it is empty; a model has a version folder, new/1"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("README.md", "img/a.png"),
+        ("train.py", "data/2024-01/x.csv"),
+        ("empty/",),
+        ("a/b/c/model.onnx",),  # too deep for a model that lies wrongly
+    ],
+)
+def test_a_folder_of_other_things_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
+    assert "nothing in it is of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("1/",),
+        ("1/model.onnx", "README.md"),
+        ("config.pbtxt",),
+        ("labels.txt", "README.md"),
+        ("model.onnx",),
+        ("weights.SAFETENSORS",),
+        ("v1/",),
+        ("01/",),
+        ("version_2/",),
+        ("model/1/model.onnx",),
+        ("export/model.savedmodel/",),
+    ],
+)
+def test_a_model_and_a_broken_one_are_not_passed_over(tmp_path: Path, files: tuple[str, ...]) -> None:
+    assert reason_to_pass_over(make(tmp_path / "m", *files)) == ""
+
+
+def test_what_cannot_be_read_may_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert reason_to_pass_over(tmp_path) == ""
+
+
+def test_a_link_to_another_place_is_not_searched(tmp_path: Path) -> None:
+    make(tmp_path / "elsewhere", "model.onnx")
+    folder = make(tmp_path / "docs", "README.md")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert reason_to_pass_over(folder)
+    (folder / "model.onnx").symlink_to(tmp_path / "elsewhere" / "model.onnx")
+    assert reason_to_pass_over(folder) == ""
