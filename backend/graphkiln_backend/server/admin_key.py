@@ -19,6 +19,7 @@ from graphkiln_backend.server.flags import TritonFlags
 _log = logging.getLogger("graphkiln.server")
 
 _KEY_BYTES = 32
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ class PublishedKey(Closeable):
             self._publish(str(port))
 
     def close(self) -> None:
-        """Removes the files, unless another server has taken over a port since."""
+        """Removes the files, unless another server has taken over a port since, and folders that are empty then."""
         for file in self._files:
             self._withdraw(file)
         while self._locks:
             os.close(self._locks.pop())
+        for folder in key_folders():
+            _remove_if_empty(folder)
 
     def _publish(self, name: str) -> None:
         _remove_older(name)
@@ -94,11 +97,16 @@ class PublishedKey(Closeable):
             self._files.append(file)
 
     def _write(self, folder: Path, name: str) -> bool:
-        with suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if is_private(folder):
-                self._locks.append(_write_new(folder / name, self._text))
-                return True
+        for _ in range(_ATTEMPTS):  # another server that ends may remove the folder as an empty one
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if is_private(folder):
+                    self._locks.append(_write_new(folder / name, self._text))
+                    return True
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
         return False
 
     def _withdraw(self, file: Path) -> None:
@@ -124,6 +132,13 @@ def _remove_if_dead(file: Path) -> None:
     with locked_if_dead(file) as dead, suppress(OSError):
         if dead:
             file.unlink()
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Of each machine with a shared home, and of each user in a folder for temporary files, one would stay."""
+    with suppress(OSError):
+        if is_private(folder):
+            folder.rmdir()
 
 
 def _remove_older(name: str) -> None:

@@ -9,10 +9,12 @@ import pytest
 
 from graphkiln_backend.graph.admin_key import find_key, key_folders
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server import admin_key as module
 from graphkiln_backend.server.admin_key import AdminKey, PublishedKey
 from graphkiln_backend.server.flags import TritonFlags
 
 FLAGS = TritonFlags(arguments=(), values={}, stores=(), backends=None)
+OTHER = TritonFlags(arguments=(), values={"http-port": "9000", "allow-grpc": "false"}, stores=(), backends=None)
 
 
 @pytest.fixture(autouse=True)
@@ -124,11 +126,37 @@ class TestPublishing:
             assert find_key("localhost", 8000) == "new"
 
     def test_the_next_server_removes_those_of_killed_ones_whatever_their_ports(self) -> None:
-        other = TritonFlags(arguments=(), values={"http-port": "9000", "allow-grpc": "false"}, stores=(), backends=None)
         folder = next(key_folders())
         with PublishedKey(AdminKey("living"), FLAGS):
             (folder / "7000").write_text("dead")
             (folder / ".7000.ab12").write_text("half")
-            with PublishedKey(AdminKey("abc"), other):
+            with PublishedKey(AdminKey("abc"), OTHER):
                 assert sorted(path.name for path in folder.iterdir()) == ["8000", "8001", "9000"]
             assert find_key("localhost", 8000) == "living"
+
+    def test_no_empty_folder_stays(self, tmp_path: Path) -> None:
+        """Neither for each name of a pod whose home is shared, nor among temporary files."""
+        state, temporary = key_folders()
+        with PublishedKey(AdminKey("abc"), FLAGS):
+            with PublishedKey(AdminKey("abc"), OTHER):
+                assert (state / "9000").exists()
+            assert state.exists()
+        assert not state.exists()
+        state.touch()
+        with PublishedKey(AdminKey("abc"), FLAGS):
+            assert (temporary / "8000").exists()
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["state"]
+
+    def test_a_folder_that_another_server_removes_as_an_empty_one_is_made_again(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, write, removals = next(key_folders()), module._write_new, iter(range(2))
+
+        def write_later(file: Path, key: str) -> int:
+            if file.name == "8000" and next(removals, None) is not None:
+                folder.rmdir()
+            return write(file, key)
+
+        monkeypatch.setattr(module, "_write_new", write_later)
+        with PublishedKey(AdminKey("abc"), FLAGS):
+            assert (folder / "8000").exists()
