@@ -112,6 +112,20 @@ class TestExecutor:
         with drop_in(tmp_path, model) as served:
             assert served.proven.separate
 
+    @pytest.mark.parametrize(
+        "body",
+        [
+            "h, m, v = BatchNormalization<training_mode: int = 1>(x, a, b, c, d) y = Relu(h)",
+            "t = Constant<value = bool {1}>() r = Constant<value = float {0.5}>() y = Dropout(x, r, t)",
+        ],
+    )
+    def test_a_graph_in_training_mode_is_served_with_the_way_out(self, body: str, tmp_path: Path) -> None:
+        weights = "a:4 b:4 c:4 d:4" if "(x, a" in body else ""
+        with drop_in(tmp_path, graph(body, weights=weights)) as served:
+            (note,) = [note for note in served.proven.notes if "in training mode" in note]
+            assert "requests are computed one by one" in note
+            assert "model.eval()" in note
+
     def test_a_sequence_of_any_length_is_one_request(self, tmp_path: Path) -> None:
         with drop_in(tmp_path, MIXING["time first"]) as served:
             assert served.config.max_batch_size == 0

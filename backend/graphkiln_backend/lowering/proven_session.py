@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
@@ -32,7 +33,8 @@ from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing
+from graphkiln_backend.repository.onnx_file import read_mixing
+from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -262,7 +264,8 @@ class _Proof:
             return self.known.mixed
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
         reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
-        reason = read_mixing(version.graph_path) or reason or find_mixed_rows(self.session, synthetic, limits)
+        reason = _training(version.graph_path) or read_mixing(version.graph_path) or reason
+        reason = reason or find_mixed_rows(self.session, synthetic, limits)
         if not reason and _cuts_batches(config):  # streams cut every batch up, rows that depend on each other, too
             with open_reference(
                 self.artifacts.prepare_graph(replace(config, precision=None)), config.op_libraries
@@ -275,6 +278,11 @@ class _Proof:
                 hint=_STREAMS if config.streams > 1 else _MICRO_BATCHES,
             )
         return reason
+
+
+def _training(graph_path: Path) -> str:
+    found = find_training(graph_path)
+    return found and f"{found} in training mode, where a row depends on the others or on chance; {EVALUATION_MODE}"
 
 
 def _cuts_batches(config: SessionConfig) -> bool:

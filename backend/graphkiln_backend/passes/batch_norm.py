@@ -24,8 +24,11 @@ class FoldBatchNorm:
     summary: str = "batch norms into the convolutions before them"
 
     def requires(self, model: onnx_ir.Model) -> str:
-        """A batch norm."""
-        return "" if count(model, "BatchNormalization") else "no batch norm"
+        """A batch norm, and none that has its statistics from the request: the rules do not look at that."""
+        norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
+        if any("training_mode" in node.attributes and node.attributes["training_mode"].as_int() for node in norms):
+            return "batch norms in training mode"
+        return "" if norms else "no batch norm"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrites the weights."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_ir
 
-from graphkiln_backend.repository.onnx_file import DRAWING
+from graphkiln_backend.repository.training_mode import DRAWING
 
 
 def bring_to_readers(model: onnx_ir.Model) -> None:
@@ -54,7 +54,7 @@ def _may_move(node: onnx_ir.Node, graph: onnx_ir.Graph) -> bool:
     holds = any(_is_graph(attribute) for attribute in node.attributes.values())
     users = (user.graph for value in node.outputs for user, _ in value.uses())
     read = all(user is graph for user in users) and not any(value.is_graph_output() for value in node.outputs)
-    return read and not holds and node.op_type not in DRAWING
+    return read and not holds and node.op_type not in DRAWING | {"Dropout"}
 
 
 def _is_graph(attribute: onnx_ir.Attr) -> bool:

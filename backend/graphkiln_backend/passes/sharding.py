@@ -38,7 +38,7 @@ from graphkiln_backend.passes.sharding_shapes import state_size
 from graphkiln_backend.passes.sharding_tables import cut_tables
 from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.passes.stated_shapes import state_shapes
-from graphkiln_backend.repository.onnx_file import DRAWING
+from graphkiln_backend.repository.training_mode import DRAWING
 
 _DOMAIN = "graphkiln"
 _BLOCKS = (1, 3, 2)
@@ -115,7 +115,7 @@ def _check_draws(model: onnx_ir.Model) -> None:
         LoweringError: A node draws them without a seed.
     """
     for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
-        if node.op_type in DRAWING - {"Dropout"} and "seed" not in node.attributes:
+        if node.op_type in DRAWING and "seed" not in node.attributes:
             raise LoweringError(
                 "the graph cannot be cut into shards",
                 attempts=(f"{node.op_type} {node.name} draws random numbers, and each shard would draw its own",),

@@ -41,10 +41,6 @@ _KINDS = {
 }
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
 """Operators whose outputs are as long as the values say: how many boxes were found."""
-DRAWING = frozenset(
-    ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
-)
-"""Operators that draw random numbers; a Dropout does in training mode."""
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 """Operators where nearly all of the arithmetic is."""
 _PRECISIONS = {"FLOAT": Precision.FP32, "FLOAT16": Precision.FP16, "BFLOAT16": Precision.BF16}
@@ -106,19 +102,6 @@ def read_mixing(path: Path) -> str:
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, model.graph, path) for value in model.graph.input if value.name not in given)
     return _find_mixing(model, inputs, tuple(_spec(value, model.graph, path) for value in model.graph.output))
-
-
-def draws_numbers(path: Path) -> bool:
-    """Whether a graph draws random numbers, so that equal requests get different responses.
-
-    Raises:
-        RepositoryError: The file is damaged.
-    """
-    model = read_graph(path)
-    parts: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
-    for part in parts:  # and the graphs inside of it
-        parts += [attribute.g for node in part.node for attribute in node.attribute if attribute.HasField("g")]
-    return any(node.op_type in DRAWING for part in parts for node in part.node)
 
 
 def keep_inputs(path: Path, names: Collection[str]) -> None:

@@ -26,8 +26,9 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.passes.graph_file import from_proto, load, tidied
 from graphkiln_backend.passes.sparse import make_dense
-from graphkiln_backend.repository.onnx_file import draws_numbers, read_mixing, read_replaced_outputs, read_signature
+from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
+from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
@@ -47,6 +48,7 @@ _UNLOADED_LIBRARIES = (
     "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "
     'config.pbtxt with model_operations { op_library_filename: "/path/to/library.so" }'
 )
+_AS_IT_IS = "as it is, it is served from STORE/NAME/1/model.onnx"
 _TRIED = 64
 """Samples of made-up text that a graph must take."""
 
@@ -149,6 +151,7 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
         )
         if draws_numbers(path):
             _check_repeatable(model, _specs(signature, options, 0))
+        _check_trained(path)
         return _with_batches(model, signature, options)
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
@@ -172,8 +175,16 @@ def _check_repeatable(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
     """No proof, and no replay, could tell what is drawn anew each time from a fault."""
     if not _repeats(model, {name: np.asarray(a[0]) for name, a in synthetic_samples(inputs, 1, {}, seed=0).items()}):
         reason = "draws random numbers: it returns something else each time, which cannot be proven"
-        hint = "export it in evaluation mode; as it is, it is served from STORE/NAME/1/model.onnx"
-        raise ConversionError(f"{model.path} {reason}", hint=hint)
+        raise ConversionError(f"{model.path} {reason}", hint=f"{EVALUATION_MODE}; {_AS_IT_IS}")
+
+
+def _check_trained(path: Path) -> None:
+    """What it computes by the statistics of each request is not what it has learned."""
+    if found := find_training(path):
+        raise ConversionError(
+            f"{path} is in training mode, in which it does not compute what it has learned: {found}",
+            hint=f"{EVALUATION_MODE}; {_AS_IT_IS}",
+        )
 
 
 def _repeats(model: OnnxModel, feeds: Mapping[str, AnyArray]) -> bool:

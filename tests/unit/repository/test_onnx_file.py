@@ -20,7 +20,6 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.onnx_file import (
     count_products,
-    draws_numbers,
     external_files,
     keep_inputs,
     read_precision,
@@ -304,19 +303,6 @@ class TestCounting:
 
     def test_other_operators_keep_their_rows(self, path: Path) -> None:
         assert self.outputs(path, symbol="found", operator="Identity").batchable
-
-
-class TestRandomNumbers:
-    def test_a_graph_without(self, path: Path) -> None:
-        assert not draws_numbers(write(path, zoo.identity((1,))))
-
-    def test_inside_of_a_branch(self, path: Path) -> None:
-        inner = helper.make_graph(
-            [helper.make_node("RandomUniform", [], ["r"], shape=[1])], "inner", [], [zoo.value("r", (1,))]
-        )
-        branch = helper.make_node("If", ["x"], ["y"], then_branch=inner, else_branch=inner)
-        proto = zoo.model([branch], [zoo.value("x", (), TensorProto.BOOL)], [zoo.value("y", (1,))])
-        assert draws_numbers(write(path, proto))
 
 
 def test_the_files_of_weights(tmp_path: Path) -> None:

@@ -214,3 +214,22 @@ def test_custom_operators_are_served_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="not a registered function/op") as caught:
         open_source(str(tmp_path / "m.onnx"), SourceOptions())
     assert "convert loads no libraries of custom operators: serve such a graph as it is" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("h, m, v = BatchNormalization<training_mode: int = 1>(x, a, b, c, d) y = Relu(h)", "BatchNormalization 'h'"),
+        ("t = Constant<value = bool {1}>() r = Constant<value = float {0.5}>() y = Dropout(x, r, t)", "draws random"),
+    ],
+)
+def test_a_graph_in_training_mode_is_refused_with_the_way_out(tmp_path: Path, body: str, words: str) -> None:
+    text = f'<ir_version: 8, opset_import: ["" : 18]> g (float[n,4] x) => (float[n,4] y) {{ {body} }}'
+    model = onnx.parser.parse_model(text)
+    names = [name for name in "abcd" if name in body.partition("(x")[2].partition(")")[0]]
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.ones(4, np.float32), name) for name in names)
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ConversionError, match=words) as caught:
+        open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    assert "model.eval()" in caught.value.hint
+    assert "STORE/NAME/1/model.onnx" in caught.value.hint
