@@ -34,6 +34,7 @@ from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_view import StoreView
+from graphkiln_backend.server.thread_limit import check_threads, pool_size
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
 _LOAD_MARGIN_S = 30.0
@@ -99,7 +100,7 @@ class Launch:
             The command line for `start`.
 
         Raises:
-            ServerSetupError: The backends cannot be assembled, or there is too little shared memory.
+            ServerSetupError: The backends cannot be assembled, or shared memory or threads are too few.
         """
         backends = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
@@ -117,6 +118,7 @@ class Launch:
             loads = may_all_load(flags.arguments, found)
         self.readiness.choose(flags, loads=loads)
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
+        check_threads(memory.instances)
         line = command_line(
             self.installation, folder, stores, flags, memory, complete=complete, readiness=self.readiness.arguments
         )
@@ -251,17 +253,18 @@ def command_line(
         folder: The run's folder, backends assembled.
         stores: Model stores, or their mirrors.
         flags: The user's flags.
-        memory: Sizes of shared-memory regions.
+        memory: Sizes of shared-memory regions, and for how many instances.
         complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
         readiness: Arguments that choose who says whether it is ready.
     """
     mode = ControlMode.read(flags)
+    sizes = {"shm-default-byte-size": memory.region_bytes, "thread-pool-size": pool_size(memory.instances)}
     return [
         str(installation.binary),
         *(f"--model-repository={store}" for store in stores),
         f"--backend-directory={folder.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
-        *(() if _sizes_regions(flags) else (f"--backend-config=python,shm-default-byte-size={memory.region_bytes}",)),
+        *(f"--backend-config=python,{option}={size}" for option, size in sizes.items() if not _gives(flags, option)),
         *(f"--{name}={value}" for name, value in _default_values(installation, flags).items()),
         *(("--disable-auto-complete-config",) if complete else ()),
         *(word for word in mode.before_flags() if _flag_name(word) not in flags.values),
@@ -291,5 +294,5 @@ def _flag_name(word: str) -> str:
     return word.removeprefix("--").partition("=")[0]
 
 
-def _sizes_regions(flags: TritonFlags) -> bool:
-    return any("shm-default-byte-size" in argument for argument in flags.arguments)
+def _gives(flags: TritonFlags, option: str) -> bool:
+    return any(option in argument for argument in flags.arguments)

@@ -68,7 +68,9 @@ class MemoryLimit:
                 resource.prlimit(self._pid, resource.RLIMIT_DATA, (needed, hard))
 
     def _stacks(self) -> int:
-        return len(list(Path(f"/proc/{self._pid}/task").iterdir())) * self._stack_bytes
+        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
+        threads = next((int(line.split()[1]) for line in lines if line.startswith("Threads:")), 0)
+        return threads * self._stack_bytes
 
 
 def _stack_size() -> int:

@@ -30,10 +30,12 @@ class SharedMemoryPlan:
     Attributes:
         region_bytes: Size that every instance's region starts with.
         needed_bytes: What all instances need together when each holds a full batch.
+        instances: How many there are; 0 where nobody knows.
     """
 
     region_bytes: int
     needed_bytes: int
+    instances: int = 0
 
 
 def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMemoryPlan:
@@ -62,7 +64,8 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
     largest = max(sizes, default=_MIN_REGION_BYTES)
     # One size serves all instances: take the largest where that leaves half of the memory free.
     fits = largest * len(sizes) <= free_bytes // 2
-    return SharedMemoryPlan(region_bytes=largest if fits else _MIN_REGION_BYTES, needed_bytes=needed)
+    first = largest if fits else _MIN_REGION_BYTES
+    return SharedMemoryPlan(region_bytes=first, needed_bytes=needed, instances=len(sizes))
 
 
 def free_shared_memory() -> int:

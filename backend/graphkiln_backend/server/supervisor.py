@@ -21,6 +21,7 @@ from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, 
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.memory_limit import MemoryLimit
+from graphkiln_backend.server.pace import Pace
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.restarts import RestartBudget
@@ -41,9 +42,6 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
-_POLL_S = 0.02
-_WATCH_S = 0.5
-"""How often the set of instances is read anew; the death of a known one is seen at once."""
 _RETRY_S = 2.0
 """How often a start is tried again for which there was no room."""
 
@@ -157,6 +155,7 @@ class Supervisor:
 
         watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
         instances = SnapshotReader(folder.instances)
+        pace = Pace()
         with ExitStack() as probes:
             probe: LivenessProbe | GrpcLivenessProbe | None = None
             memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -180,7 +179,7 @@ class Supervisor:
                     with suppress(OSError):  # nobody reads standard error any more: no reason to end a service
                         self._on_loading(load_progress(seen))
                 memory.follow(live=self._live_at is not None)
-                signals.wait([server.pid, *seen.ready], _WATCH_S if self._live_at else _POLL_S)
+                pace.wait(signals, [server.pid, *seen.ready], live=bool(self._live_at))
             return self._judge(code)
 
     def _count_endless(self, number: int, folder: RunFolder) -> None:

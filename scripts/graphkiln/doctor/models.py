@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from graphkiln.doctor.engines import read_probe, start_probe
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
+from graphkiln_backend.graph.errors import GraphkilnError
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Settings
@@ -21,6 +22,8 @@ _HASHED_BYTES = 2 << 30
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
 _BEING_WRITTEN_S = 3600
+_INSTANCE_BYTES = 45 << 20
+"""What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,13 +225,27 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
         facts={"needed_bytes": shared, "free_bytes": free, "instances": instances},
     )
     graphs, available = sum(need.graph_bytes for need in needs), psutil.virtual_memory().available
+    processes = instances * _INSTANCE_BYTES
+    scarce = graphs + processes > available
     yield Finding(
         subject="memory",
-        level=Level.WARNING if graphs > available else Level.OK,
-        message=f"the graphs are {format_size(graphs)}, {format_size(available)} of memory are available",
-        hint="serve fewer models here, or lower their precision" if graphs > available else "",
-        facts={"graph_bytes": graphs, "available_bytes": available},
+        level=Level.WARNING if scarce else Level.OK,
+        message=f"the graphs are {format_size(graphs)}, the instances beside them {format_size(processes)}, "
+        f"{format_size(available)} of memory are available",
+        hint="serve fewer models here, or fewer instances: instance_group { count: 1 }" if scarce else "",
+        facts={"graph_bytes": graphs, "instance_bytes": processes, "available_bytes": available},
     )
+    yield from find_too_few_threads(instances)
+
+
+def find_too_few_threads(instances: int) -> Iterator[Finding]:
+    """Whether as many threads may run as the instances of all models have."""
+    from graphkiln_backend.server.thread_limit import check_threads
+
+    try:
+        check_threads(instances)
+    except GraphkilnError as error:
+        yield Finding(subject="threads", level=Level.ERROR, message=error.message, hint=error.hint)
 
 
 def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:

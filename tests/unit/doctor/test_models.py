@@ -181,6 +181,17 @@ def test_what_does_not_fit() -> None:
     assert memory.level is Level.WARNING
 
 
+def test_processes_take_memory_and_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = Need(instances=100_000, shared_bytes=0, graph_bytes=0)
+    monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: [(2048, "a larger limit")])
+    monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_to_user", lambda: ())
+    _, memory, threads = find_fit([many])
+    assert (memory.level, threads.level) == (Level.WARNING, Level.ERROR)
+    assert "2048 more may run here" in threads.message
+    assert "fewer instances" in memory.hint
+    assert threads.hint.startswith("a larger limit")
+
+
 def test_sizes_follow_no_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(bytes(1000))

@@ -87,6 +87,17 @@ class TestCommandLine:
         assert f"--cache-directory={installation.caches}" in line
         assert f"--backend-config=python,shm-region-prefix-name={folder.path.name}-" in line
 
+    def test_pools_of_many_instances_are_small(self, installation: Installation, folder: RunFolder) -> None:
+        many = dataclasses.replace(MEMORY, instances=400)
+        for typed, memory, expected in (
+            ((), MEMORY, "8"),
+            ((), many, "8"),
+            ((), dataclasses.replace(MEMORY, instances=2), "32"),
+            (("--backend-config=python,thread-pool-size=3",), many, "3"),
+        ):
+            line = command_line(installation, folder, [], parse(*typed), memory, complete=True)
+            assert [word.partition("size=")[2] for word in line if "thread-pool" in word] == [expected]
+
     def test_every_store_is_named_in_order(self, installation: Installation, folder: RunFolder) -> None:
         line = command_line(installation, folder, [Path("/b"), Path("/a")], parse(), MEMORY, complete=False)
         assert [word for word in line if "repository" in word] == ["--model-repository=/b", "--model-repository=/a"]
@@ -270,6 +281,13 @@ class TestPrepare:
     ) -> None:
         monkeypatch.setattr(module, "free_shared_memory", lambda: 1 << 19)
         with pytest.raises(ServerSetupError, match="--shm-size="):
+            make_launch(installation, store).prepare(folder)
+
+    def test_too_few_threads_are_an_error(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: [(20, "a larger limit")])
+        with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here \(a larger limit"):
             make_launch(installation, store).prepare(folder)
 
     def test_a_store_with_a_space_is_linked(

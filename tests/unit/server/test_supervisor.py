@@ -154,7 +154,7 @@ def setup(
     installation.binary.chmod(0o755)
     monkeypatch.setattr(drain, "_SETTLE_S", 0.15)
     monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr(module, "_WATCH_S", 0.05)
+    monkeypatch.setattr("graphkiln_backend.server.pace.WATCH_S", 0.05)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever `nohup` the tests run under
     threads = set(threading.enumerate())
@@ -434,7 +434,7 @@ class TestDeadInstance:
     def test_a_killed_instance_is_noticed_at_once(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "_WATCH_S", 50)
+        monkeypatch.setattr("graphkiln_backend.server.pace.WATCH_S", 50)
 
         def kill_later(count: int) -> None:
             stop() if count == 2 else later(0.2, lambda: kill_instance(setup))

@@ -1,0 +1,32 @@
+"""The time between two looks at the processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from graphkiln_backend.server.pace import POLL_S, WATCH_S, Pace
+
+
+class Clock:
+    """Time that passes when it is told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        self.waited: list[float] = []
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def wait(self, processes: Sequence[int], timeout_s: float) -> None:
+        assert processes == [7]
+        self.waited.append(timeout_s)
+        self.now += timeout_s
+
+
+def test_looking_takes_a_fifth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    pace = Pace(clock.now)
+    for looked_s, live in ((0.001, False), (0.1, False), (0.001, True), (0.2, True), (30, True)):
+        clock.now += looked_s
+        pace.wait(clock, [7], live=live)
+    assert clock.waited == [POLL_S, pytest.approx(0.4), WATCH_S, pytest.approx(0.8), 1.0]
