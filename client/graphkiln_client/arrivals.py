@@ -58,7 +58,7 @@ def read_trace(file: Path) -> Moments:
         InvalidInput: It cannot be read, or a line has no time; the message says which.
     """
     try:
-        lines = read_bytes(file, _LIMIT).decode("utf-8", "replace").splitlines()
+        lines = read_bytes(file, _LIMIT).decode("utf-8-sig", "replace").splitlines()
     except OSError as error:
         raise InvalidInput(f"{file} cannot be read: {error}", hint=f"expected {_WHAT}") from error
     moments = np.sort(np.array(list(_parse_lines(file, lines)), np.float64))

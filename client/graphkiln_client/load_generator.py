@@ -37,8 +37,10 @@ class Measurement:
     Attributes:
         seconds: How long that was.
         answered: Requests that got their response.
+        due: Requests of an open loop that were due in that time, whatever became of them; 0 of a closed loop.
         unsent: Requests of an open loop that were due and not even sent: all callers were waiting.
-        errors: Kinds of errors -> how many requests ended with one.
+        errors: Kinds of errors -> how many requests ended with one; in an open loop, of those that were due in that time,
+            however much later they failed.
         per_second: Responses per second.
         per_second_range: 95% confidence interval of that, from ten windows of time.
         latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests count
@@ -49,6 +51,7 @@ class Measurement:
 
     seconds: float
     answered: int
+    due: int
     unsent: int
     errors: dict[str, int]
     per_second: float
@@ -60,17 +63,17 @@ class Measurement:
 
 @dataclass(slots=True)
 class _Trace:
-    """The records of one caller, so that nothing is locked: (due, done) of responses, (done, kind) of errors."""
+    """The records of one caller, so that nothing is locked: (due, done) of responses, (due, done, kind) of errors."""
 
     responses: list[tuple[float, float]] = field(default_factory=list)
-    errors: list[tuple[float, str]] = field(default_factory=list)
+    errors: list[tuple[float, float, str]] = field(default_factory=list)
 
     def record(self, send: Send, due: float) -> None:
         """Sends one request and records how it ended."""
         try:
             send()
         except ClientError as error:
-            self.errors.append((time.perf_counter(), type(error).__name__))
+            self.errors.append((due, time.perf_counter(), type(error).__name__))
         else:
             self.responses.append((due, time.perf_counter()))
 
@@ -195,11 +198,12 @@ class Recording:
         """The measurement: a request counts when it was answered in time."""
         due, done = self.responses.T
         inside = (done >= self.begin) & (done < self.end)
-        return self._measurement((done - due)[inside] * 1e3)
+        return self._measurement((done - due)[inside] * 1e3, self.errors(is_open=False))
 
     def of_open_loop(self) -> Measurement:
         """The measurement: a request counts when it was due in time, also where nobody was free to send it."""
-        return self._measurement(self.waited_s * 1e3)
+        waited_s, errors = self.waited_s, self.errors(is_open=True)
+        return self._measurement(waited_s * 1e3, errors, due=len(waited_s) + len(errors))
 
     @property
     def waited_s(self) -> npt.NDArray[np.float64]:
@@ -208,18 +212,30 @@ class Recording:
         inside = (due >= self.begin) & (due < self.end)
         return np.concatenate([(done - due)[inside], self.end - np.array(self.unsent)])
 
-    def _measurement(self, latencies_ms: npt.NDArray[np.float64]) -> Measurement:
+    def errors(self, *, is_open: bool) -> list[tuple[float, str]]:
+        """The requests in time that ended with an error: the moment by which each counts, and the kind of the error.
+
+        Args:
+            is_open: Whether requests count by when they were due, as in an open loop, where one that hangs fails after
+                the end; else by when they failed.
+        """
+        found = [(due if is_open else done, kind) for trace in self.traces for due, done, kind in trace.errors]
+        return [(moment, kind) for moment, kind in found if self.begin <= moment < self.end]
+
+    def _measurement(
+        self, latencies_ms: npt.NDArray[np.float64], errors: Sequence[tuple[float, str]], due: int = 0
+    ) -> Measurement:
         seconds = self.end - self.begin
         done = self.responses[:, 1]
         counts, _ = np.histogram(done[done < self.end], _WINDOWS, (self.begin, self.end))
         rates = counts / seconds * _WINDOWS
         mean, margin = float(rates.mean()), _STUDENT_T * float(rates.std(ddof=1)) / _WINDOWS**0.5
-        kinds = [name for trace in self.traces for moment, name in trace.errors if self.begin <= moment < self.end]
         return Measurement(
             seconds=seconds,
             answered=int(counts.sum()),
+            due=due,
             unsent=len(self.unsent),
-            errors=dict(sorted(Counter(kinds).items())),
+            errors=dict(sorted(Counter(kind for _, kind in errors).items())),
             per_second=mean,
             per_second_range=(max(mean - margin, 0.0), mean + margin),
             latency_ms=_percentiles(latencies_ms),

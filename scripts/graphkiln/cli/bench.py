@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
 _STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+_LOST, _FEW = 0.05, 5
+"""Of the requests that were due: a share, and a number, that are on their way at the end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -243,6 +245,18 @@ def _local_cpu_seconds(url: str) -> Callable[[], float] | None:
     return seconds
 
 
+def _shortfall(row: _Row) -> str:
+    """That requests came faster than they were answered; empty where they did not, failed, or were a closed loop."""
+    measured = row.client
+    if measured.due - measured.answered - sum(measured.errors.values()) <= max(_LOST * measured.due, _FEW):
+        return ""
+    return (
+        f"{row.load}: {measured.due / measured.seconds:.1f} requests a second were due, and "
+        f"{measured.answered / measured.seconds:.1f} answered: the rate was not reached, and the longer it lasts, the "
+        "longer the latencies"
+    )
+
+
 def _print_tables(rows: list[_Row], unit: str) -> None:
     from rich.console import Console
     from rich.table import Column, Table
@@ -266,6 +280,8 @@ def _print_tables(rows: list[_Row], unit: str) -> None:
         server.add_row(row.load, *stages, f"{row.batch:.1f}", cores)
     console = Console()
     console.print(client, server)
+    for line in filter(None, map(_shortfall, rows)):
+        console.print(line, highlight=False)
     most = max((row.generator for row in rows), key=lambda generator: generator.share_of_machine)
     console.print(
         f"sent by {most.name} in {most.processes} process{'es' if most.processes > 1 else ''}, "

@@ -86,8 +86,8 @@ def latencies_of(recording: Recording, *, is_open: bool) -> npt.NDArray[np.float
     due, done = recording.responses.T
     counted = due if is_open else done
     inside = (counted >= recording.begin) & (counted < recording.end)
-    lost = [moment for trace in recording.traces for moment, _ in trace.errors]
-    lost = [moment for moment in (*lost, *recording.unsent) if recording.begin <= moment < recording.end]
+    failed = [moment for moment, _ in recording.errors(is_open=is_open)]
+    lost = [*failed, *(moment for moment in recording.unsent if recording.begin <= moment < recording.end)]
     moments = np.concatenate([counted[inside], lost])
     latencies = np.concatenate([(done - due)[inside], np.full(len(lost), np.inf)])
     ordered: npt.NDArray[np.float64] = latencies[np.argsort(moments, kind="stable")]

@@ -27,7 +27,7 @@ LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 
 def measurement(**fields: Any) -> Measurement:
     usual = {
-        "seconds": 2.0, "answered": 200, "unsent": 0, "errors": {}, "per_second": 100.0,
+        "seconds": 2.0, "answered": 200, "due": 0, "unsent": 0, "errors": {}, "per_second": 100.0,
         "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25, "processes": 3,
     }  # fmt: skip
     return Measurement(**{**usual, **fields})
@@ -221,6 +221,16 @@ class TestTables:
         loads.results = [measurement(latency_ms={}, per_second=0.0, per_second_range=(0.0, 0.0), answered=0)]
         (client, _) = self.cells(run("bench", "--model", "m").out)
         assert client[1:6] == ["0.0 ± 0.0", "-", "-", "-", "-"]
+
+    @pytest.mark.usefixtures("client")
+    @pytest.mark.parametrize(("due", "answered", "told"), [(200, 195, False), (200, 150, True), (9, 5, False), (0, 9, False)])
+    def test_a_rate_that_was_not_reached_is_told(
+        self, run: RunVerb, loads: Loads, due: int, answered: int, told: bool
+    ) -> None:
+        loads.results = [measurement(due=due, answered=answered)]
+        out = " ".join(run("bench", "--model", "m", "--rate", "100").out.split())
+        words = f"100/s: {due / 2:.1f} requests a second were due, and {answered / 2:.1f} answered"
+        assert (words in out) is told
 
     @pytest.mark.usefixtures("client")
     def test_fit_80_columns(self, run: RunVerb, loads: Loads) -> None:

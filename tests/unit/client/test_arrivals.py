@@ -47,6 +47,7 @@ def test_none_is_due_after_the_end(rate: float) -> None:
     "text",
     [
         "100\n100.5\n102\n",
+        "\ufeff100\n100.5\n102\n",
         "102\n\n100\n# a remark\n100.5",
         "seconds\n100\n100.5\n102\n",
         '"100",/a\r\n"100.5",/b\r\n"102",/c\r\n',

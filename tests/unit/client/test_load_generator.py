@@ -174,15 +174,32 @@ class TestMeasurement:
     def test_what_is_outside_the_period_does_not_count(self) -> None:
         trace = _Trace(
             responses=[(99.0, 99.9), (99.0, 100.0), (109.0, 109.9), (109.0, 110.0)],
-            errors=[(99.9, "Overloaded"), (100.0, "ServerError"), (109.9, "Overloaded"), (110.0, "ServerError")],
+            errors=[
+                (98.0, 99.9, "Overloaded"),
+                (98.0, 100.0, "ServerError"),
+                (109.0, 109.9, "Overloaded"),
+                (109.0, 110.0, "ServerError"),
+            ],
         )
         seen = self.period(trace).of_closed_loop()
-        assert seen.answered == 2
+        assert (seen.answered, seen.due) == (2, 0)
         assert seen.errors == {"Overloaded": 1, "ServerError": 1}
+
+    def test_a_request_of_an_open_loop_that_fails_after_the_end_is_not_forgotten(self) -> None:
+        """The server hangs: what was due then ends with its deadline, long after the measurement."""
+        trace = _Trace(
+            responses=[(101.0, 102.0), (108.0, 120.0), (99.0, 101.0)],
+            errors=[(105.0, 165.0, "DeadlineExceeded"), (99.0, 104.0, "Overloaded")],
+        )
+        part = self.period(trace)
+        part.unsent.append(109.0)
+        seen = part.of_open_loop()
+        assert seen.errors == {"DeadlineExceeded": 1}
+        assert (seen.due, seen.answered, seen.unsent) == (4, 2, 1)
 
     def test_errors_are_in_the_order_of_their_names(self) -> None:
         names = ["ServerError", "Overloaded", "ServerError", "ConnectionFailed"]
-        seen = self.period(_Trace(errors=[(105.0, name) for name in names])).of_closed_loop()
+        seen = self.period(_Trace(errors=[(105.0, 105.0, name) for name in names])).of_closed_loop()
         assert list(seen.errors.items()) == [("ConnectionFailed", 1), ("Overloaded", 1), ("ServerError", 2)]
 
     def test_no_request_no_latency(self) -> None:
@@ -203,6 +220,7 @@ class TestMeasurement:
         assert list(dataclasses.asdict(seen)) == [
             "seconds",
             "answered",
+            "due",
             "unsent",
             "errors",
             "per_second",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.load_generator import Recording, _Trace
 
 
-def recording(responses: list[tuple[float, float]], errors: list[float] = (), unsent: list[float] = ()) -> Recording:  # type: ignore[assignment]
-    trace = _Trace(responses=responses, errors=[(moment, "ServerError") for moment in errors])
+def recording(
+    responses: list[tuple[float, float]], errors: Sequence[tuple[float, float]] = (), unsent: Sequence[float] = ()
+) -> Recording:
+    trace = _Trace(responses=responses, errors=[(*moments, "ServerError") for moments in errors])
     return Recording(traces=[trace], begin=10.0, end=20.0, cpu_s=1.0, unsent=list(unsent))
 
 
@@ -76,8 +79,10 @@ class TestLatencies:
         assert latencies_of(found, is_open=False).tolist() == pytest.approx([0.6, 0.5])
 
     def test_what_failed_or_was_never_sent_took_for_ever_in_its_place(self) -> None:
-        found = recording([(11.0, 11.5), (19.0, 19.25)], errors=[12.0, 21.0], unsent=[13.0])
-        assert latencies_of(found, is_open=True).tolist() == [0.5, np.inf, np.inf, 0.25]
+        failed = [(12.0, 12.5), (9.0, 14.0), (18.0, 40.0)]  # the second was due before the beginning, the third hung
+        found = recording([(11.0, 11.5), (19.0, 19.25)], errors=failed, unsent=[13.0])
+        assert latencies_of(found, is_open=True).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
+        assert latencies_of(found, is_open=False).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
 
     def test_a_summary_has_both(self) -> None:
         found = recording([(10 + 0.1 * number, 10.01 + 0.1 * number) for number in range(100)])
