@@ -43,9 +43,14 @@ class Classification:
         score, _, rest = text.partition(":")
         index, _, label = rest.partition(":")
         try:
-            return cls(index=int(index), label=label, score=float(score))
+            return cls(index=int(index), label=_plain(label), score=float(score))
         except ValueError:
             raise ProtocolError(f"expected a classification 'score:index[:label]', got {text[:80]!r}") from None
+
+
+def _plain(label: str) -> str:
+    """Without what a labels file from Windows leaves: Triton ends lines at line feeds alone."""
+    return label.removesuffix("\r").removeprefix("\ufeff")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

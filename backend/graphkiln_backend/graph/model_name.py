@@ -8,6 +8,9 @@ from urllib.parse import quote
 MAX_LENGTH = 128
 """Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most."""
 
+_LONGEST_SERVED = 200
+"""Files that tell of an instance are named after the model, its number and its process, and `NAME.images` after `NAME`."""
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
 """More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
@@ -30,7 +33,11 @@ def fault_in_name(name: str) -> str:
 
 def fault_in_served_name(name: str) -> str:
     """What keeps a folder of a model store from being served, in words; empty where nothing does."""
-    return "" if _SERVABLE.fullmatch(name) else f"{name!r} is no name of a model that Triton's Python stub can take"
+    if not _SERVABLE.fullmatch(name):
+        return f"{name!r} is no name of a model that Triton's Python stub can take"
+    if len(name) > _LONGEST_SERVED:
+        return f"'{name[:20]}...' has {len(name)} characters, at most {_LONGEST_SERVED} can be served"
+    return ""
 
 
 def in_path(name: str) -> str:

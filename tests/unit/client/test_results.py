@@ -24,6 +24,7 @@ class TestClassification:
             ("0.5:3:cat", Classification(index=3, label="cat", score=0.5)),
             ("3.630257:499", Classification(index=499, label="", score=3.630257)),
             ("-1e-05:0:a:b", Classification(index=0, label="a:b", score=-1e-5)),
+            ("0.5:0:\ufeffcat\r", Classification(index=0, label="cat", score=0.5)),  # of a labels file from Windows
         ],
     )
     def test_parses_tritons_form(self, text: str, expected: Classification) -> None:
