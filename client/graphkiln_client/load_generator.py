@@ -39,7 +39,7 @@ class Measurement:
         answered: Requests that got their response.
         due: Requests of an open loop that were due in that time, whatever became of them; 0 of a closed loop.
         unsent: Requests of an open loop that were due and not even sent: all callers were waiting.
-        errors: Kinds of errors -> how many requests ended with one; in an open loop, of those that were due in that time,
+        errors: Kinds of errors -> how many requests ended with one; in an open loop, of those that were due in time,
             however much later they failed.
         per_second: Responses per second.
         per_second_range: 95% confidence interval of that, from ten windows of time.

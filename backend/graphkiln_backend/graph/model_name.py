@@ -9,7 +9,7 @@ MAX_LENGTH = 128
 """Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most."""
 
 _LONGEST_SERVED = 200
-"""Files that tell of an instance are named after the model, its number and its process, and `NAME.images` after `NAME`."""
+"""Files that tell of an instance are named after its model and its process, and `NAME.images` after `NAME`."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")

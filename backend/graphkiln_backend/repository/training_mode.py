@@ -28,7 +28,7 @@ DRAWING = frozenset(
 _TELLS_BY_ATTRIBUTE = 14
 """Opset since which an attribute tells whether a BatchNormalization trains; before it, how many outputs it has."""
 _IS_INPUT, _IS_NEVER = 12, 7
-"""Opsets since which an input tells whether a Dropout trains, and since which nothing did; before them, an attribute."""
+"""Opsets since which an input tells whether a Dropout trains, and since which none does; before, an attribute."""
 _MEAN = 3
 
 
@@ -69,8 +69,10 @@ def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    nodes = [node for node in _nodes(model) if node.op_type == "Constant"]
-    values = {node.output[0]: attribute.t for node in nodes for attribute in node.attribute if attribute.name == "value"}
+    attributes = [
+        (node.output[0], attribute) for node in _nodes(model) if node.op_type == "Constant" for attribute in node.attribute
+    ]
+    values = {name: attribute.t for name, attribute in attributes if attribute.name == "value"}
     return values | {tensor.name: tensor for tensor in model.graph.initializer}
 
 

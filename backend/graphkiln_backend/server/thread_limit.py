@@ -26,6 +26,7 @@ _MOST_IN_POOLS = 1024
 _BESIDE_POOL = 8
 """Threads of an instance beside its pool, in tritonserver and in its own process, at least."""
 _OF_SERVER = 50
+_MORE = "docker run --pids-limit=-1, podman run --pids-limit=0, podPidsLimit of a node, TasksMax= of systemd"
 
 
 def pool_size(instances: int) -> int:
@@ -60,7 +61,7 @@ def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iter
     for folder, _ in own_groups("pids", cgroups, own):
         most, now = _read(folder / "pids.max"), _read(folder / "pids.current")
         if most is not None:
-            yield max(most - (now or 0), 0), "docker run --pids-limit=-1, podman run --pids-limit=0, TasksMax= of systemd"
+            yield max(most - (now or 0), 0), _MORE
 
 
 def _allowed_to_user() -> Iterator[tuple[int, str]]:

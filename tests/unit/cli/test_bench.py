@@ -223,7 +223,9 @@ class TestTables:
         assert client[1:6] == ["0.0 ± 0.0", "-", "-", "-", "-"]
 
     @pytest.mark.usefixtures("client")
-    @pytest.mark.parametrize(("due", "answered", "told"), [(200, 195, False), (200, 150, True), (9, 5, False), (0, 9, False)])
+    @pytest.mark.parametrize(
+        ("due", "answered", "told"), [(200, 195, False), (200, 150, True), (9, 5, False), (0, 9, False)]
+    )
     def test_a_rate_that_was_not_reached_is_told(
         self, run: RunVerb, loads: Loads, due: int, answered: int, told: bool
     ) -> None:

@@ -286,8 +286,9 @@ class TestPrepare:
     def test_too_few_threads_are_an_error(
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: [(20, "a larger limit")])
-        with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here \(a larger limit"):
+        limits = [(20, "a larger limit")]
+        monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: limits)
+        with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here"):
             make_launch(installation, store).prepare(folder)
 
     def test_a_store_with_a_space_is_linked(
