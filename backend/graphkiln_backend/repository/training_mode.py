@@ -69,10 +69,13 @@ def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    attributes = [
-        (node.output[0], attribute) for node in _nodes(model) if node.op_type == "Constant" for attribute in node.attribute
-    ]
-    values = {name: attribute.t for name, attribute in attributes if attribute.name == "value"}
+    values = {
+        node.output[0]: attribute.t
+        for node in _nodes(model)
+        if node.op_type == "Constant"
+        for attribute in node.attribute
+        if attribute.name == "value"
+    }
     return values | {tensor.name: tensor for tensor in model.graph.initializer}
 
 
