@@ -50,9 +50,11 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
     if path.is_dir() and (path / _GOLDEN).is_file():
         path /= _GOLDEN
     if path.is_dir():
-        samples = [_file_feeds(model, file) for file in sorted(path.iterdir()) if file.is_file()]
+        visible = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))
+        samples = [_file_feeds(model, file) for file in visible]
     elif path.suffix == ".npz":
-        samples = list(_batches(path, _read_archive(path), batch_size))
+        arrays = _read_archive(path)
+        samples = list(_batches(path, arrays, 0 if _are_whole(model, arrays) else batch_size))
     else:
         raise InvalidInput(f"--samples {path}: there are no samples", hint=_HINT)
     if not samples:
@@ -75,16 +77,24 @@ def _read_archive(file: Path) -> Feeds:
     return golden or arrays
 
 
+def _are_whole(model: Model, arrays: Mapping[str, AnyArray]) -> bool:
+    """Whether each sample is a whole request: the inputs of a model without batches have no dimension for them."""
+    ranks = {row["name"]: len(row["shape"]) for row in model.metadata["inputs"]}
+    return all(name in ranks and array.ndim == ranks[name] + 1 for name, array in arrays.items())
+
+
 def _batches(path: Path, arrays: Mapping[str, AnyArray], size: int) -> Iterator[Feeds]:
-    rows = {len(array) if array.ndim else 0 for array in arrays.values()}
-    if len(rows) != 1:
+    """Requests of so many rows; with a size of 0, each row is one."""
+    counts = {len(array) if array.ndim else 0 for array in arrays.values()}
+    if len(counts) != 1:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
         raise InvalidInput(f"--samples {path}: its arrays do not have a row for each sample: {shapes}", hint=_HINT)
-    (count,) = rows
+    (count,) = counts
     if 0 < count < size:
         raise InvalidInput(f"--samples {path}: it holds {count} samples, a request takes {size}")
-    for first in range(0, count - size + 1, size):
-        yield {name: np.ascontiguousarray(array[first : first + size]) for name, array in arrays.items()}
+    for first in range(0, count - max(size, 1) + 1, max(size, 1)):
+        rows = slice(first, first + size) if size else first
+        yield {name: np.ascontiguousarray(array[rows]) for name, array in arrays.items()}
 
 
 def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:

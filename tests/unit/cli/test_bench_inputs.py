@@ -42,7 +42,16 @@ def test_golden_samples_give_their_inputs(tmp_path: Path, repository: Path) -> N
     assert {name: array.shape for name, array in digits[0].items()} == {"INPUT_0": (1, 1, 32, 32)}
 
 
+def test_a_sample_of_a_model_without_batches_is_a_request_as_it_is(tmp_path: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "graph/Y": ROWS})
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
+    found = [feeds["X"] for feeds in read_samples(model, tmp_path, 1)]
+    np.testing.assert_array_equal(np.stack(found), ROWS)
+
+
 def test_a_folder_holds_images_and_requests(tmp_path: Path) -> None:
+    for name in (".DS_Store", "._b.png"):
+        (tmp_path / name).write_bytes(b"no image")
     Image.new("L", (4, 4), 255).save(tmp_path / "b.png")
     np.savez(tmp_path / "a.npz", X=ROWS[:3])
     model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}])
