@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from graphkiln_backend.engines.hardware import gpus
@@ -36,7 +37,7 @@ def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]
             stored, tensor_model=name, problem=_problem(stored, found.get(image_model_name(name)))
         )
         for name, stored in found.items()
-        if asks_for_images(stored.folder)
+        if _asks_as_stamped(stored.folder, stored.stamp)
     }
     return {**found, **takers}
 
@@ -73,6 +74,11 @@ def asks_for_images(folder: Path) -> bool:
         return PARAMETER in parameters and accepts_images(parameters[PARAMETER].string_value)
     except GraphkilnError:  # it is refused for that itself
         return False
+
+
+@lru_cache(maxsize=4096)  # a configuration takes a millisecond to parse, and stores are looked at again and again
+def _asks_as_stamped(folder: Path, _: str) -> bool:
+    return asks_for_images(folder)
 
 
 def _problem(stored: StoredModel, same_name: StoredModel | None) -> str:

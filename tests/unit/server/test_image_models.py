@@ -11,6 +11,7 @@ import zoo
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import BACKEND, read_config
 from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server import image_models as module
 from graphkiln_backend.server.image_models import add_image_models
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
@@ -43,6 +44,16 @@ def test_only_models_that_accept_images_have_one(store: Path) -> None:
     models = add_image_models(scan_stores([store]))
     assert [*models] == ["cats", "plain", "cats.images"]
     assert models["cats.images"].name == "cats.images"
+
+
+def test_a_configuration_is_read_again_when_it_has_changed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr(module, "read_config", lambda path: read.append(path) or read_config(path))
+    for _ in range(3):
+        add_image_models(scan_stores([store]))
+    assert len(read) <= 2
+    (store / "plain" / "config.pbtxt").write_text(IMAGES)
+    assert "plain.images" in add_image_models(scan_stores([store]))
 
 
 def test_it_is_shown_with_the_versions_of_the_other(store: Path, mirror: Mirror) -> None:
