@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import zoo
@@ -47,11 +48,11 @@ def test_only_models_that_accept_images_have_one(store: Path) -> None:
 
 
 def test_a_configuration_is_read_again_when_it_has_changed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-    monkeypatch.setattr(module, "read_config", lambda path: read.append(path) or read_config(path))
+    read = Mock(side_effect=read_config)
+    monkeypatch.setattr(module, "read_config", read)
     for _ in range(3):
         add_image_models(scan_stores([store]))
-    assert len(read) <= 2
+    assert read.call_count <= 2
     (store / "plain" / "config.pbtxt").write_text(IMAGES)
     assert "plain.images" in add_image_models(scan_stores([store]))
 
