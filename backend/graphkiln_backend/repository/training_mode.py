@@ -46,14 +46,15 @@ def draws_numbers(path: Path) -> bool:
 def find_training(path: Path) -> str:
     """The nodes of a graph that are in training mode, in words; empty where there is none.
 
-    A BatchNormalization without statistics of its own, which has them from the request, is not one: it is so by intent.
+    What the request decides, such as the mode of a Dropout, or holds, such as the statistics of a BatchNormalization, is
+    meant so.
 
     Raises:
         RepositoryError: The file is damaged.
     """
     model = read_graph(path)
     known, version = _constants(model), opset_of(model)
-    found = [node for node in _nodes(model) if _drops(node, version, known) or _trains(node, version, known)]
+    found = [node for node in _nodes(model) if _trains(node, version, known)]
     if not found:
         return ""
     more = f" and {len(found) - 1} more" if found[1:] else ""
@@ -97,6 +98,8 @@ def _may_be_true(name: str, known: dict[str, onnx.TensorProto]) -> bool:
 
 
 def _trains(node: onnx.NodeProto, version: int, known: dict[str, onnx.TensorProto]) -> bool:
+    if node.op_type == "Dropout" and version >= _IS_INPUT:
+        return _drops(node, version, known) and node.input[2] in known
     if node.op_type != "BatchNormalization" or len(node.input) <= _MEAN or node.input[_MEAN] not in known:
         return False
     return any(node.output[1:]) if version < _TELLS_BY_ATTRIBUTE else _integer(node, "training_mode") == 1

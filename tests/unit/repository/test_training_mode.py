@@ -53,7 +53,8 @@ def test_what_does_not(tmp_path: Path, body: str, opset: int) -> None:
 
 
 def test_what_an_input_decides_may_draw(tmp_path: Path) -> None:
-    assert draws_numbers(graph(tmp_path, f"{RATIO} y = Dropout(x, r, t)", inputs="float[n,4] x, bool t"))
+    path = graph(tmp_path, f"{RATIO} y = Dropout(x, r, t)", inputs="float[n,4] x, bool t")
+    assert (draws_numbers(path), find_training(path)) == (True, "")
 
 
 def test_inside_of_a_branch(tmp_path: Path) -> None:
