@@ -20,6 +20,15 @@ from graphkiln_converters.sources.fixed_batch import FixedBatchModel, with_free_
 from graphkiln_converters.sources.pytorch import TorchModel, export_module
 
 _HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
+_MODES = {
+    "aten.batch_norm.default": 5,
+    "aten._native_batch_norm_legit.default": 5,
+    "aten._native_batch_norm_legit_functional.default": 5,
+    "aten.dropout.default": 2,
+    "aten.native_dropout.default": 2,
+}
+"""Operators that train or do not -> which of their arguments says so. Source: PyTorch, native_functions.yaml."""
+_STATISTICS = 3
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatchModel:
@@ -36,6 +45,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatc
     program = _load(location)
     if program.example_inputs is None:
         raise ConversionError(f"{location} was saved without example inputs", hint="save it with torch.export.save")
+    _check_trained(program, location)
     example = _example(program, location)
     module, names = _frozen_module(program), list(example)
     fixed = not all(_varies(program, name) for name in names)
@@ -51,6 +61,25 @@ def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatc
         return model
     varying = tuple(_with_varying(program, name, spec) for name, spec in zip(names, inputs, strict=True))
     return with_free_batch(replace(model, inputs=varying), lambda: _export(program, model), options, _HINT)
+
+
+def _check_trained(program: torch.export.ExportedProgram, location: str) -> None:
+    """Refuses what drops values at random, or normalizes by the statistics of each request."""
+    if names := [node.name for node in program.graph.nodes if _trains(node)]:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        raise ConversionError(
+            f"{location} was exported in training mode, in which it does not compute what it has learned: "
+            f"{names[0]}{more}",
+            hint="export it in evaluation mode: torch.export.export(model.eval(), ...)",
+        )
+
+
+def _trains(node: torch.fx.Node) -> bool:
+    """Not a dropout of nothing, nor a normalization that has learned no statistics: that one is meant so."""
+    mode = _MODES.get(str(node.target), len(node.args))
+    if mode >= len(node.args) or node.args[mode] is not True:
+        return False
+    return node.args[1] != 0 and (mode < _STATISTICS or node.args[_STATISTICS] is not None)
 
 
 def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, Any]:

@@ -61,6 +61,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             Scaled(), tuple(EXAMPLE.values()), dynamic_shapes=(None, {1: torch.export.Dim("t", min=2)})
         ),
         "bf16": lambda: torch.export.export(Doubled(), (torch.zeros(2, 3, dtype=torch.bfloat16),)),
+        "training": lambda: torch.export.export(
+            nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).train(), (torch.zeros(2, 3),)
+        ),
         "listed": lambda: torch.export.export(Listed(), ([torch.zeros(2, 3), torch.zeros(2, 3)],)),
     }
     paths = {}
@@ -117,6 +120,11 @@ def test_bf16_programs_run(programs: dict[str, Path]) -> None:
 
 
 class TestErrors:
+    def test_training_mode(self, programs: dict[str, Path]) -> None:
+        with pytest.raises(ConversionError, match=r"exported in training mode, .*: batch_norm and 1 more") as caught:
+            open_source(str(programs["training"]), OPTIONS)
+        assert "model.eval()" in caught.value.hint
+
     def test_lists_of_tensors(self, programs: dict[str, Path]) -> None:
         with pytest.raises(ConversionError, match="takes lists or dicts of tensors"):
             open_source(str(programs["listed"]), OPTIONS)
