@@ -24,9 +24,9 @@ class Waiting(Protocol):
 
 @dataclass(slots=True)
 class Pace:
-    """The time between two looks."""
+    """The time between two looks: of this thread's processor time, so that a busy machine delays nothing further."""
 
-    _woke_at: float = field(default_factory=time.monotonic)
+    _woke_at_s: float = field(default_factory=time.thread_time)
 
     def wait(self, signals: Waiting, processes: Sequence[int], *, live: bool) -> None:
         """Waits for the next look.
@@ -36,6 +36,6 @@ class Pace:
             processes: Whose end is seen at once.
             live: Whether the server takes requests; until then it is looked at often.
         """
-        looked_s = time.monotonic() - self._woke_at
+        looked_s = time.thread_time() - self._woke_at_s
         signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
-        self._woke_at = time.monotonic()
+        self._woke_at_s = time.thread_time()
