@@ -96,9 +96,9 @@ def model_folders(store: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is one, or a link of which nobody can tell: it leads to where this user may not look."""
+    """Whether it is one, or a link to what should be one: it leads nowhere, or to where this user may not look."""
     try:
-        return path.is_dir()
+        return path.is_dir() or (path.is_symlink() and not path.exists())
     except OSError:
         return True
 
@@ -161,9 +161,11 @@ def _scan_model(folder: Path) -> StoredModel:
         problem = next(filter(None, map(_irregular, rest)), "") or problem
         return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem, faults=faults)
     except OSError as error:  # it is being changed, or may not be read
-        unreadable = not isinstance(error, FileNotFoundError)
+        linked = folder.is_symlink()  # to a disk that is not there just now
         problem = f"{folder} cannot be read: {error.strerror or error}"
-        return StoredModel(folder=folder, problem=problem, unreadable=unreadable)
+        if isinstance(error, FileNotFoundError) and linked:
+            problem = f"{folder} is a link that leads nowhere: {folder.readlink()} is not there"
+        return StoredModel(folder=folder, problem=problem, unreadable=linked or not isinstance(error, FileNotFoundError))
 
 
 def _without_versions(folder: Path, entries: Sequence[Path]) -> str:

@@ -92,7 +92,9 @@ def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], 
     try:
         versions = versions_of(model)
     except OSError as error:
-        return [_broken(model.name, error, f"chmod -R a+rX {model}, or serve as its owner")], None
+        gone = isinstance(error, FileNotFoundError)  # a link that leads nowhere
+        hint = "mend the link, or take it out" if gone else f"chmod -R a+rX {model}, or serve as its owner"
+        return [_broken(model.name, error, hint)], None
     found = [find_version(version, compare_hashes=compare_hashes) for version in versions]
     if found and all(finding.level is Level.OK for finding in found):
         found = [_summary(model, found)]

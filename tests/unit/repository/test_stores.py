@@ -137,6 +137,16 @@ def test_a_folder_whose_name_a_shell_would_execute_is_left_out_and_said_once(sto
     assert all("rename it" in line and "\n" not in line for line in logged)
 
 
+def test_a_model_that_is_a_link_which_leads_nowhere_is_named(store: Path, tmp_path: Path) -> None:
+    """Its disk may be back in a moment: it is not a model that has gone."""
+    (store / "far").symlink_to(tmp_path / "disk" / "far")
+    found = scan_stores([store])
+    assert found["far"].unreadable
+    assert "is a link that leads nowhere" in found["far"].problem
+    (tmp_path / "disk" / "far" / "1").mkdir(parents=True)
+    assert (scan_stores([store])["far"].problem, found["m"].problem) == ("", "")
+
+
 def test_a_conversion_in_progress_is_no_change(store: Path) -> None:
     before = scan_stores([store])
     (store / "m" / ".graphkiln-1234" / "version").mkdir(parents=True)

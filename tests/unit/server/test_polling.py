@@ -335,3 +335,22 @@ def test_an_empty_folder_becomes_a_model(setup: Setup) -> None:
     setup.store.add("new", 1, config="")
     setup.settle()
     assert setup.triton.serving("new") == [1]
+
+
+def test_a_link_that_leads_nowhere_for_a_while_takes_nothing_away(
+    setup: Setup, tmp_path: Path, logged: list[str]
+) -> None:
+    place, disk = setup.store.folder / "m", tmp_path / "disk"
+    place.rename(disk)
+    place.symlink_to(disk)
+    setup.settle()
+    disk.rename(tmp_path / "away")
+    for _ in range(3):
+        setup.settle()
+    assert setup.triton.serving("m") == [1]
+    assert [line for line in logged if "leads nowhere" in line] == [
+        f"m: what is served of it stays: {place} is a link that leads nowhere: {disk} is not there"
+    ]
+    place.unlink()
+    setup.settle()
+    assert setup.triton.serving("m") == []
