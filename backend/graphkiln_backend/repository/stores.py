@@ -165,7 +165,9 @@ def _scan_model(folder: Path) -> StoredModel:
         problem = f"{folder} cannot be read: {error.strerror or error}"
         if isinstance(error, FileNotFoundError) and linked:
             problem = f"{folder} is a link that leads nowhere: {folder.readlink()} is not there"
-        return StoredModel(folder=folder, problem=problem, unreadable=linked or not isinstance(error, FileNotFoundError))
+        return StoredModel(
+            folder=folder, problem=problem, unreadable=linked or not isinstance(error, FileNotFoundError)
+        )
 
 
 def _without_versions(folder: Path, entries: Sequence[Path]) -> str:

@@ -46,7 +46,7 @@ def draws_numbers(path: Path) -> bool:
 def find_training(path: Path) -> str:
     """The nodes of a graph that are in training mode, in words; empty where there is none.
 
-    What the request decides, such as the mode of a Dropout, or holds, such as the statistics of a BatchNormalization, is
+    What a request decides, such as the mode of a Dropout, or holds, such as the statistics of a BatchNormalization, is
     meant so.
 
     Raises:
