@@ -258,13 +258,16 @@ class _Proof:
             LoweringError: Parts of a batch would be computed side by side, and its rows depend on each other.
         """
         version, config = self.artifacts.version, self.config
-        if version.golden or self.requirements.largest_batch < 2:
+        if version.golden:
             return ""
         if self.known.complete:
             return self.known.mixed
+        training = _training(version.graph_path)
+        if self.requirements.largest_batch < 2:
+            return training
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
         reason = f"output '{counted[0]}' is as long as its values say" if counted else ""
-        reason = _training(version.graph_path) or read_mixing(version.graph_path) or reason
+        reason = training or read_mixing(version.graph_path) or reason
         reason = reason or find_mixed_rows(self.session, synthetic, limits)
         if not reason and _cuts_batches(config):  # streams cut every batch up, rows that depend on each other, too
             with open_reference(

@@ -31,7 +31,6 @@ _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 _PREDICATE_TYPE = "urn:graphkiln:model-version:v1"
 _LIMIT = 16 * MIB
-_CHUNK_BYTES = 1 << 20
 _NAMED = 3
 HOW_TO_SIGN = "graphkiln sign STORE/MODEL --key FILE"
 
@@ -273,7 +272,7 @@ def hash_stream(source: BinaryIO, pass_on: Callable[[bytes], Any] = lambda _: No
         pass_on: Gets each chunk.
     """
     digest = hashlib.sha256()
-    while chunk := source.read(_CHUNK_BYTES):
+    while chunk := source.read(MIB):
         digest.update(chunk)
         pass_on(chunk)
     return digest.hexdigest()

@@ -79,7 +79,7 @@ def _trains(node: torch.fx.Node) -> bool:
     mode = _MODES.get(str(node.target), len(node.args))
     if mode >= len(node.args) or node.args[mode] is not True:
         return False
-    return node.args[1] != 0 and (mode < _STATISTICS or node.args[_STATISTICS] is not None)
+    return bool(node.args[1] != 0) and (mode < _STATISTICS or node.args[_STATISTICS] is not None)
 
 
 def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, Any]:
