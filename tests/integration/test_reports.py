@@ -35,7 +35,7 @@ def search(repository: Path, folder: Path) -> str:
     return render_search(document(digits_subject(repository), folder))
 
 
-@pytest.mark.parametrize("width", [320, 1280])
+@pytest.mark.parametrize("width", [335, 1280])
 @pytest.mark.parametrize("make", [conformance, story, search], ids=lambda make: make.__name__)
 def test_a_report_is_legible_on_a_phone_and_a_screen(
     make: Callable[[Path, Path], str], width: int, repository: Path, tmp_path: Path

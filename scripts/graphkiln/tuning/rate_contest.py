@@ -29,6 +29,8 @@ _SLOWER = 10
 """Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck."""
 _FEWEST = 60
 """Requests of a short look."""
+_IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
+"""A failure is asked for once more up to this share of the capacity, beyond so many times what passed, with this seed."""
 _MARGIN = 1.05
 """How much more an open loop may reach than a closed one: batches that are fuller."""
 
@@ -147,14 +149,27 @@ class RateContest:
         return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
 
     def _ask(self, standing: Standing, rate: float, seconds: float) -> Standing:
-        """Whether a rate meets the target: where that takes long, a short look first, which shows what surely fails."""
+        """Whether a rate meets the target; asked once more where it is no rate to fail at.
+
+        Far below what callers get there is no queue that takes long. What fails there may be a stall of the machine: taken
+        for an answer, it would cut off all rates above.
+        """
+        asked = self._ask_once(standing, rate, seconds)
+        bracket = self.bracket(asked)
+        cuts_off = bracket.failed <= rate <= _IDLE * _capacity(asked) and rate > _NEARBY * bracket.passed
+        if asked.lost or not cuts_off or not self._affords(asked, rate):
+            return asked
+        return self._ask_once(asked, rate, seconds, _AGAIN)
+
+    def _ask_once(self, standing: Standing, rate: float, seconds: float, seed: int = 0) -> Standing:
+        """Where it takes long to say, a short look first, which shows what surely fails."""
         long_s = self._long_enough(seconds, rate)
         short_s = max(self._shortest_s, _FEWEST / rate)
         if long_s > 3 * short_s:
-            standing = self._measured(standing, OpenLoop(rate), short_s)
+            standing = self._measured(standing, OpenLoop(rate), short_s, seed)
             if standing.lost or self.bracket(standing).refuted <= rate:
                 return standing
-        return self._measured(standing, OpenLoop(rate), long_s)
+        return self._measured(standing, OpenLoop(rate), long_s, seed)
 
     def _affords(self, standing: Standing, rate: float) -> bool:
         return self._reference.affords(standing.candidate, self._long_enough(0.0, rate))

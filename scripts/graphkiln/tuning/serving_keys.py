@@ -55,7 +55,7 @@ def default_values(subject: Subject) -> dict[str, Value]:
         PRECISION: str(settings.precision or subject.deployment.saved),
         THREADS: serving.threads,
         STREAMS: serving.streams,
-        SPIN: serving.spin and serving.engine == "onnxruntime",
+        SPIN: serving.spin and serving.engine == "onnxruntime" and serving.threads > 1,  # one has nobody to wait for
         LAYOUT: serving.layout or ENGINES_CHOICE,
         CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
         INSTANCES: subject.config.instances,

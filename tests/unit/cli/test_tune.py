@@ -242,10 +242,12 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_as_it_stands(
     (model / "1").mkdir(parents=True)
     shutil.copy(digits / "1" / "model.onnx", model / "1")
     (model / "config.pbtxt").write_text(FOREIGN)
-    done = run("tune", str(model), "--p99", "50ms", "--fix", "instances=1", "--fix", "threads=1")
+    done = run("tune", str(model), "--p99", "50ms", "--only", "max_batch_size", "--fix", "instances=1")
     assert done.code == 0, done.err
     (asked,) = ran
+    assert len(asked.spanned.space.candidates) > 4, "what stays as it is rules no candidate out"
     today = asked.spanned.space.today
+    assert today["spin"] is False, "a single thread has nobody to wait for"
     assert (today["engine"], today["threads"], today["instances"], today["max_batch_size"]) == ("onnxruntime", 1, 2, 16)
     assert (today["max_queue_delay_us"], today["preferred_batch_sizes"]) == (500, (4, 8))
     assert asked.questions.origin == "made up"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from simulated_server import SimulatedServer, true_rate
 
+from graphkiln.tuning import rate_contest
+from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.rate_contest import RESOLUTION, RateContest
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.trials import ClosedLoop, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 TARGET = Target(p99_s=0.08)
 
@@ -79,11 +82,11 @@ def test_without_a_bound_the_capacity_is_measured(contest: RateContest, space: S
     assert contest.settle(contest.enter(space.default, math.inf), -math.inf).score.lower > 0
 
 
-def test_one_that_fails_at_the_rate_of_another_is_measured_once(
+def test_one_that_fails_at_the_rate_of_another_is_asked_no_other_rate(
     contest: RateContest, server: SimulatedServer, space: Space
 ) -> None:
     settled = contest.settle(contest.enter(space.default, 1000.0), 3 * true_rate(server, space.default, TARGET.p99_s))
-    assert len(settled.points) == 1
+    assert len({point.load for point in settled.points}) == 1
     assert settled.score.lower == 0
 
 
@@ -108,6 +111,35 @@ def test_a_target_that_no_rate_meets_ends_at_a_fortieth_of_the_capacity(
     contest = RateContest(reference_of(server), Target(p99_s=0.001), 2.0, 60.0)
     settled = contest.settle(contest.enter(space.default, 1000.0), -math.inf)
     assert settled.score.lower == 0
-    assert len(settled.points) <= 8
+    assert len({point.load for point in settled.points}) <= 8
     assert contest.describe(settled.score.lower) == "no rate"
     assert contest.describe(12.34) == "12.3 requests per second"
+
+
+class Stalling(SimulatedServer):
+    """A machine that stands still for a moment, once, while a rate is asked for that is far below what is reached."""
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        found = super().measure(candidate, load, seconds, seed)
+        stalls = isinstance(load, OpenLoop) and load.rate < 50 and not self.has_stalled
+        if not stalls or isinstance(found, Failed):
+            return found
+        self.has_stalled = True
+        return replace(found, latency=replace(found.latency, p99=Interval(0.4, 0.3, math.inf)))
+
+    has_stalled = False
+
+
+@pytest.mark.parametrize(("idle", "least", "most"), [(0.6, 0.9, 1.1), (0.0, 0.0, 0.8)])
+def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
+    reference_of: Callable[[SimulatedServer], Reference], space: Space, monkeypatch: pytest.MonkeyPatch,
+    idle: float, least: float, most: float,
+) -> None:  # fmt: skip
+    """Without the second question, the negative control, it does."""
+    monkeypatch.setattr(rate_contest, "_IDLE", idle)
+    server = Stalling(cores=2)
+    contest = RateContest(reference_of(server), Target(p99_s=0.025), 2.0, 60.0)
+    settled = contest.settle(contest.enter(space.default, math.inf), -math.inf)
+    true = true_rate(SimulatedServer(cores=2), space.default, 0.025)
+    assert server.has_stalled
+    assert least * true <= settled.score.lower <= most * true
