@@ -130,11 +130,14 @@ class Stalling(SimulatedServer):
     has_stalled = False
 
 
-@pytest.mark.parametrize(("idle", "least", "most"), [(0.6, 0.9, 1.1), (0.0, 0.0, 0.8)])
+@pytest.mark.parametrize(("idle", "shares"), [(0.6, (0.9, 1.1)), (0.0, (0.0, 0.8))])
 def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
-    reference_of: Callable[[SimulatedServer], Reference], space: Space, monkeypatch: pytest.MonkeyPatch,
-    idle: float, least: float, most: float,
-) -> None:  # fmt: skip
+    reference_of: Callable[[SimulatedServer], Reference],
+    space: Space,
+    monkeypatch: pytest.MonkeyPatch,
+    idle: float,
+    shares: tuple[float, float],
+) -> None:
     """Without the second question, the negative control, it does."""
     monkeypatch.setattr(rate_contest, "_IDLE", idle)
     server = Stalling(cores=2)
@@ -142,4 +145,4 @@ def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
     settled = contest.settle(contest.enter(space.default, math.inf), -math.inf)
     true = true_rate(SimulatedServer(cores=2), space.default, 0.025)
     assert server.has_stalled
-    assert least * true <= settled.score.lower <= most * true
+    assert shares[0] * true <= settled.score.lower <= shares[1] * true
