@@ -30,7 +30,7 @@ _SLOWER = 10
 _FEWEST = 60
 """Requests of a short look."""
 _IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
-"""A failure is asked for once more up to this share of the capacity, beyond so many times what passed, with this seed."""
+"""A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed."""
 _MARGIN = 1.05
 """How much more an open loop may reach than a closed one: batches that are fuller."""
 
@@ -151,8 +151,8 @@ class RateContest:
     def _ask(self, standing: Standing, rate: float, seconds: float) -> Standing:
         """Whether a rate meets the target; asked once more where it is no rate to fail at.
 
-        Far below what callers get there is no queue that takes long. What fails there may be a stall of the machine: taken
-        for an answer, it would cut off all rates above.
+        Far below what callers get there is no queue that takes long. What fails there may be a stall of the
+        machine: taken for an answer, it would cut off all rates above.
         """
         asked = self._ask_once(standing, rate, seconds)
         bracket = self.bracket(asked)
