@@ -27,7 +27,10 @@ one's.
 _COLUMNS = ("metric", "kind", "labels beside `model`, `version`", "says")
 TRITONS: tuple[tuple[str, str, str, str], ...] = (
     ("nv_inference_request_success", "counter", "-", "requests that were answered, cached ones too"),
-    ("nv_inference_request_failure", "counter", "`reason`: OTHER, BACKEND, CANCELED, REJECTED", "requests that failed"),
+    (
+        "nv_inference_request_failure", "counter", "`reason`: OTHER, BACKEND, CANCELED, REJECTED",
+        "requests that failed. CANCELED: the client gave up while it waited; REJECTED: its time was over meanwhile",
+    ),
     ("nv_inference_count", "counter", "-", "samples that were computed"),
     ("nv_inference_exec_count", "counter", "-", "batches that were computed"),
     ("nv_inference_request_duration_us", "counter, us", "-", "time of all requests together, the warm-up's too"),

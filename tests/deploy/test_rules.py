@@ -44,6 +44,8 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(rules: Path, tmp_pa
         (":ratio_rate5m > 0.01", ":ratio_rate5m > 0.2"),
         ("(graphkiln_self_test_timestamp_seconds > 0)", "graphkiln_self_test_timestamp_seconds"),
         ('{cause="wrong_outputs"}', '{cause="server_died"}'),
+        ('reason!="CANCELED"', 'reason!=""'),
+        ("(rate(graphkiln_cancelled_requests_total[5m]))", "(0 * rate(graphkiln_cancelled_requests_total[5m]))"),
     ],
 )
 def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, right: str, wrong: str) -> None:

@@ -93,6 +93,20 @@ def _published_runs(server: Server, model: str) -> float:
     return sum(n for key, n in found.items() if "graphkiln_batch_size_count" in key and f'"{model}"' in key)
 
 
+def failures(server: Server, model: str) -> dict[str, float]:
+    """The requests that failed, as Triton counts them, by its reason."""
+    reasons = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
+    return {each: triton_metric(server, "nv_inference_request_failure", model, f'reason="{each}"') for each in reasons}
+
+
+def triton_metric(server: Server, name: str, model: str, label: str = "") -> float:
+    """A metric of Triton's, of a model that has one version."""
+    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    (found,) = (each for each in lines if each.startswith(f'{name}{{model="{model}",') and label in each)
+    return float(found.rpartition(" ")[2])
+
+
 def ones(rows: int = 1) -> dict[str, np.ndarray]:
     return {"x": np.ones((rows, 3), np.float32)}
 
@@ -262,7 +276,7 @@ def test_a_cancelled_request_is_not_computed(features: Server) -> None:
     """It waits behind a long one, and the client hangs up before its turn."""
     url = features.grpc_url.removeprefix("grpc://")
     rounds = 10 * TestQueue().rounds(features)
-    before = runs(features, "patient")
+    before, failed = runs(features, "patient"), failures(features, "patient")
     errors: dict[str, Any] = {}
     with triton_grpc.InferenceServerClient(url) as client:
 
@@ -274,15 +288,19 @@ def test_a_cancelled_request_is_not_computed(features: Server) -> None:
             tensor.set_data_from_numpy(np.array([[rounds]]))
             return client.async_infer("patient", [tensor], finished)
 
+        computed = features.computed_s()
         ask("long")
-        time.sleep(0.3)
+        features.wait_computing(computed)
         second = ask("cancelled")
-        time.sleep(0.2)
+        features.wait_until(lambda: triton_metric(features, "nv_inference_pending_request_count", "patient") == 1)
         second.cancel()
         deadline = time.monotonic() + 60
         while len(errors) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-    time.sleep(0.5)
     assert errors["long"] is None
     assert errors["cancelled"] is not None
     assert runs(features, "patient") == before + 1
+    counted = next(name for name in features.metrics() if name.startswith("graphkiln_cancelled") and "patient" in name)
+    features.wait_until(lambda: features.metrics()[counted] == 1)
+    # What deploy/prometheus/rules.yml takes away from the failures: an instance refused it, so Triton says BACKEND.
+    assert failures(features, "patient") == {**failed, "BACKEND": failed["BACKEND"] + 1}

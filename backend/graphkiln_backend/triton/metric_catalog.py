@@ -42,6 +42,10 @@ METRICS = (
     PublishedMetric(
         "graphkiln_fallbacks_total", "counter", "configurations that failed before the one that serves"
     ),
+    PublishedMetric(
+        "graphkiln_cancelled_requests_total", "counter",
+        "requests whose client gave up before they were computed; Triton counts them as failures of the backend",
+    ),
     PublishedMetric("graphkiln_shared_memory_bytes", "gauge", "size of its region of shared memory"),
     PublishedMetric(
         "graphkiln_self_test_error", "gauge", "relative L2 error on the golden samples; -1 without any"

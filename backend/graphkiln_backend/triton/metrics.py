@@ -6,8 +6,8 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
@@ -29,10 +29,16 @@ class InstanceMetrics(Closeable):
         status: What it serves with.
         shared_memory_bytes: Size of its region.
         batch_sizes: Rows of each run, appended to by the instance; emptied here, once a second.
+        cancelled: Says how many requests were given up before they were computed; asked here, once a second.
     """
 
     def __init__(
-        self, instance: str, status: InstanceStatus, shared_memory_bytes: int, batch_sizes: deque[int]
+        self,
+        instance: str,
+        status: InstanceStatus,
+        shared_memory_bytes: int,
+        batch_sizes: deque[int],
+        cancelled: Callable[[], int] = lambda: 0,
     ) -> None:
         labels = {"model": status.model, "version": str(status.version), "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
@@ -58,8 +64,8 @@ class InstanceMetrics(Closeable):
             labels,
             time.time() if status.self_test else 0,
         )
-        self._histogram = _BatchSizeHistogram(metrics, labels, batch_sizes)
-        self._publisher = _Publisher(self._histogram, _restart_counts())
+        counts = (_BatchSizeHistogram(metrics, labels, batch_sizes), _Cancelled(metrics, labels, cancelled))
+        self._publisher = _Publisher(counts, _restart_counts())
 
     def count_replay(self, *, passed: bool) -> None:
         """Counts a replay of the golden samples."""
@@ -114,6 +120,29 @@ def _restart_counts() -> RestartCounts | None:
     return RestartCounts(folder, _RestartCounter) if folder else None
 
 
+class _Counts(Protocol):
+    """What an instance counts, until it is published."""
+
+    def publish(self) -> None:
+        """Publishes what was counted since the last time."""
+        ...
+
+
+class _Cancelled:
+    """Requests that their clients gave up, by a total that only grows."""
+
+    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], total: Callable[[], int]) -> None:
+        self._counter = metrics.counter("graphkiln_cancelled_requests_total", labels)
+        self._total = total
+        self._published = 0
+
+    def publish(self) -> None:
+        total = self._total()
+        if total > self._published:
+            self._counter.increment(total - self._published)
+            self._published = total
+
+
 class _BatchSizeHistogram:
     """A Prometheus histogram of batch sizes, published once a second.
 
@@ -142,8 +171,8 @@ class _BatchSizeHistogram:
 class _Publisher(Closeable):
     """Publishes once a second what was counted meanwhile, in a thread of its own."""
 
-    def __init__(self, histogram: _BatchSizeHistogram, restarts: RestartCounts | None) -> None:
-        self._histogram = histogram
+    def __init__(self, counts: Sequence[_Counts], restarts: RestartCounts | None) -> None:
+        self._counts = counts
         self._restarts = restarts
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
@@ -159,9 +188,13 @@ class _Publisher(Closeable):
         self._publish()
         while not self._closing.wait(_PUBLISH_EVERY_S):
             self._publish()
-        self._histogram.publish()
+        self._publish_counts()
 
     def _publish(self) -> None:
-        self._histogram.publish()
+        self._publish_counts()
         if self._restarts:
             self._restarts.publish()
+
+    def _publish_counts(self) -> None:
+        for each in self._counts:
+            each.publish()

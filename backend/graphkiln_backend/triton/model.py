@@ -133,7 +133,9 @@ class TritonPythonModel:
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(deployment, proven)
         instance = args["model_instance_name"]
-        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes)
+        self._metrics = InstanceMetrics(
+            instance, status, _shared_memory_bytes(), executor.batch_sizes, lambda: executor.cancelled
+        )
         self._status = StatusFile.publish(instance, status)
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()
         self._replayer = self._start_replayer(proven.replay, executor, instance)

@@ -30,6 +30,8 @@ _COUNTERS = {
 _QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
 _SUMMARY = "nv_inference_request_summary_us"
 _BATCHES = "graphkiln_batch_size_bucket"
+_GIVEN_UP = "graphkiln_cancelled_requests_total"
+"""Counted by instances; Triton counts them among the failures, with no other reason than these."""
 _INFO = "graphkiln_instance_info"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
@@ -91,6 +93,8 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
             rows[key][name] = rows[key].get(name, 0.0) + sample.value
         elif sample.name == _BATCHES:
             rows[key]["sizes"][sample.labels.get("le", "")] += sample.value
+        elif sample.name == _GIVEN_UP:
+            rows[key]["failed"] = rows[key].get("failed", 0.0) - sample.value
     return [{"model": model, "version": version, **rows[model, version]} for model, version in sorted(rows)]
 
 

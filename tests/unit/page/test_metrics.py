@@ -20,7 +20,7 @@ def test_labels_are_unescaped() -> None:
 def test_traffic_by_version() -> None:
     row, other = traffic(parse_metrics(TEXT))
     assert row == {
-        "model": "m", "version": "1", "answered": 40, "failed": 3, "samples": 80, "batches": 20, "request_us": 120000,
+        "model": "m", "version": "1", "answered": 40, "failed": 4, "samples": 80, "batches": 20, "request_us": 120000,
         "queue_us": 40000, "waiting": 3, "p50_us": 900, "p99_us": 4000, "sizes": {"1": 7, "+Inf": 12},
     }  # fmt: skip
     assert other == {"model": 'other "one"\\', "version": "2", "answered": 2, "sizes": {}}, "NaN is no latency"

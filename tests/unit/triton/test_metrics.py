@@ -70,7 +70,7 @@ def test_what_only_grows_is_a_counter() -> None:
     counters = {name for name, kind in MetricFamily.kinds.items() if kind == MetricFamily.COUNTER}
     histogram = {f"graphkiln_batch_size_{part}" for part in ("bucket", "sum", "count")}
     replays = {f"graphkiln_self_test_{part}_total" for part in ("replays", "failures")}
-    assert counters == {"graphkiln_fallbacks_total", *histogram, *replays}
+    assert counters == {"graphkiln_cancelled_requests_total", "graphkiln_fallbacks_total", *histogram, *replays}
 
 
 def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
@@ -87,6 +87,20 @@ def test_a_batch_of_no_rows_is_in_every_bucket(metrics: InstanceMetrics, batch_s
     metrics.close()
     assert buckets() == [1] * len(BOUNDS)
     assert metric("graphkiln_batch_size_sum") == 0
+
+
+def test_requests_that_were_given_up_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
+    total = [0]
+    with InstanceMetrics("m_0", STATUS, 0, deque(), lambda: total[0]) as metrics:
+        assert metric("graphkiln_cancelled_requests_total") == 0, "known before there is one: rates need a beginning"
+        for total[0] in (3, 5):
+            deadline = time.monotonic() + 20
+            while metric("graphkiln_cancelled_requests_total") < total[0]:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+        metrics.close()
+        assert metric("graphkiln_cancelled_requests_total") == 5
 
 
 def test_no_batch_publishes_nothing(metrics: InstanceMetrics) -> None:
