@@ -1,4 +1,4 @@
-"""What MkDocs is told beside `mkdocs.yml`: a hook for links out of `docs`.
+"""What MkDocs is told beside `mkdocs.yml`: where the site will be, and what becomes of links out of `docs`.
 
 Pages name files of the checkout (`../SECURITY.md`, `../deploy/...`), which work where the checkout is looked at. The
 site does not have these files: there such a link is their path, as text.
@@ -6,6 +6,7 @@ site does not have these files: there such a link is their path, as text.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from html.parser import HTMLParser
@@ -15,6 +16,13 @@ from typing import Any
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((\.\.?/[^()\s]+)\)")
 _FOREIGN = re.compile(r"(?:https?:)?//")
 _IN_STYLE = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)")
+
+
+def on_config(config: Any) -> Any:
+    """MkDocs' event: `SITE_URL` says where the site will be. Its 404 page, shown at any depth, names its files from there."""
+    if address := os.environ.get("SITE_URL"):
+        config.site_url = f"{address.rstrip('/')}/"
+    return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -50,6 +58,8 @@ class _Resources(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """HTMLParser's event: links that a reader may follow are none of these."""
+        if ("rel", "canonical") in attrs:  # says where a page is, and has nothing fetched
+            return
         names = {"src", "srcset", "data", *(() if tag in ("a", "area", "base") else ("href",))}
         self.found += [value for name, value in attrs if name in names and value]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -72,3 +73,14 @@ def test_it_is_searched_and_read_without_other_sites(url: str, width: int) -> No
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wide) == 0
     assert asked == []
+
+
+def test_the_page_of_what_is_not_there_finds_its_files_below_a_path(repository: Path, tmp_path: Path) -> None:
+    built = tmp_path / "graphkiln"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
+    environment = {**os.environ, **NO_NETWORK, "NO_MKDOCS_2_WARNING": "1", "SITE_URL": "https://docs.example/graphkiln"}
+    subprocess.run(command, cwd=repository, env=environment, check=True)
+    found = re.findall(r'(?:href|src)="(/[^"#?]*)', (built / "404.html").read_text())
+    assert len(found) > 20
+    assert [each for each in found if not (tmp_path / each.lstrip("/")).exists()] == []
+    assert foreign_resources(built) == []

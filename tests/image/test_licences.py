@@ -19,7 +19,7 @@ def licence(told):
 
 print(json.dumps({one.name: licence(one.metadata) for one in importlib.metadata.distributions()}))
 """
-"""What pip-licenses (`scripts/licences`) reads from the same fields, of the releases that are in the image."""
+"""What `scripts/licences` reads from the same fields, of the releases that are in the image."""
 
 
 @pytest.fixture(scope="module")

@@ -440,6 +440,10 @@ def test_boxes_and_masks_are_drawn_over_the_image(browser: Browser, url: str, sh
         it.ask({"name": "a.png", "mimeType": "image/png", "buffer": encoded(250, 60)})
         it.wait_for(".answer table", HOSTILE)
         places = [(3, 45), (10, 30), (40, 30), (245, 58)]
+        shown_at = it.page.locator(".shown img").bounding_box()
+        assert shown_at
+        assert shown_at["width"] > 380, "a small image is shown as large as a person can read it"
+        assert abs(shown_at["width"] / shown_at["height"] - 250 / 60) < 0.1
         drawn = dict(zip(places, it.page.evaluate(ALPHAS, places), strict=True))
         assert drawn[3, 45] > 180, "the edge of the first box"
         assert 80 < drawn[10, 30] < 160, "its mask, through which the image is seen"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from browsing import CHROMIUM, browse
 from digits_subject import digits_subject
+from page_browser import chromium
+from playwright.sync_api import Browser
 from stories import make_observation, story_document
 from tuned import document
 
@@ -20,6 +24,12 @@ from graphkiln.tuning.page import render_page as render_search
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 
 COUNTED = {"charts": "svg", "tables": "table", "marks": "rect, circle"}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
 
 
 def conformance(repository: Path, _: Path) -> str:
@@ -52,3 +62,17 @@ def test_each_section_has_a_chart_and_its_table(repository: Path, tmp_path: Path
     shown = browse(render(report), tmp_path, 1280, {**COUNTED, "bars": "rect"})
     assert shown["charts"] == shown["tables"] == len(report.sections)
     assert shown["bars"] == sum(len(section.chart["rows"]) for section in report.sections if section.chart)
+
+
+@pytest.mark.parametrize("look", [("light", 1280), ("dark", 335)], ids=str)
+@pytest.mark.parametrize("make", [conformance, story, search], ids=lambda make: make.__name__)
+def test_axe_finds_nothing(
+    make: Callable[[Path, Path], str], look: tuple[str, int], browser: Browser, repository: Path, tmp_path: Path
+) -> None:
+    scheme, width = look
+    (tmp_path / "report.html").write_text(make(repository, tmp_path))
+    scheme_: Any = scheme
+    with browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme_) as page:
+        page.goto((tmp_path / "report.html").as_uri())
+        found = Axe().run(page).response["violations"]
+    assert [f"{fault['id']}: {fault['nodes'][0]['html'][:200]}" for fault in found] == []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from documenting.site import foreign_resources, without_outside_links
+from documenting.site import foreign_resources, on_config, without_outside_links
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,7 @@ def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<link rel="stylesheet" href="own.css"><script src="https://cdn.example/x.js"></script>'
         '<img src="//cdn.example/p">'
+        '<link rel="canonical" href="https://docs.example/a.html">'
         '<a href="https://example.org">read</a><iframe src="https://example.org/f"></iframe><img src="p.png">'
     )
     (tmp_path / "own.css").write_text(
@@ -41,3 +43,11 @@ def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
         "own.css: https://fonts.example/f.css",
         "own.css: //x.example/q",
     ]
+
+
+@pytest.mark.parametrize("address", ["https://docs.example/graphkiln", "https://docs.example/graphkiln/"])
+def test_the_site_may_be_below_a_path(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = SimpleNamespace(site_url=None)
+    assert on_config(config).site_url is None
+    monkeypatch.setenv("SITE_URL", address)
+    assert on_config(config).site_url == "https://docs.example/graphkiln/"

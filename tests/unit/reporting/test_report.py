@@ -48,7 +48,7 @@ def test_it_needs_nothing_from_elsewhere() -> None:
 
 def test_numbers_are_aligned_to_the_right() -> None:
     page = render(report())
-    assert '<th class="n">per s</th>' in page
+    assert '<th scope="col" class="n">per s</th>' in page
     assert '<td class="n">20</td>' in page
 
 
