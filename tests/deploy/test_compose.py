@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,28 @@ def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: d
     assert server["stop_grace_period"] == f"{pod['terminationGracePeriodSeconds']}s"
     assert server["shm_size"] == "1gb"
     assert "--page" in server["command"]
-    assert {port.removeprefix("127.0.0.1:") for port in server["ports"]} == {
-        f"{port}:{port}" for port in (8000, 8001, 8003)
-    }
-    assert all(port.startswith("127.0.0.1:") for each in compose["services"].values() for port in each["ports"])
+    assert _ports(server) == [f"127.0.0.1:{port}:{port}" for port in (8000, 8001, 8003)]
+
+
+def _ports(service: dict[str, Any]) -> list[str]:
+    """As they are where no variable names another one."""
+    return [re.sub(r"\$\{\w+:-(\d+)\}", r"\1", port) for port in service["ports"]]
+
+
+def test_each_port_is_of_this_machine_alone_and_gives_way_to_another(folder: Path, compose: dict[str, Any]) -> None:
+    told = (folder / "compose.yml").read_text().partition("name: graphkiln")[0]
+    for service in compose["services"].values():
+        for port, default in zip(service["ports"], _ports(service), strict=True):
+            (variable,) = re.findall(r"\$\{(\w+):-\d+\}", port)
+            assert variable in told
+            assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", default)
+
+
+def test_images_of_others_name_their_registry(compose: dict[str, Any]) -> None:
+    """Podman asks none by itself where a name has no registry."""
+    others = [each["image"] for each in compose["services"].values() if "build" not in each]
+    assert len(others) == 2
+    assert all(re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+", image) for image in others)
 
 
 def test_prometheus_and_grafana_find_each_other_and_the_server(folder: Path, compose: dict[str, Any]) -> None:

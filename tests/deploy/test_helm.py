@@ -28,6 +28,8 @@ NAMES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 S3, IMAGE = {"address": "s3://bucket/models"}, {"repository": "models"}
 GATEWAY = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "gateway"}}}
 TAINT = {"key": "models", "operator": "Exists"}
+PROXY = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+SECRET = {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"replicaz": 3}, "additional properties 'replicaz' not allowed"),
     ({"server": {"drian": 3}}, "'drian' not allowed"),
@@ -79,6 +81,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"resources": {"limits": {"cpu": "1500m"}}},
         "resources.requests.cpu is 2, more than resources.limits.cpu, which is 1500m",
     ),
+    ({"server": {"extraEnvironment": [{"name": "GRAPHKILN_CORES", "value": "4"}]}}, "at '/server/extraEnvironment/0/name'"),
+    ({"server": {"extraEnvironment": [{"name": "WORKERS", "value": 4}]}}, "at '/server/extraEnvironment/0/value'"),
+    ({"server": {"extraEnvironment": [{"name": "WORKERS"}]}}, "at '/server/extraEnvironment/0'"),
+    ({"pod": {"labels": {"app.kubernetes.io/name": "mine"}}}, "at '/pod/labels'"),
+    ({"serviceAccount": {"name": "mine", "annotations": {"role": "r"}}}, "at '/serviceAccount/annotations'"),
+    ({"user": 0}, "at '/user'"),
 ]
 TAKEN: list[dict[str, Any]] = [
     {"server": {"drain": 60, "loadDeadline": 1200, "preStop": 20, "extraArguments": ["--log-verbose=1"]}},
@@ -89,6 +97,13 @@ TAKEN: list[dict[str, Any]] = [
         "sharedMemory": "4096Mi",  # all of it, and no more
         "server": {"extraArguments": ["--http-restricted-api=model-repository:key=1"]},
         "resources": {"requests": {"cpu": 2}, "limits": {"cpu": "2000m"}},  # a number, as --set makes one
+    },
+    {
+        "user": 1000680000,
+        "pod": {"labels": {"azure.workload.identity/use": "true"}, "annotations": {"prometheus.io/scrape": "true"}},
+        "serviceAccount": {"name": "with-a-role"},
+        "server": {"extraEnvironment": [PROXY, SECRET]},
+        "resources": {"requests": {"memory": "64Gi"}, "limits": {"memory": "64Gi"}},
     },
     {
         "name": "other",
@@ -200,6 +215,21 @@ def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     requests = found["NetworkPolicy"]["spec"]["ingress"][0]
     assert requests["from"] == [{"podSelector": {}}, GATEWAY]
     assert found["NetworkPolicy"]["spec"]["egress"][-1] == {"ports": [{"port": 4318, "protocol": "TCP"}]}
+
+
+def test_what_a_cluster_asks_of_pods_is_given_to_them() -> None:
+    case = told()["cases"][-2]
+    assert "ServiceAccount" not in {each["kind"] for each in case["objects"]}
+    (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
+    metadata, spec = (deployment["spec"]["template"][key] for key in ("metadata", "spec"))
+    assert metadata["annotations"] == {"prometheus.io/scrape": "true"}
+    assert metadata["labels"] == {"app.kubernetes.io/name": "graphkiln", "azure.workload.identity/use": "true"}
+    assert not {"labels", "annotations"} & spec.keys()
+    assert spec["serviceAccountName"] == "with-a-role"
+    assert {spec["securityContext"][key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {1000680000}
+    assert spec["containers"][0]["env"][-2:] == [PROXY, SECRET]
+    sizes = {each["name"]: each["emptyDir"].get("sizeLimit") for each in spec["volumes"] if "emptyDir" in each}
+    assert sizes["tmp"] == "64Gi", "weights that fit into memory fit into temporary files"
 
 
 def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:

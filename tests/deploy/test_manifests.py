@@ -18,7 +18,9 @@ from typer.main import get_command
 from graphkiln.cli.cache import parse_size
 from graphkiln.cli.main import app
 
-OVERLAYS = ("cpu", "gpu", "s3", "image", "ipv6", "autoscaling", "keda", "monitoring", "signed", "page", "secured")
+OVERLAYS = (
+    "cpu", "gpu", "s3", "image", "ipv6", "openshift", "autoscaling", "keda", "monitoring", "signed", "page", "secured",
+)  # fmt: skip
 KUSTOMIZATIONS = [*(f"kubernetes/overlays/{name}" for name in OVERLAYS), "kserve"]
 _PLAIN = ("score/rayjob.yaml",)
 _CORE = {"ServiceAccount", "Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
@@ -329,3 +331,12 @@ def test_a_node_can_be_drained_also_of_the_only_pod(deploy: Path, name: str) -> 
     budget = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "PodDisruptionBudget")["spec"]
     assert (budget["maxUnavailable"], "minAvailable" in budget) == (1, False)
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_openshift_chooses_the_user_and_others_have_that_of_the_image(deploy: Path, name: str) -> None:
+    """Its profile restricted-v2 refuses a pod that names one outside of its namespace's range."""
+    security = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")["spec"]["template"]["spec"]
+    chosen = {key: security["securityContext"].get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")}
+    assert set(chosen.values()) == ({None} if name == "openshift" else {1000})

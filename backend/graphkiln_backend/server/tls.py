@@ -7,14 +7,17 @@ passes their bytes on to tritonserver, which then listens on a port of the loopb
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.server.certificate import fault_of_validity
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
 from graphkiln_backend.server.listening_child import ListeningChild
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     import ssl
 else:
     ssl = LazyModule("ssl")
+
+_log = logging.getLogger("graphkiln.server")
+_REFUSED = "--tls-cert %s %s: clients that check it do not connect; renew it, then start again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +57,17 @@ class TlsFiles:
             raise ServerSetupError("TLS needs a certificate and its key", hint="--tls-cert FILE --tls-key FILE")
         files = cls(certificate=certificate, key=key, client_authorities=client_authorities)
         files.context()
+        files.warn_if_refused()
         return files
+
+    def warn_if_refused(self) -> None:
+        """Says so where clients will refuse the certificate because of its time."""
+        try:
+            fault = fault_of_validity(self.certificate.read_bytes(), datetime.now(UTC))
+        except ValueError as error:
+            fault = f"cannot be examined: {error}"
+        if fault:
+            _log.warning(_REFUSED, self.certificate, fault)
 
     def context(self) -> ssl.SSLContext:
         """The settings of a server.

@@ -47,6 +47,7 @@ def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("address", ["https://docs.example/graphkiln", "https://docs.example/graphkiln/"])
 def test_the_site_may_be_below_a_path(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SITE_URL", raising=False)
     config = SimpleNamespace(site_url=None)
     assert on_config(config).site_url is None
     monkeypatch.setenv("SITE_URL", address)

@@ -150,6 +150,16 @@ class TestTerminator:
 
 
 class TestFiles:
+    @pytest.mark.parametrize("years", [-1, 1])
+    def test_one_that_clients_refuse_is_told_at_the_start(
+        self, years: int, authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        end = datetime.datetime.now(datetime.UTC) + years * datetime.timedelta(days=365)
+        begin = end - datetime.timedelta(days=500)
+        files = write(authority.issue_cert("127.0.0.1", not_before=begin, not_after=end), tmp_path)
+        assert TlsFiles.choose(files.certificate, files.key, None) == files
+        assert [f"{files.certificate} expired on " in each for each in caplog.messages] == [True] * (years < 0)
+
     def test_none_are_given(self) -> None:
         assert TlsFiles.choose(None, None, None) is None
 

@@ -7,6 +7,10 @@ app.kubernetes.io/name: {{ .Release.Name }}
 {{ .repository }}{{ hasPrefix "sha256:" .tag | ternary "@" ":" }}{{ .tag }}
 {{- end }}
 
+{{- define "graphkiln.account" -}}
+{{ .Values.serviceAccount.name | default .Release.Name }}
+{{- end }}
+
 {{- define "graphkiln.claim" -}}
 {{ .Values.store.volume.claim | default (printf "%s-models" .Release.Name) }}
 {{- end }}
@@ -33,6 +37,12 @@ scaleDown:
 {{- define "graphkiln.amount" -}}
 {{- $units := dict "" 1.0 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0 "Ti" 1099511627776.0 -}}
 {{- mulf (regexFind "^[0-9.]+" (toString .) | float64) (get $units (regexFind "[A-Za-z]*$" (toString .))) -}}
+{{- end }}
+
+{{- /* Of temporary files: weights that several instances share lie there, as much as they have in memory. */ -}}
+{{- define "graphkiln.temporary" -}}
+{{- $memory := toString .Values.resources.limits.memory -}}
+{{ gt (include "graphkiln.amount" $memory | float64) (include "graphkiln.amount" "20Gi" | float64) | ternary $memory "20Gi" }}
 {{- end }}
 
 {{- /* What no schema can compare, and no API server either. */ -}}
