@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 from pathlib import Path
@@ -340,3 +341,17 @@ def test_openshift_chooses_the_user_and_others_have_that_of_the_image(deploy: Pa
     security = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")["spec"]["template"]["spec"]
     chosen = {key: security["securityContext"].get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")}
     assert set(chosen.values()) == ({None} if name == "openshift" else {1000})
+
+
+@needs_kubectl
+def test_the_startup_probe_holds_as_many_models_as_the_manual_says(deploy: Path, repository: Path) -> None:
+    rows = json.loads((repository / "docs" / "benchmarks" / "start.json").read_text())["rows"]
+    (ready,) = (row for row in rows if row["phase"] == "ready s")
+    probe = _container(only(kustomize(deploy / "kubernetes/overlays/cpu"), "Deployment"))["startupProbe"]
+    window_s = probe["periodSeconds"] * probe["failureThreshold"]
+    mixed_s, large_s, kept_s = ready["forty, cold"], ready["vit_b_16, cold"], ready["vit_b_16, warm"]
+    assert window_s > 40 * large_s > 10 * mixed_s, "forty of the largest that was measured, one after the other"
+    manual = " ".join((repository / "docs" / "deploying.md").read_text().split())
+    assert f"forty models of mixed size are ready after {mixed_s:.1f} s, and one ViT-B after {large_s:.1f} s" in manual
+    assert f"{window_s} s hold {int(window_s / large_s)} ViT-B, or {int(window_s / 41)} where other work" in manual
+    assert f"a ViT-B takes {kept_s:.1f} s then" in manual
