@@ -100,6 +100,7 @@ TAKEN: list[dict[str, Any]] = [
     },
     {
         "user": 1000680000,
+        "cacheClaim": "lowered",
         "pod": {"labels": {"azure.workload.identity/use": "true"}, "annotations": {"prometheus.io/scrape": "true"}},
         "serviceAccount": {"name": "with-a-role"},
         "server": {"extraEnvironment": [PROXY, SECRET]},
@@ -230,6 +231,8 @@ def test_what_a_cluster_asks_of_pods_is_given_to_them() -> None:
     assert spec["containers"][0]["env"][-2:] == [PROXY, SECRET]
     sizes = {each["name"]: each["emptyDir"].get("sizeLimit") for each in spec["volumes"] if "emptyDir" in each}
     assert sizes["tmp"] == "64Gi", "weights that fit into memory fit into temporary files"
+    (cache,) = (each for each in spec["volumes"] if each["name"] == "cache")
+    assert cache == {"name": "cache", "persistentVolumeClaim": {"claimName": "lowered"}}
 
 
 def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
