@@ -67,6 +67,8 @@ def test_the_manual_names_every_alert_and_no_other(rules: Path, repository: Path
     named = re.findall(r"^\| `(Graphkiln\w+)` \|", table, re.MULTILINE)
     groups = yaml.safe_load(rules.read_text())["groups"]
     assert named == [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+    assert len(named) == 9
+    assert "rules.yml` has nine alerts" in (repository / "docs" / "deploying.md").read_text()
 
 
 def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Path) -> None:

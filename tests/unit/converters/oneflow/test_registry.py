@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +83,8 @@ def test_nothing_is_imported_that_the_graph_does_not_use(
     third_party.append(EntryPoint(name="theirs.double", value="theirs:doubled", group=GROUP))
     monkeypatch.setattr(EntryPoint, "load", broken)
     assert list(find_translators(["relu"])) == ["relu"]
+
+
+def test_the_guide_counts_the_operations(repository: Path) -> None:
+    guide = " ".join((repository / "docs" / "how-to" / "oneflow.md").read_text().split())
+    assert f" {len(built_in_translators())} operations are known" in guide
