@@ -129,6 +129,18 @@ def test_artifacts_are_kept_in_a_volume_of_a_pod(repository: Path) -> None:
         assert int(listed.stdout) > 0
 
 
+def test_any_user_may_serve(repository: Path) -> None:
+    """As OpenShift runs it: a user without a name or a home, of the group root, and a root that is read-only."""
+    store = ("-v", f"{repository / 'model_repository'}:/models:ro")
+    confined = ("--user", "12345:0", "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL")
+    with pods_volume() as volume:
+        kept = ("-v", f"{volume}:/cache", "-e", "GRAPHKILN_TRUSTED_VOLUME=/cache")
+        with serving((*store, *confined, *kept), "--model-store=/models", "--cache=/cache") as running:
+            assert running.exec("id", "-u") == "12345\n"
+            assert int(running.exec("sh", "-c", "ls /cache/entries | wc -l")) > 0
+            assert running.stop()[0] == 0
+
+
 def test_the_page_is_reached_through_a_published_port(repository: Path) -> None:
     """There, nobody reaches 127.0.0.1 of a container: it listens for every address, and still asks how it is called."""
     (port,) = free_ports(1)

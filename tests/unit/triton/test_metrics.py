@@ -94,9 +94,9 @@ def test_requests_that_were_given_up_are_counted_once(monkeypatch: pytest.Monkey
     total = [0]
     with InstanceMetrics("m_0", STATUS, 0, deque(), lambda: total[0]) as metrics:
         assert metric("graphkiln_cancelled_requests_total") == 0, "known before there is one: rates need a beginning"
-        for total[0] in (3, 5):
-            deadline = time.monotonic() + 20
-            while metric("graphkiln_cancelled_requests_total") < total[0]:
+        for count in (3, 5):
+            total[0], deadline = count, time.monotonic() + 20
+            while metric("graphkiln_cancelled_requests_total") < count:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
         metrics.close()
