@@ -350,7 +350,7 @@ def test_the_startup_probe_holds_as_many_models_as_the_manual_says(deploy: Path,
     probe = _container(only(kustomize(deploy / "kubernetes/overlays/cpu"), "Deployment"))["startupProbe"]
     window_s = probe["periodSeconds"] * probe["failureThreshold"]
     mixed_s, large_s, kept_s = ready["forty, cold"], ready["vit_b_16, cold"], ready["vit_b_16, warm"]
-    assert window_s > 40 * large_s > 10 * mixed_s, "forty of the largest that was measured, one after the other"
+    assert window_s > 20 * large_s > 5 * mixed_s, "twenty of the largest that was measured, one after the other"
     manual = " ".join((repository / "docs" / "deploying.md").read_text().split())
     told = re.search(
         r"mixed size are ready after ([\d.]+) s, and one ViT-B after ([\d.]+) s.*? (\d+) s hold (\d+) ViT-B.* a ViT-B takes ([\d.]+) s",
