@@ -26,11 +26,16 @@ one's.
 """
 _COLUMNS = ("metric", "kind", "labels beside `model`, `version`", "says")
 TRITONS: tuple[tuple[str, str, str, str], ...] = (
-    ("nv_inference_request_success", "counter", "-", "requests that were answered, cached ones too"),
+    (
+        "nv_inference_request_success", "counter", "-",
+        "requests that were answered, cached ones too, and those that an instance answered with an error",
+    ),
     (
         "nv_inference_request_failure", "counter", "`reason`: OTHER, BACKEND, CANCELED, REJECTED",
-        "requests that failed. CANCELED: the client gave up while it waited; REJECTED: its time was over meanwhile. "
-        "One that a full queue, or its own shape, keeps out is not counted",
+        (
+            "requests that failed before an instance had them. CANCELED: the client gave up; REJECTED: their time was "
+            "over. What a full queue, or its own shape, keeps out is not counted"
+        ),
     ),
     ("nv_inference_count", "counter", "-", "samples that were computed"),
     ("nv_inference_exec_count", "counter", "-", "batches that were computed"),

@@ -19,7 +19,7 @@ _IN_STYLE = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)
 
 
 def on_config(config: Any) -> Any:
-    """MkDocs' event: `SITE_URL` says where the site will be; the 404 page, shown at any depth, takes its files there."""
+    """MkDocs' event: `SITE_URL` says where the site will be; its 404 page, shown at any depth, has paths from there."""
     if address := os.environ.get("SITE_URL"):
         config.site_url = f"{address.rstrip('/')}/"
     return config

@@ -81,10 +81,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"resources": {"limits": {"cpu": "1500m"}}},
         "resources.requests.cpu is 2, more than resources.limits.cpu, which is 1500m",
     ),
-    ({"server": {"extraEnvironment": [{"name": "GRAPHKILN_CORES", "value": "4"}]}}, "at '/server/extraEnvironment/0/name'"),
+    (
+        {"server": {"extraEnvironment": [{"name": "GRAPHKILN_CORES", "value": "4"}]}},
+        "at '/server/extraEnvironment/0/name'",
+    ),
     ({"server": {"extraEnvironment": [{"name": "WORKERS", "value": 4}]}}, "at '/server/extraEnvironment/0/value'"),
     ({"server": {"extraEnvironment": [{"name": "WORKERS"}]}}, "at '/server/extraEnvironment/0'"),
-    ({"pod": {"labels": {"app.kubernetes.io/name": "mine"}}}, "at '/pod/labels'"),
+    ({"pod": {"labels": {"app.kubernetes.io/name": "mine"}}}, "at '/pod/labels/app.kubernetes.io~1name'"),
     ({"serviceAccount": {"name": "mine", "annotations": {"role": "r"}}}, "at '/serviceAccount/annotations'"),
     ({"user": 0}, "at '/user'"),
 ]

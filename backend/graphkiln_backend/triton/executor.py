@@ -92,8 +92,6 @@ class Executor:
 
     Attributes:
         batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
-        cancelled: How many requests were not computed because their client had given up. Triton counts them among the
-            failures of the backend.
         engine_failed: Set when the engine failed on a request; whoever looks into it clears it.
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
@@ -108,7 +106,6 @@ class Executor:
         separate: bool = False,
     ) -> None:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
-        self.cancelled = 0
         self.engine_failed = threading.Event()
         self.last_run_at = 0.0
         self._session = session
@@ -182,7 +179,6 @@ class Executor:
     def _refuse_outdated(self, request: InferenceRequest) -> None:
         """Refuses a request that nobody waits for any more, or that was made for another version."""
         if self._run_s > _CANCELLATION_CHECK_S and request.is_cancelled():
-            self.cancelled += 1
             raise Cancelled("the client cancelled the request before it was computed")
         if self._contract:
             check_contract(request.parameters(), self._contract)

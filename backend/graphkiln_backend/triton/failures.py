@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,25 +39,32 @@ def request_prefix(request_id: str) -> str:
 
 
 class FailureLog:
-    """Logs requests that failed, at most `_MOST_A_SECOND` in a second; how many were left out is said once it is over.
+    """Counts requests that failed, and logs at most `_MOST_A_SECOND` of a second.
+
+    How many were left out is said once the second is over.
 
     Args:
         clock: Seconds.
+
+    Attributes:
+        counts: Code of Triton -> how many so far.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
         self._clock = clock
         self._is_on = os.environ.get(LOG_FORMAT_VARIABLE) == "json"
         self._second = 0.0
         self._told = 0
 
     def tell(self, request: Identified | None, error: GraphkilnError) -> None:
-        """Logs why a request has no outputs.
+        """Counts a request that has no outputs, and logs why.
 
         Args:
             request: The request; None where nobody knows it.
             error: The cause.
         """
+        self.counts[error.triton_code] += 1
         if self._is_on and self._count() <= _MOST_A_SECOND:
             name = request.request_id() if request else ""
             _log.warning("request failed: %s: %s", error.triton_code, error, extra={"request_id": name})

@@ -43,8 +43,8 @@ METRICS = (
         "graphkiln_fallbacks_total", "counter", "configurations that failed before the one that serves"
     ),
     PublishedMetric(
-        "graphkiln_cancelled_requests_total", "counter",
-        "requests whose client gave up before they were computed; Triton counts them as failures of the backend",
+        "graphkiln_failed_requests_total", "counter",
+        "requests that it answered with an error, which Triton (24.10) counts as successes", (*_INSTANCE, "code"),
     ),
     PublishedMetric("graphkiln_shared_memory_bytes", "gauge", "size of its region of shared memory"),
     PublishedMetric(

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
@@ -19,6 +19,8 @@ from graphkiln_backend.triton.restarts import RestartCounts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
+_CODES = ("CANCELLED", "INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE")
+"""Those of the tree of errors. Each is there from the start, with 0: rates need a beginning."""
 
 
 class InstanceMetrics(Closeable):
@@ -29,7 +31,7 @@ class InstanceMetrics(Closeable):
         status: What it serves with.
         shared_memory_bytes: Size of its region.
         batch_sizes: Rows of each run, appended to by the instance; emptied here, once a second.
-        cancelled: Says how many requests were given up before they were computed; asked here, once a second.
+        failed: Code of Triton -> requests that were answered with an error so far; read here, once a second.
     """
 
     def __init__(
@@ -38,7 +40,7 @@ class InstanceMetrics(Closeable):
         status: InstanceStatus,
         shared_memory_bytes: int,
         batch_sizes: deque[int],
-        cancelled: Callable[[], int] = lambda: 0,
+        failed: Mapping[str, int],
     ) -> None:
         labels = {"model": status.model, "version": str(status.version), "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
@@ -64,7 +66,7 @@ class InstanceMetrics(Closeable):
             labels,
             time.time() if status.self_test else 0,
         )
-        counts = (_BatchSizeHistogram(metrics, labels, batch_sizes), _Cancelled(metrics, labels, cancelled))
+        counts = (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed))
         self._publisher = _Publisher(counts, _restart_counts())
 
     def count_replay(self, *, passed: bool) -> None:
@@ -74,6 +76,25 @@ class InstanceMetrics(Closeable):
             self._last_pass.set(time.time())
         else:
             self._failures.increment(1)
+
+    def close(self) -> None:
+        """Publishes what is counted and stops."""
+        self._publisher.close()
+
+
+class FailureMetrics(Closeable):
+    """What an instance publishes that computes nothing itself: the requests that it answered with an error.
+
+    Args:
+        instance: Triton's name of the instance.
+        model: Its model.
+        version: Of the model.
+        failed: Code of Triton -> how many so far.
+    """
+
+    def __init__(self, instance: str, model: str, version: str, failed: Mapping[str, int]) -> None:
+        labels = {"model": model, "version": version, "instance": instance}
+        self._publisher = _Publisher((_Failed(_Metrics(), labels, failed),), None)
 
     def close(self) -> None:
         """Publishes what is counted and stops."""
@@ -128,19 +149,21 @@ class _Counts(Protocol):
         ...
 
 
-class _Cancelled:
-    """Requests that their clients gave up, by a total that only grows."""
+class _Failed:
+    """Requests that an instance answered with an error, by its code; `totals` only grow."""
 
-    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], total: Callable[[], int]) -> None:
-        self._counter = metrics.counter("graphkiln_cancelled_requests_total", labels)
-        self._total = total
-        self._published = 0
+    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], totals: Mapping[str, int]) -> None:
+        name = "graphkiln_failed_requests_total"
+        self._counters = {code: metrics.counter(name, {**labels, "code": code}) for code in _CODES}
+        self._metrics = metrics  # kept alive
+        self._totals = totals
+        self._published: Counter[str] = Counter()
 
     def publish(self) -> None:
-        total = self._total()
-        if total > self._published:
-            self._counter.increment(total - self._published)
-            self._published = total
+        for code, counter in self._counters.items():
+            if more := self._totals.get(code, 0) - self._published[code]:
+                counter.increment(more)
+                self._published[code] += more
 
 
 class _BatchSizeHistogram:

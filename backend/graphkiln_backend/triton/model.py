@@ -55,7 +55,7 @@ from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
-from graphkiln_backend.triton.responses import to_response
+from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import serving_versions
@@ -133,9 +133,7 @@ class TritonPythonModel:
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         _log_choices(deployment, proven)
         instance = args["model_instance_name"]
-        self._metrics = InstanceMetrics(
-            instance, status, _shared_memory_bytes(), executor.batch_sizes, lambda: executor.cancelled
-        )
+        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes, FAILURES.counts)
         self._status = StatusFile.publish(instance, status)
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()
         self._replayer = self._start_replayer(proven.replay, executor, instance)

@@ -14,7 +14,8 @@ from graphkiln_backend.triton.failures import FailureLog, Identified
 from graphkiln_backend.triton.tensors import to_dlpack
 
 _BF16 = DType.BF16.numpy
-_FAILURES = FailureLog()
+FAILURES = FailureLog()
+"""Of this process, which is one instance."""
 
 
 def to_response(result: Result, request: Identified | None = None) -> Any:
@@ -25,7 +26,7 @@ def to_response(result: Result, request: Identified | None = None) -> Any:
         request: Whose id the log names.
     """
     if isinstance(result, GraphkilnError):
-        _FAILURES.tell(request, result)
+        FAILURES.tell(request, result)
         code = getattr(pb_utils.TritonError, result.triton_code)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(bounded(str(result)), code))
     return pb_utils.InferenceResponse([to_tensor(name, array) for name, array in result.items()])

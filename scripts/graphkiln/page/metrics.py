@@ -21,6 +21,7 @@ _ESCAPED = re.compile(r"\\(.)")
 _COUNTERS = {
     "nv_inference_request_success": "answered",
     "nv_inference_request_failure": "failed",
+    "graphkiln_failed_requests_total": "failed",
     "nv_inference_count": "samples",
     "nv_inference_exec_count": "batches",
     "nv_inference_request_duration_us": "request_us",
@@ -30,8 +31,8 @@ _COUNTERS = {
 _QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
 _SUMMARY = "nv_inference_request_summary_us"
 _BATCHES = "graphkiln_batch_size_bucket"
-_GIVEN_UP = "graphkiln_cancelled_requests_total"
-"""Counted by instances; Triton counts them among the failures, with no other reason than these."""
+_GIVEN_UP = {"CANCELED", "CANCELLED"}
+"""As Triton and instances call requests whose clients hung up."""
 _INFO = "graphkiln_instance_info"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
@@ -83,7 +84,8 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
     """What each version has done since it was loaded, by name and version.
 
     Returns:
-        Rows of `model`, `version`, the counters (durations in microseconds, `failed` without clients that cancelled),
+        Rows of `model`, `version`, the counters (durations in microseconds, `failed` without clients that cancelled;
+        of `answered`, those too that an instance answered with an error, which are among `failed`),
         `p50_us` and `p99_us` where the server has them, and `sizes`: how many batches had at most so many rows.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"sizes": defaultdict(float)})
@@ -93,8 +95,6 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
             rows[key][name] = rows[key].get(name, 0.0) + sample.value
         elif sample.name == _BATCHES:
             rows[key]["sizes"][sample.labels.get("le", "")] += sample.value
-        elif sample.name == _GIVEN_UP:
-            rows[key]["failed"] = rows[key].get("failed", 0.0) - sample.value
     return [{"model": model, "version": version, **rows[model, version]} for model, version in sorted(rows)]
 
 
@@ -114,7 +114,7 @@ def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any
 
 def _name_of(sample: Sample) -> str:
     """What a sample is called in a row of `traffic`; empty for one that is not part of it."""
-    if math.isnan(sample.value) or sample.labels.get("reason") == "CANCELED":
+    if math.isnan(sample.value) or {sample.labels.get("reason"), sample.labels.get("code")} & _GIVEN_UP:
         return ""
     if sample.name == _SUMMARY:
         return _QUANTILES.get(sample.labels.get("quantile", ""), "")

@@ -374,7 +374,6 @@ class TestCancellation:
         result = executor.execute(request(2, cancelled=True))
         assert isinstance(result, Cancelled)
         assert result.triton_code == "CANCELLED"
-        assert executor.cancelled == 1
         assert len(session.shapes) == 1
 
     def test_triton_is_not_asked_where_a_run_is_fast(self, clock: list[float]) -> None:
@@ -384,7 +383,6 @@ class TestCancellation:
             late = request(2, cancelled=True)
             check_outputs(executor.execute(late), y=rows(4))
             assert late.cancellation_checks == 0
-        assert executor.cancelled == 0
 
     def test_the_last_run_decides(self, clock: list[float]) -> None:
         executor = Executor(FakeSession(), batching=True)
@@ -403,7 +401,6 @@ class TestCancellation:
         first, second, third = executor.execute_batch([request(1), request(2, cancelled=True), request(3)])
         check_outputs(first, y=rows(2))
         assert isinstance(second, Cancelled)
-        assert executor.cancelled == 1
         check_outputs(third, y=rows(6))
         assert session.shapes[1:] == [(2, 2)]
 

@@ -8,7 +8,7 @@ import logging
 import pytest
 from fake_triton import InferenceRequest
 
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import ExecutionError, InvalidInput
 from graphkiln_backend.triton import failures as module
 from graphkiln_backend.triton.failures import FailureLog, request_prefix
 
@@ -73,3 +73,11 @@ def test_no_id_can_end_its_prefix(name: str) -> None:
 
 def test_a_request_without_a_name_has_no_prefix() -> None:
     assert request_prefix("") == ""
+
+
+def test_all_are_counted_by_their_code_also_those_that_are_not_listed() -> None:
+    log = FailureLog()
+    for _ in range(60):
+        log.tell(None, ERROR)
+    log.tell(None, ExecutionError("the engine failed"))
+    assert log.counts == {"INVALID_ARG": 60, "INTERNAL": 1}

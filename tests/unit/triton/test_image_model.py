@@ -35,7 +35,12 @@ def tensor_config(contracts: Contracts) -> ModelConfigProto:
 def arguments(version: str = "3") -> dict[str, str]:
     config = image_config(tensor_config(Contracts.of({"3": CONTRACT})), instances=1)
     text = json_format.MessageToJson(config, preserving_proto_field_name=True)
-    names = {"model_name": "cats.images", "model_version": version, "model_repository": "/nowhere/cats.images"}
+    names = {
+        "model_name": "cats.images",
+        "model_instance_name": "cats.images_0",
+        "model_version": version,
+        "model_repository": "/nowhere/cats.images",
+    }
     return {"model_config": text, **names}
 
 

@@ -19,7 +19,7 @@ STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"fp32": 1}
 def test_it_names_what_is_published_with_its_labels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
     (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
-    with InstanceMetrics("m_0", STATUS, 0, deque()):
+    with InstanceMetrics("m_0", STATUS, 0, deque(), {}):
         deadline = time.monotonic() + 20
         while "graphkiln_restarts_total" not in MetricFamily.names():  # published by a thread
             assert time.monotonic() < deadline

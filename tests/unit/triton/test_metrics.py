@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import pytest
 from fake_triton import MetricFamily, metric
 from statuses import instance_status
 
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton import metrics as module
-from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.metrics import FailureMetrics, InstanceMetrics
 
 STATUS = instance_status(
     nodes={"CPUExecutionProvider": 10, "CUDAExecutionProvider": 2},
@@ -33,7 +34,7 @@ def batch_sizes() -> deque[int]:
 
 @pytest.fixture
 def metrics(batch_sizes: deque[int]) -> Iterator[InstanceMetrics]:
-    with InstanceMetrics("m_0", STATUS, 1 << 20, batch_sizes) as metrics:
+    with InstanceMetrics("m_0", STATUS, 1 << 20, batch_sizes, {}) as metrics:
         yield metrics
 
 
@@ -70,7 +71,7 @@ def test_what_only_grows_is_a_counter() -> None:
     counters = {name for name, kind in MetricFamily.kinds.items() if kind == MetricFamily.COUNTER}
     histogram = {f"graphkiln_batch_size_{part}" for part in ("bucket", "sum", "count")}
     replays = {f"graphkiln_self_test_{part}_total" for part in ("replays", "failures")}
-    assert counters == {"graphkiln_cancelled_requests_total", "graphkiln_fallbacks_total", *histogram, *replays}
+    assert counters == {"graphkiln_failed_requests_total", "graphkiln_fallbacks_total", *histogram, *replays}
 
 
 def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
@@ -89,18 +90,35 @@ def test_a_batch_of_no_rows_is_in_every_bucket(metrics: InstanceMetrics, batch_s
     assert metric("graphkiln_batch_size_sum") == 0
 
 
-def test_requests_that_were_given_up_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_are_counted_once_by_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
-    total = [0]
-    with InstanceMetrics("m_0", STATUS, 0, deque(), lambda: total[0]) as metrics:
-        assert metric("graphkiln_cancelled_requests_total") == 0, "known before there is one: rates need a beginning"
+    failed = Counter[str]()
+    with InstanceMetrics("m_0", STATUS, 0, deque(), failed) as metrics:
+        assert metric("graphkiln_failed_requests_total", code="INTERNAL") == 0, "rates need a beginning"
         for count in (3, 5):
-            total[0], deadline = count, time.monotonic() + 20
-            while metric("graphkiln_cancelled_requests_total") < count:
+            failed["INTERNAL"], deadline = count, time.monotonic() + 20
+            while metric("graphkiln_failed_requests_total", code="INTERNAL") < count:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
+        failed["CANCELLED"] += 1
         metrics.close()
-        assert metric("graphkiln_cancelled_requests_total") == 5
+        assert metric("graphkiln_failed_requests_total", code="INTERNAL") == 5
+        assert metric("graphkiln_failed_requests_total", code="CANCELLED") == 1
+
+
+def test_what_computes_nothing_itself_tells_its_failures_alone() -> None:
+    with FailureMetrics("m.images_0", "m.images", "3", {"INVALID_ARG": 2}) as metrics:
+        metrics.close()
+        assert MetricFamily.names() == {"graphkiln_failed_requests_total"}
+        found = {dict(labels)["code"]: each.value for (_, labels), each in MetricFamily.published.items()}
+    assert found == {**dict.fromkeys(module._CODES, 0), "INVALID_ARG": 2}
+
+
+def test_every_code_of_the_tree_of_errors_is_counted() -> None:
+    kinds = [GraphkilnError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    assert {kind.triton_code for kind in kinds} <= set(module._CODES)
 
 
 def test_no_batch_publishes_nothing(metrics: InstanceMetrics) -> None:
@@ -112,7 +130,7 @@ def test_batches_are_published_while_the_instance_serves(
     monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]
 ) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes):
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}):
         for count in (1, 2):
             batch_sizes.append(4)
             deadline = time.monotonic() + 20
@@ -124,7 +142,7 @@ def test_batches_are_published_while_the_instance_serves(
 
 def test_nothing_is_lost_or_counted_twice_under_load(monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0)
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes) as metrics:
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}) as metrics:
         for number in range(5000):
             batch_sizes.append(number % 7)
         metrics.close()
@@ -134,13 +152,13 @@ def test_nothing_is_lost_or_counted_twice_under_load(monkeypatch: pytest.MonkeyP
 
 def test_no_thread_outlives_the_instance(batch_sizes: deque[int]) -> None:
     before = set(threading.enumerate())
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes):
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}):
         assert len(set(threading.enumerate()) - before) == 1
     assert set(threading.enumerate()) == before
 
 
 def test_metrics_vanish_with_the_instance(batch_sizes: deque[int]) -> None:
-    metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes)
+    metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes, {})
     metrics.close()
     assert MetricFamily.published
     del metrics
@@ -165,7 +183,7 @@ def test_restarts_are_published_once_over_all_instances(
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
     monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
     (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes), InstanceMetrics("m_1", STATUS, 0, deque()):
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}), InstanceMetrics("m_1", STATUS, 0, deque(), {}):
         deadline = time.monotonic() + 20
         while "graphkiln_restarts_total" not in MetricFamily.names():
             assert time.monotonic() < deadline

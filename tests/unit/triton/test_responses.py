@@ -99,7 +99,7 @@ def test_a_failed_request_is_logged_with_its_id(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GRAPHKILN_LOG_FORMAT", "json")
-    monkeypatch.setattr(responses, "_FAILURES", FailureLog())
+    monkeypatch.setattr(responses, "FAILURES", FailureLog())
     to_response(ExecutionError("out of memory"), InferenceRequest({}, request_id="mine"))
     to_response({}, InferenceRequest({}, request_id="another"))
     (record,) = caplog.records

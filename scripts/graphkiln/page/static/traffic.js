@@ -63,8 +63,7 @@ function between(before, now) {
   if (added.answered < 0 || seconds <= 0) return {};
   return {
     rate: added.answered / seconds,
-    // Clients that hung up are taken away from it a second after they were counted.
-    errors: Math.max(0, added.failed) / seconds,
+    errors: added.failed / seconds,
     mean: added.answered ? added.request_us / added.answered / 1000 : null,
     batch: added.batches ? added.samples / added.batches : null,
     queued: added.queue_us / seconds / 1e6,
