@@ -52,6 +52,6 @@ def _reasons(way: str, found: Mapping[str, Any]) -> Section:
     rows = [(f"{number}", kind, f"{count}") for number, (kind, count) in enumerate(kinds.most_common(), 1)]
     return Section(
         name=way, title=f"What does not pass: {way}", text="By reason, the most frequent first.",
-        table=Table(columns=("", "what, and why", "cases"), rows=rows, texts=2),
+        table=Table(columns=("no.", "what, and why", "cases"), rows=rows, texts=2),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars])),
     )  # fmt: skip

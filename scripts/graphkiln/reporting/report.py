@@ -24,6 +24,8 @@ class Table:
     texts: int = 1
 
     def __post_init__(self) -> None:
+        if not all(self.columns):
+            raise ValueError(f"a column without a title, which nobody hears who cannot see it: {self.columns}")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")

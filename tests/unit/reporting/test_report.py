@@ -61,3 +61,8 @@ def test_without_facts_and_command_their_headings_are_left_out() -> None:
 def test_a_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a row of 1 cells"):
         Table(columns=("a", "b"), rows=[("x",)])
+
+
+def test_a_column_without_a_title_is_refused() -> None:
+    with pytest.raises(ValueError, match="a column without a title"):
+        Table(columns=("", "b"), rows=[("x", "y")])
