@@ -33,9 +33,10 @@ def test_a_store_at_the_root_of_a_volume_with_other_things(store: Path, start_se
     loads = ["--load-model=*"] if mode == "explicit" else []
     server = start_server("--model-store", store, f"--model-control-mode={mode}", *loads)
     server.wait_ready()
-    listed = run_command("models", "--url", server.url)
-    assert listed.returncode == 0
-    assert not [name for name in ("lost+found", "empty", "docs", "__pycache__") if name in listed.stdout]
+    if mode != "explicit":  # where Triton lists each folder as one that could be loaded
+        listed = run_command("models", "--url", server.url)
+        assert listed.returncode == 0
+        assert not [name for name in ("lost+found", "empty", "docs", "__pycache__") if name in listed.stdout]
     assert [server.log.count(f"/{name} is passed over") for name in ("docs", "empty")] == [1, 1]
     assert "starting again" not in server.log
     assert server.stop()[0] == 0
@@ -46,8 +47,9 @@ def test_a_broken_model_is_named_and_the_server_starts_once(store: Path, start_s
     (store / "broken" / "config.pbtxt").touch()
     server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=*")
     server.wait_until(lambda: server.status("/v2/models/digits/ready") == 200)
-    assert server.status("/v2/health/ready") == 400
-    server.wait_until(lambda: "broken" in server.log)
+    assert server.status("/v2/models/broken/ready") == 400
+    assert "broken is not loaded: " in server.log
+    assert "has no version folder: make broken/1" in server.log
     assert "starting again" not in server.log
     assert server.stop()[0] == 0
 

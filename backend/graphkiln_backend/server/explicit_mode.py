@@ -74,14 +74,23 @@ def named_models(arguments: Sequence[str]) -> list[str]:
 
 
 def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
-    """Whether a server loads models at its start, of which each is there and none is known to be bad.
+    """Whether a server loads models at its start, of which each is there and none is known to be bad; else says which.
 
     Args:
         arguments: Of the server.
         found: What lies in its stores, by name.
     """
-    models = [found.get(name) for name in named_models(arguments)]
-    return bool(models) and all(model and not model.problem and model.sound_versions for model in models)
+    names = named_models(arguments)
+    faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
+    for name, fault in faults.items():  # of which Triton would tell something else, if anything
+        _log.error("%s is not loaded: %s", name, fault)
+    return bool(names) and not faults
+
+
+def _fault(model: StoredModel | None) -> str:
+    if model is None:
+        return "no store holds such a model"
+    return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
 
 
 @dataclass(kw_only=True, slots=True)

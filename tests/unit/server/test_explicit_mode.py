@@ -135,7 +135,7 @@ def test_every_model_is_what_the_stores_hold() -> None:
     assert LoadedModels({"b": (1,)}).arguments(["--load-model=*"], ["a", "b"]) == ["--load-model=b"]
 
 
-def test_what_is_known_to_be_bad_need_not_be_tried(fake_store: StoreOfFakes) -> None:
+def test_what_is_known_to_be_bad_is_named_and_not_tried(fake_store: StoreOfFakes, logged: list[str]) -> None:
     fake_store.add("m", 1)
     fake_store.add("odd", 1)
     fake_store.add("odd", 2)
@@ -144,8 +144,13 @@ def test_what_is_known_to_be_bad_need_not_be_tried(fake_store: StoreOfFakes) -> 
     os.mkfifo(fake_store.folder / "odd" / "2" / "pipe")
     found = ManagedStores([fake_store.folder]).scan()
     assert may_all_load(["--load-model=m", "--load-model", "odd"], found)
+    assert logged == []
     assert not may_all_load(["--load-model=m", "--load-model=broken"], found)
     assert not may_all_load(["--load-model=m", "--load-model=nowhere"], found)
     assert not may_all_load(["--log-info=true"], found)
     os.mkfifo(fake_store.folder / "odd" / "1" / "pipe")
     assert not may_all_load(["--load-model=odd"], ManagedStores([fake_store.folder]).scan())
+    assert [line.partition(" is not loaded: ")[0] for line in logged] == ["broken", "nowhere", "odd"]
+    assert "has no version folder: make broken/1" in logged[0]
+    assert "no store holds such a model" in logged[1]
+    assert "neither a file nor a folder" in logged[2]
