@@ -155,11 +155,15 @@ class RateContest:
         machine: taken for an answer, it would cut off all rates above.
         """
         asked = self._ask_once(standing, rate, seconds)
-        bracket = self.bracket(asked)
-        cuts_off = bracket.failed <= rate <= _IDLE * _capacity(asked) and rate > _NEARBY * bracket.passed
-        if asked.lost or not cuts_off or not self._affords(asked, rate):
+        if asked.lost or not (self._is_strange(asked, rate) and self._affords(asked, rate)):
             return asked
         return self._ask_once(asked, rate, seconds, _AGAIN)
+
+    def _is_strange(self, standing: Standing, rate: float) -> bool:
+        """Whether a rate failed far below the capacity, and far above what passed, while most requests are quick."""
+        bracket, p50_s = self.bracket(standing), standing.points[-1].measured.latency.p50_s
+        is_far = _NEARBY * bracket.passed < rate <= _IDLE * _capacity(standing)
+        return is_far and bracket.failed <= rate and p50_s <= self._target.p99_s / 2
 
     def _ask_once(self, standing: Standing, rate: float, seconds: float, seed: int = 0) -> Standing:
         """Where it takes long to say, a short look first, which shows what surely fails."""
