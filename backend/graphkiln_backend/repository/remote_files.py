@@ -32,6 +32,8 @@ _CREDENTIALS = {
     "oci": "docker login HOST, or another program that writes ~/.docker/config.json",
 }
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub", "oci": "oras"}
+_LOUD = {"gs": "gcsfs"}
+"""Loggers of libraries that print the stack of an error that they raise."""
 _DENIED = {
     "PermissionError", "Forbidden", "ClientAuthenticationError", "GatedRepoError", "RefreshError",
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationException",
@@ -168,7 +170,14 @@ def open_file_system(address: RemoteAddress) -> Any:
     if address.scheme == "s3":
         style = {"s3": {"addressing_style": "path"}} if "endpoint_url" in options else {}
         options["config_kwargs"] = _TIMEOUTS | style
+    _hush(_LOUD.get(address.scheme, ""))
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True, **options)
+
+
+def _hush(logger: str) -> None:
+    """Has a library not log what it raises as well, stacks and all, unless somebody has asked it to."""
+    if logger and logging.getLogger(logger).level == logging.NOTSET:
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
 def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -144,3 +145,20 @@ def test_what_nothing_can_be_called_is_no_trouble_that_passes() -> None:
     translated = translate(ParamValidationError(report='Invalid bucket name "a b"'), address("s3://bucket"))
     assert not translated.passing
     assert 'Invalid bucket name "a b"' in str(translated)
+
+
+def test_a_library_prints_no_stack_of_what_it_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Google's client logged both errors of a name that no server has, eighty lines, before we told it in one."""
+    monkeypatch.setattr("fsspec.filesystem", lambda *_, **__: None)
+    logger = logging.getLogger("gcsfs")
+    before = logger.level
+    try:
+        for level, is_heard in (
+            (logging.NOTSET, False),
+            (logging.DEBUG, True),
+        ):  # as whoever looks for something sets it
+            logger.setLevel(level)
+            module.open_file_system(address("gs://bucket"))
+            assert logger.isEnabledFor(logging.ERROR) is is_heard
+    finally:
+        logger.setLevel(before)
