@@ -23,8 +23,8 @@ _POOL = 32
 _LEAST_POOL = 8
 """Of models that send requests inside the server, such as `NAME.images`."""
 _MOST_IN_POOLS = 1024
-_BESIDE_POOL = 8
-"""Threads of an instance beside its pool, in tritonserver and in its own process, at least."""
+_BESIDE_POOL = 12
+"""Threads of an instance beside its pool at least: 4 in tritonserver, 8 in its own process."""
 _OF_SERVER = 50
 _MORE = "docker run --pids-limit=-1, podman run --pids-limit=0, podPidsLimit of a node, TasksMax= of systemd"
 
