@@ -117,7 +117,7 @@ def test_vectors_are_written_and_searched(store: Path, start_server: StartServer
 
     written = run_here("embed", photos, "--model", "embedder", "--out", vectors, "--batch-size", "2", *url)
     assert written.returncode == 1
-    assert f"{photos / 'damaged.png'}: " in written.stderr
+    assert f"{photos / 'damaged.png'} is not an image" in written.stderr
     table = parquet.read_table(vectors)
     names = [Path(source).stem for source in table.column("source").to_pylist()]
     assert names == sorted(colors)
