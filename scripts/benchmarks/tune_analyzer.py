@@ -31,6 +31,8 @@ from graphkiln.story.server import ending_with_us, free_ports
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.serving_keys import default_values
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+from graphkiln_backend.repository.config import read_config, write_config
+from graphkiln_backend.repository.version import CONFIG_FILE
 
 MODEL_ANALYZER = "model-analyzer"
 ANALYZED = "Model Analyzer, quick search"
@@ -159,12 +161,15 @@ def chosen(rows: Sequence[Analyzed]) -> Analyzed | None:
 
 
 def candidate_of(version: Path, keys: Iterable[str]) -> Candidate:
-    """What a configuration that it has written is as a candidate.
+    """What a configuration that it has written is as a candidate; its file gets the name of its folder, which it lacks.
 
     Args:
         version: Its version folder.
         keys: Of the space.
     """
+    config = read_config(version.parent / CONFIG_FILE)
+    config.name = version.parent.name
+    write_config(config, version.parent / CONFIG_FILE)
     with vanishing_cache() as cache:
         values = default_values(read_subject(version, cache))
     return Candidate.of({key: values[key] for key in keys})

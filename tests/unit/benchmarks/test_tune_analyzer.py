@@ -27,7 +27,6 @@ set -e
 mkdir -p output results
 cp -r {model} output/digits_config_3
 sed -i 's/max_batch_size: 32/max_batch_size: 4/' output/digits_config_3/config.pbtxt
-sed -i 's/name: "digits"/name: "digits_config_3"/' output/digits_config_3/config.pbtxt
 cat > results/metrics-model-inference.csv <<'END'
 {results}END
 """
