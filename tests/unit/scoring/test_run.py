@@ -253,6 +253,7 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
     assert check_each_once(tmp_path / "out", 600) == {}
 
 
+@pytest.mark.timeout(600)
 def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Path) -> None:
     """Behind the run signals are ignored, as nobody can tell where it ends."""
     concluding = PROGRAM.replace(", tell)", ", tell, lambda *_: print('concluded', flush=True))")
@@ -261,11 +262,11 @@ def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Pa
     assert first.stdout is not None
     assert first.stdout.readline() == "committed\n"
     below = psutil.Process(first.pid).children(recursive=True)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240  # of a machine that does other things: Ray takes a minute to end there
     while first.poll() is None and time.monotonic() < deadline:
         first.send_signal(signal.SIGINT)
         time.sleep(0.02)
-    output, _ = first.communicate(timeout=60)
+    output, _ = first.communicate(timeout=120)
     assert first.returncode == 130, output
     assert output.splitlines()[-2] == "concluded"
     assert "ended by SIGINT" in output
