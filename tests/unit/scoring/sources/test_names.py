@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.errors import ScoringError
@@ -23,6 +23,7 @@ PIECES = st.sampled_from([b"\\", b"x", b"e9", b"\xe9", b"\xc3\xa9", b"\xc3", b".
 NAMES = st.lists(PIECES, max_size=8).map(b"".join)
 
 
+@settings(max_examples=40, deadline=None)
 @given(one=NAMES, other=NAMES)
 @example(one=b"\xe9.jpg", other=b"\\xe9.jpg")
 @example(one=b"\\\xe9", other=b"\\\\xe9")
