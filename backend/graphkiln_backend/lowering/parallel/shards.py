@@ -9,7 +9,6 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import wait
 from dataclasses import dataclass, field
 
 from graphkiln_backend.engines.base import Placement, Session
@@ -68,14 +67,7 @@ class ShardedSession(Closeable):
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested.
-
-        The first shard's thread leads: it computes its own part of a segment, waits for the others, and adds. A thread
-        of nobody's in their middle would have to be woken up for each sum, and would have to wake up all of them.
-        """
-        return self._workers[0].submit(self._run, feeds, outputs).result()
-
-    def _run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested."""
         tensors = [dict(feeds) for _ in self._workers]
         for segment in self._segments:
             self._advance(segment, tensors)
@@ -90,7 +82,7 @@ class ShardedSession(Closeable):
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True):
                 fed = {name: self.sums.fetch(own[name]) for name in segment.inputs}
                 placements.append(worker.submit(session.placement, fed).result())
-            self._workers[0].submit(self._advance, segment, tensors).result()
+            self._advance(segment, tensors)
         return join_placements(placements)
 
     def close(self) -> None:
@@ -102,17 +94,12 @@ class ShardedSession(Closeable):
                 session.close()
 
     def _advance(self, segment: Segment, tensors: Sequence[Tensors]) -> None:
-        """Computes a segment on all shards, and adds what they are partial sums of; in the first shard's thread."""
-        first, *others = (
-            (session, {name: own[name] for name in segment.inputs}, segment.outputs)
-            for session, own in zip(segment.sessions, tensors, strict=True)
-        )
-        started = [worker.submit(self.sums.run, *each) for worker, each in zip(self._workers[1:], others, strict=True)]
-        try:
-            led = self.sums.run(*first)
-        finally:
-            wait(started)
-        computed = [led, *results_of(started)]
+        """Computes a segment on all shards, and adds what they are partial sums of."""
+        started = [
+            worker.submit(self.sums.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
+            for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True)
+        ]
+        computed = results_of(started)
         for own, found in zip(tensors, computed, strict=True):
             own.update(found)
         for name, total in segment.reduced.items():

@@ -15,7 +15,6 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
-from graphkiln_backend.lowering.parallel.sums import HostSums
 from graphkiln_backend.lowering.parallel.worker import Worker
 
 
@@ -86,23 +85,3 @@ def test_a_shard_that_fails_fails_the_request(broken: int) -> None:
         session.run({"x": np.ones(2, np.float32)})
     assert [each.closed for each in sessions] == [1] * 6
     assert [len(each.threads) for each in sessions] == [1] * 6, "all were computed, and none runs any more"
-
-
-def test_each_shard_has_its_thread_and_the_first_one_adds() -> None:
-    session, sessions = sharded(1, 2)
-    adding: list[int] = []
-
-    class Noted(HostSums):
-        def add(self, partials: Sequence[AnyArray]) -> Sequence[AnyArray]:
-            adding.append(threading.get_ident())
-            return super().add(partials)
-
-    with session:
-        session.sums = Noted()
-        for _ in range(2):
-            session.run({"x": np.ones(2, np.float32)})
-    first, second = ({thread for each in sessions[shard::2] for thread in each.threads} for shard in (0, 1))
-    assert len(first) == len(second) == 1
-    assert first != second
-    assert set(adding) == first
-    assert threading.get_ident() not in first | second
