@@ -33,9 +33,9 @@ def pool_size(instances: int) -> int:
     """Threads in the pool of each instance.
 
     Args:
-        instances: How many there are; 0 where nobody knows, because models are loaded later.
+        instances: How many there are; 0 where nobody knows, because models are loaded later: Triton's own then.
     """
-    return max(_LEAST_POOL, min(_POOL, _MOST_IN_POOLS // instances)) if instances else _LEAST_POOL
+    return max(_LEAST_POOL, min(_POOL, _MOST_IN_POOLS // max(instances, 1)))
 
 
 def check_threads(instances: int) -> None:

@@ -90,7 +90,7 @@ class TestCommandLine:
     def test_pools_of_many_instances_are_small(self, installation: Installation, folder: RunFolder) -> None:
         many = dataclasses.replace(MEMORY, instances=400)
         for typed, memory, expected in (
-            ((), MEMORY, "8"),
+            ((), MEMORY, "32"),
             ((), many, "8"),
             ((), dataclasses.replace(MEMORY, instances=2), "32"),
             (("--backend-config=python,thread-pool-size=3",), many, "3"),

@@ -12,7 +12,7 @@ from graphkiln_backend.server import thread_limit as module
 from graphkiln_backend.server.thread_limit import check_threads, pool_size
 
 
-@pytest.mark.parametrize(("instances", "threads"), [(1, 32), (32, 32), (64, 16), (400, 8), (0, 8)])
+@pytest.mark.parametrize(("instances", "threads"), [(1, 32), (32, 32), (64, 16), (400, 8), (0, 32)])
 def test_pools_of_many_are_small(instances: int, threads: int) -> None:
     assert pool_size(instances) == threads
 
