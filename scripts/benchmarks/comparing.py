@@ -56,7 +56,9 @@ class Change:
     @property
     def change(self) -> float:
         """How much the ratio changed, as a part of the old one."""
-        return self.new / self.old - 1 if self.old else math.nan
+        if not self.old:  # where nothing was reached
+            return math.inf if self.new else 0.0
+        return self.new / self.old - 1
 
     @property
     def verdict(self) -> str:
