@@ -56,9 +56,7 @@ class Change:
     @property
     def change(self) -> float:
         """How much the ratio changed, as a part of the old one."""
-        if not self.old:  # where nothing was reached
-            return math.inf if self.new else 0.0
-        return self.new / self.old - 1
+        return self.new / self.old - 1 if self.old else math.nan
 
     @property
     def verdict(self) -> str:
@@ -67,6 +65,8 @@ class Change:
             return "new"
         if math.isnan(self.new):
             return "gone"
+        if not self.old:  # nothing had been reached
+            return "same" if self.new == self.old else "new"
         gain = -self.change if self.lower_is_better else self.change
         if abs(gain) <= self.noise:
             return "same"

@@ -133,3 +133,4 @@ def test_what_is_no_result_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_ratio_of_nothing() -> None:
     assert math.isnan(Change(row="r", old=0.0, new=1.0, noise=0.1).change)
+    assert [Change(row="r", old=0.0, new=new, noise=0.1).verdict for new in (0.0, 1.0)] == ["same", "new"]
