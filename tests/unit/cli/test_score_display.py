@@ -69,9 +69,9 @@ def test_json_is_a_line_for_each_event_and_one_a_second_for_units(capsys: pytest
         display.show(state.observe(event))
     for second in (0.1, 0.2, 2.0):
         clock.now = second
-        display.show(state.observe(committed("z")))
+        display.show(state.observe(committed(f"after {second} s")))
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
-    assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "finished", "unit"]
+    assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "twin", "finished", "unit"]
 
 
 def test_lines_say_what_happens_and_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

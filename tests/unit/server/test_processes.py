@@ -45,9 +45,10 @@ def test_a_group_is_killed_whatever_state_it_is_in(server: subprocess.Popen[byte
 GUARDED = """
 import subprocess, sys
 from graphkiln_backend.server.processes import Guard
-server = subprocess.Popen(["/bin/sh", "-c", "sleep 60 & echo $!; kill -STOP $!; sleep 60"], start_new_session=True)
+command = ["/bin/sh", "-c", "sleep 60 & echo $!; kill -STOP $!; sleep 60"]
+server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
 with Guard(server):
-    print(server.pid, flush=True)
+    print(f"{server.pid}\\n{server.stdout.readline()}", end="", flush=True)
     sys.stdin.read()
 """
 
