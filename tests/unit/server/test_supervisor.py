@@ -104,6 +104,10 @@ class Setup:
             self.seconds = time.monotonic() - begun
             self.last_words = supervisor.last_words
 
+    def hold(self, model: Path, name: str) -> None:
+        """Puts a model into the store."""
+        shutil.copytree(model, self._store / name)
+
     def when_started(self, action: Callable[[], None]) -> None:
         """Calls it once the first server was started."""
 
@@ -198,19 +202,29 @@ class TestExit:
         assert len(setup.starts) == 1
         assert setup.live == []
 
-    def test_a_model_that_cannot_be_loaded_takes_no_other_with_it(self, setup: Setup, logged: list[str]) -> None:
+    def test_a_model_that_cannot_be_loaded_takes_no_other_with_it(
+        self, setup: Setup, digits: Path, logged: list[str]
+    ) -> None:
+        setup.hold(digits, "m")
         assert setup.run(*LOADS, on_live=stop, bad_model=True, on_sigterm=0) == 0
         strict = ["--strict-readiness=false" not in start["arguments"] for start in setup.starts]
         assert strict == [False, True]
         assert logged[0] == "not every model can be loaded: starting again, to serve the others"
 
-    def test_nor_after_a_restart_and_that_costs_no_other_restart(self, setup: Setup) -> None:
+    def test_nor_after_a_restart_and_that_costs_no_other_restart(self, setup: Setup, digits: Path) -> None:
+        setup.hold(digits, "m")
         dying = {"instances": [STATUS], "die_after_s": 0.5, "index": [READY], "later": {"bad_model": True}}
         assert setup.run(*LOADS, on_live=lambda times: stop_if(times == 2), on_sigterm=0, **dying) == 0
         strict = ["--strict-readiness=false" not in start["arguments"] for start in setup.starts]
         assert strict == [False, False, True]
 
-    def test_where_all_can_be_loaded_there_is_one_start(self, setup: Setup) -> None:
+    def test_one_that_no_store_holds_is_known_before_the_start(self, setup: Setup, logged: list[str]) -> None:
+        assert setup.run(*LOADS, on_live=stop, bad_model=True, on_sigterm=0) == 0
+        assert len(setup.starts) == 1
+        assert logged[0] == "m is not loaded: no store holds such a model"
+
+    def test_where_all_can_be_loaded_there_is_one_start(self, setup: Setup, digits: Path) -> None:
+        setup.hold(digits, "m")
         assert setup.run(*LOADS, on_live=stop, on_sigterm=0) == 0
         assert len(setup.starts) == 1
 
