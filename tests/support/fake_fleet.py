@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
+from graphkiln_backend.scoring.breaker import MOST_STORE_FAILURES
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
 from graphkiln_backend.scoring.units import Unit
 
@@ -27,7 +28,7 @@ class FakeFleet:
         size: Workers at a time.
         guilty: Positions of rows that end a worker, by the id of the unit.
         faults: Probability that a worker or node ends at a `wait` for no fault of its rows.
-        failures: Probability that an attempt comes to nothing for another cause.
+        failures: Probability that an attempt comes to nothing for another cause; not so often that a unit is given up.
         seed: Of the generator.
     """
 
@@ -44,6 +45,7 @@ class FakeFleet:
         self._random = random.Random(self.seed)
         self._work: dict[str, list[tuple[int, Attempt]]] = {}
         self._born = 0
+        self._failures_left = MOST_STORE_FAILURES - 1
         self.most_in_flight = 0
 
     def clock(self) -> float:
@@ -75,7 +77,8 @@ class FakeFleet:
 
     def _compute(self, name: str) -> Outcome:
         number, attempt = self._random.choice(self._work[name])
-        if self._random.random() < self.failures:
+        if self._failures_left and self._random.random() < self.failures:
+            self._failures_left -= 1
             self._work[name].remove((number, attempt))
             cause = self._random.choice([Cause.SOURCE, Cause.STORE])
             return Failed(worker=name, attempt=number, cause=cause, reason="not now")
