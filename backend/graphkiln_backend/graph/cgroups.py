@@ -38,3 +38,11 @@ def own_groups(controller: str, cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS
             continue
         folder = root / path.lstrip("/")
         yield from ((place, version) for place in (folder, *folder.parents) if place.is_relative_to(root))
+
+
+def read_file(path: Path) -> str:
+    """A file of a group; empty where there is no such group: a container sees its own as the root."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups, read_file
 
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -52,19 +52,12 @@ def memory_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> list[Memo
 
 
 def _read_group(folder: Path, limit_file: str, used_file: str, counter: str) -> MemoryGroup | None:
-    limit = _as_bytes(_read(folder / limit_file))
+    limit = _as_bytes(read_file(folder / limit_file))
     if not limit or limit >= _UNLIMITED_BYTES:
         return None
-    counters = dict(line.split() for line in _read(folder / _COUNTERS).splitlines())
-    used = _as_bytes(_read(folder / used_file)) - _as_bytes(counters.get(counter, ""))
+    counters = dict(line.split() for line in read_file(folder / _COUNTERS).splitlines())
+    used = _as_bytes(read_file(folder / used_file)) - _as_bytes(counters.get(counter, ""))
     return MemoryGroup(limit_bytes=limit, used_bytes=max(used, 0))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:  # no such group: a container sees its own as the root
-        return ""
 
 
 def _as_bytes(text: str) -> int:

@@ -15,7 +15,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups
+from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups, read_file
 from graphkiln_backend.graph.errors import ServerSetupError
 
 _POOL = 32
@@ -59,7 +59,7 @@ def check_threads(instances: int) -> None:
 def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[tuple[int, str]]:
     """What the control groups of this process allow beyond what runs in them, with a way to allow more."""
     for folder, _ in own_groups("pids", cgroups, own):
-        most, now = _read(folder / "pids.max"), _read(folder / "pids.current")
+        most, now = (_number(read_file(folder / f"pids.{name}")) for name in ("max", "current"))
         if most is not None:
             yield max(most - (now or 0), 0), _MORE
 
@@ -75,10 +75,6 @@ def _allowed_to_user() -> Iterator[tuple[int, str]]:
         yield hard, "ulimit -u, as root"
 
 
-def _read(path: Path) -> int | None:
-    """None for anything but a number, such as `max`, and where there is no such group."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None
+def _number(text: str) -> int | None:
+    """None for anything but a number, such as `max`, or nothing."""
+    return int(text) if text.strip().isdecimal() else None
