@@ -39,8 +39,8 @@ class Measurement:
         answered: Requests that got their response.
         due: Requests of an open loop that were due in that time, whatever became of them; 0 of a closed loop.
         unsent: Requests of an open loop that were due and not even sent: all callers were waiting.
-        errors: Kinds of errors -> how many requests ended with one; in an open loop, of those that were due in time,
-            however much later they failed.
+        errors: Kinds of errors -> how many requests ended with one, however much later they failed: in an open loop of
+            those that were due in time, in a closed loop of those that were under way.
         per_second: Responses per second.
         per_second_range: 95% confidence interval of that, from ten windows of time.
         latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests count
@@ -195,10 +195,12 @@ class Recording:
         return np.array(pairs, np.float64).reshape(-1, 2)
 
     def of_closed_loop(self) -> Measurement:
-        """The measurement: a request counts when it was answered in time."""
-        due, done = self.responses.T
-        inside = (done >= self.begin) & (done < self.end)
-        return self._measurement((done - due)[inside] * 1e3, self.errors(is_open=False))
+        """The measurement: a response counts for the rate when it came in time.
+
+        Its latency counts when the request was sent in time, also where it came long after the end: a server that
+        stalls then would else look as fast as it was before.
+        """
+        return self._measurement(self._latencies_s() * 1e3, self.errors(is_open=False))
 
     def of_open_loop(self) -> Measurement:
         """The measurement: a request counts when it was due in time, also where nobody was free to send it."""
@@ -208,19 +210,25 @@ class Recording:
     @property
     def waited_s(self) -> npt.NDArray[np.float64]:
         """`[requests]`: how long each request of an open loop waited that was due in time, sent or not."""
+        return np.concatenate([self._latencies_s(), self.end - np.array(self.unsent)])
+
+    def _latencies_s(self) -> npt.NDArray[np.float64]:
+        """`[responses]`: of the requests that were due, or sent, in time."""
         due, done = self.responses.T
-        inside = (due >= self.begin) & (due < self.end)
-        return np.concatenate([(done - due)[inside], self.end - np.array(self.unsent)])
+        latencies_s: npt.NDArray[np.float64] = (done - due)[(due >= self.begin) & (due < self.end)]
+        return latencies_s
 
     def errors(self, *, is_open: bool) -> list[tuple[float, str]]:
         """The requests in time that ended with an error: the moment by which each counts, and the kind of the error.
 
         Args:
-            is_open: Whether requests count by when they were due, as in an open loop, where one that hangs fails after
-                the end; else by when they failed.
+            is_open: Whether requests count by when they were due, as in an open loop; else by whether they were under
+                way in time. In both, one that hangs fails after the end.
         """
-        found = [(due if is_open else done, kind) for trace in self.traces for due, done, kind in trace.errors]
-        return [(moment, kind) for moment, kind in found if self.begin <= moment < self.end]
+        records = [record for trace in self.traces for record in trace.errors]
+        if is_open:
+            return [(due, kind) for due, _, kind in records if self.begin <= due < self.end]
+        return [(done, kind) for due, done, kind in records if due < self.end and done >= self.begin]
 
     def _measurement(
         self, latencies_ms: npt.NDArray[np.float64], errors: Sequence[tuple[float, str]], due: int = 0

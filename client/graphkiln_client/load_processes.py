@@ -23,6 +23,12 @@ _MOST_PROCESSES = 16
 _AHEAD_S = 0.05
 """Between telling the processes when to start and that moment."""
 _END_S = 10
+_STOP_S = 2
+"""Of a load that is stopped: what hangs longer is killed."""
+_PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln_client.load_worker import main; main()"
+)
+"""Ctrl-C is for the process that starts it, also while it imports what it needs."""
 
 Worker = subprocess.Popen[bytes]
 
@@ -86,7 +92,7 @@ def share(samples: Sequence[Feeds], index: int, processes: int) -> Sequence[Feed
 @contextmanager
 def _start(number: int) -> Iterator[list[Worker]]:
     """Processes that end with the context."""
-    command = [sys.executable, "-P", "-m", "graphkiln_client.load_worker"]
+    command = [sys.executable, "-P", "-c", _PROGRAM]
     workers: list[Worker] = []
     try:
         for _ in range(number):
@@ -97,13 +103,15 @@ def _start(number: int) -> Iterator[list[Worker]]:
                 worker.wait(_END_S)  # shared memory is given back
     finally:
         for worker in workers:
-            _end(worker)
+            worker.terminate()
+        deadline = time.monotonic() + _STOP_S
+        for worker in workers:
+            _end(worker, max(deadline - time.monotonic(), 0.0))
 
 
-def _end(worker: Worker) -> None:
-    worker.terminate()
+def _end(worker: Worker, timeout_s: float) -> None:
     try:
-        worker.wait(_END_S)
+        worker.wait(timeout_s)
     except subprocess.TimeoutExpired:
         worker.kill()
     with worker:  # closes its pipes

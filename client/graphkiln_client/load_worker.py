@@ -1,13 +1,15 @@
-"""One process of the load generator: `python -m graphkiln_client.load_worker`, told by `load_processes` what to do."""
+"""One process of the load generator, told by `load_processes` what to do."""
 
 from __future__ import annotations
 
 import itertools
 import os
+import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO
 
 from graphkiln_backend.graph.errors import GraphkilnError
@@ -21,6 +23,8 @@ from graphkiln_client.transports.base import InferRequest
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcWire
 
+_TERMINATED = 128 + signal.SIGTERM
+"""As shells say it."""
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
@@ -83,6 +87,26 @@ def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
     return record_open_loop(send, job.load.arrivals.tolist(), timing, job.load.callers)
 
 
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one, which ends it
-    work(sys.stdin.buffer, sys.stdout.buffer)
+def main() -> None:
+    """Does the work of the process that started this one, and ends with it.
+
+    Ctrl-C is for that process. When it asks this one to end, what is under way is waited for, so that shared memory is
+    given back.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    watch = threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True)
+    watch.start()
+    with suppress(EOFError):  # the one that started this process is gone before it said what to do
+        work(sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _end_with_parent(orders: int) -> None:
+    """Asks this process to end when the other end of its pipe is closed: nobody else would stop the load.
+
+    Source: poll(2): where no event is asked for, it returns when the other end is gone.
+    """
+    poller = select.poll()
+    poller.register(orders, 0)
+    poller.poll()
+    os.kill(os.getpid(), signal.SIGTERM)

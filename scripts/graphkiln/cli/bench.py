@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
+from graphkiln.cli.bench_server import STAGES, ServerSide, ServerWatch
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_json
 from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln_client import Client, Model
     from graphkiln_client.load_generator import Measurement
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
-_STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 _LOST, _FEW = 0.05, 5
 """Of the requests that were due: a share, and a number, that are on their way at the end."""
+_ONE = 0.999
+"""A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,9 +45,21 @@ class _Row:
     load: str
     generator: _Generator
     client: Measurement
-    server_us: dict[str, float]
-    batch: float
+    server_us: dict[str, float | None]
+    batch: float | None
     server_cores: float | None
+
+    @classmethod
+    def of(cls, load: str, measured: Measurement, server: ServerSide) -> _Row:
+        """Both sides of a run."""
+        return cls(
+            load=load,
+            generator=_describe_generator(measured),
+            client=measured,
+            server_us=server.us,
+            batch=server.batch,
+            server_cores=server.cores,
+        )
 
 
 @with_connection()
@@ -131,8 +144,10 @@ def bench(
         plain.infer(feeds[0])  # a mistake is reported here, once
         rows = []
         for name, load in loads:
-            watch = _ServerWatch(plain, client, name, load.warmup_s + load.seconds)
-            rows.append(watch.row(load_processes.measure_load(target, feeds, load, watch.start)))
+            watch = ServerWatch(plain, client.url)
+            with _progress(name, load.warmup_s + load.seconds):
+                measured = load_processes.measure_load(target, feeds, load, watch.start)
+            rows.append(_Row.of(name, measured, watch.side(measured.seconds)))
     if html:
         _write_report(html, rows, model, client.url)
     if as_json:
@@ -150,54 +165,24 @@ def _write_report(html: Path, rows: list[_Row], model: str, url: str) -> None:
     write_html(html, render(bench_report(measured, model, url, facts(), command_line())))
 
 
-class _ServerWatch:
-    """Reads the server's own counters, and the CPU time of its processes, at the start and end of a run."""
+@contextmanager
+def _progress(load: str, seconds: float) -> Iterator[None]:
+    """A bar on a terminal, as long as the block runs."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self, model: Model, client: Client, load: str, seconds: float) -> None:
-        self._model = model
-        self._cpu_seconds = _local_cpu_seconds(client.url)
-        self._load = load
-        self._seconds = seconds
-        self._before: dict[str, Any] = {}
-        self._begin_cpu_s = 0.0
-        self._stack = ExitStack()
-        self._show_progress()
-
-    def start(self) -> None:
-        self._before = self._model.statistics()
-        self._begin_cpu_s = self._cpu_seconds() if self._cpu_seconds else 0.0
-
-    def row(self, measured: Measurement) -> _Row:
-        self._stack.close()
-        after = self._model.statistics()
-        server_cores = (self._cpu_seconds() - self._begin_cpu_s) / measured.seconds if self._cpu_seconds else None
-        requests, server_us = _breakdown(self._before, after)
-        executions = after["execution_count"] - self._before["execution_count"]
-        rows = after["inference_count"] - self._before["inference_count"]
-        batch = rows / executions if requests and executions else 0.0
-        return _Row(
-            load=self._load,
-            generator=_describe_generator(measured),
-            client=measured,
-            server_us=server_us,
-            batch=batch,
-            server_cores=server_cores,
-        )
-
-    def _show_progress(self) -> None:
-        if not sys.stderr.isatty():
-            return
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (
-            TextColumn("load {task.description}"),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TextColumn("of {task.total:g} s"),
-        )
-        bar = self._stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
-        bar.add_task(self._load, total=self._seconds)
+    columns = (
+        TextColumn("load {task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("of {task.total:g} s"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(load, total=seconds)
+        yield
 
 
 def _describe_generator(measured: Measurement) -> _Generator:
@@ -209,40 +194,15 @@ def _describe_generator(measured: Measurement) -> _Generator:
     )
 
 
-def _breakdown(before: dict[str, Any], after: dict[str, Any]) -> tuple[int, dict[str, float]]:
-    """Number of successful requests, and the mean microseconds of one in each stage.
-
-    Source: Triton's statistics extension.
-    """
-    old, new = before["inference_stats"], after["inference_stats"]
-    requests = new["success"].get("count", 0) - old["success"].get("count", 0)
-    stages = {name: new.get(key, {}).get("ns", 0) - old.get(key, {}).get("ns", 0) for key, name in _STAGES.items()}
-    return requests, {name: ns / max(requests, 1) / 1e3 for name, ns in stages.items()}
-
-
-def _local_cpu_seconds(url: str) -> Callable[[], float] | None:
-    """A function that reads the CPU seconds of the server's processes; None where they are not on this machine."""
-    from urllib.parse import urlsplit
-
-    try:
-        import psutil
-    except ImportError:
-        return None
-    port = urlsplit(url).port
-    if urlsplit(url).hostname not in ("localhost", "127.0.0.1", "::1"):
-        return None
-    sockets = psutil.net_connections("tcp")
-    pids = {socket.pid for socket in sockets if socket.status == psutil.CONN_LISTEN and socket.laddr[1:] == (port,)}
-    processes = [psutil.Process(pid) for pid in pids if pid]
-    family = [member for process in processes for member in (process, *process.children(recursive=True))]
-    if not family:
-        return None
-
-    def seconds() -> float:
-        times = [member.cpu_times() for member in family if member.is_running()]
-        return float(sum(time.user + time.system for time in times))
-
-    return seconds
+def _notes(row: _Row) -> Iterator[str]:
+    """What a person should know of a run beside its figures."""
+    if shortfall := _shortfall(row):
+        yield shortfall
+    few = [name for name in _PERCENTILES if 0 < row.client.answered * (1 - float(name[1:]) / 100) < _ONE]
+    if few:
+        yield f"{row.load}: requests answered: {row.client.answered}; so few that {', '.join(few)} tell of the slowest alone"
+    if row.batch is None:
+        yield f"{row.load}: the server was started again, or is gone: its own figures are not known"
 
 
 def _shortfall(row: _Row) -> str:
@@ -257,6 +217,10 @@ def _shortfall(row: _Row) -> str:
     )
 
 
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def _print_tables(rows: list[_Row], unit: str) -> None:
     from rich.console import Console
     from rich.table import Column, Table
@@ -266,24 +230,24 @@ def _print_tables(rows: list[_Row], unit: str) -> None:
     errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
     extra: list[Column | str] = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
     client = Table(unit, "answered/s", *_PERCENTILES, "cores", *extra, title="client: latencies in ms")
-    server = Table(unit, *_STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
+    server = Table(unit, *STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
     for row in rows:
         measured = row.client
-        margin = (measured.per_second_range[1] - measured.per_second_range[0]) / 2
+        margin = measured.per_second_range[1] - measured.per_second  # below, it ends at 0
         latencies = [f"{measured.latency_ms[name]:.2f}" if measured.latency_ms else "-" for name in _PERCENTILES]
         kinds = "\n".join(f"{count} {name}" for name, count in measured.errors.items()) or "0"
         problems = [*([kinds] if failed else []), *([str(measured.unsent)] if unsent else [])]
         rate = f"{measured.per_second:.1f} \u00b1 {margin:.1f}"
         client.add_row(row.load, rate, *latencies, f"{measured.client_cores:.2f}", *problems)
-        stages = [f"{row.server_us[name]:.0f}" for name in _STAGES.values()]
-        cores = "-" if row.server_cores is None else f"{row.server_cores:.2f}"
-        server.add_row(row.load, *stages, f"{row.batch:.1f}", cores)
+        stages = [_cell(row.server_us[name], 0) for name in STAGES.values()]
+        server.add_row(row.load, *stages, _cell(row.batch, 1), _cell(row.server_cores, 2))
     console = Console()
     console.print(client, server)
-    for line in filter(None, map(_shortfall, rows)):
+    for line in (note for row in rows for note in _notes(row)):
         console.print(line, highlight=False)
     most = max((row.generator for row in rows), key=lambda generator: generator.share_of_machine)
     console.print(
+        "\u00b1: 95% of the rate, by ten windows of time; "
         f"sent by {most.name} in {most.processes} process{'es' if most.processes > 1 else ''}, "
         f"which took up to {most.share_of_machine:.0%} of this machine's cores",
         highlight=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +17,10 @@ DEFAULT_S = 10.0
 """Seconds of a run."""
 _MOST_REQUESTS = 1e8
 """Of a run: when each is due is kept in memory."""
+_LONGEST_S = 1e8
+"""Of a run: three years. What is longer was meant otherwise, and no clock can be told to wait for it."""
+_MOST_CALLERS = 4096
+"""Each is a thread."""
 
 
 class Arrivals(StrEnum):
@@ -61,7 +64,8 @@ class LoadOptions:
         if self.trace:
             return [self._trace_load(self.trace)]
         if self.rate:
-            return [(self._rate_name(self.rate), _open(self._arrivals(self.rate, seconds), seconds, self.warmup_s))]
+            load = _open(self._arrivals(self.rate, seconds), seconds, self.warmup_s)
+            return [(self._rate_name(self.rate), _checked(load))]
         numbers = [1] if self.concurrency is None else _parse(self.concurrency)
         return [(str(number), _closed(number, seconds, self.warmup_s)) for number in numbers]
 
@@ -96,6 +100,7 @@ class LoadOptions:
 
         moments = read_trace(file)
         seconds = self.seconds or max(float(moments[-1]) + 1e-3, 0.5)  # the last one counts, too
+        _check_size(0.0, self.warmup_s + seconds)
         moments = moments[moments < seconds]
         before = constant(len(moments) / seconds, self.warmup_s) if self.warmup_s else moments[:0]
         return "trace", _open(np.concatenate([before, self.warmup_s + moments]), seconds, self.warmup_s)
@@ -103,9 +108,22 @@ class LoadOptions:
 
 def _check_size(rate: float, seconds: float) -> None:
     """Refuses runs without an end, and those of more requests than anybody sends."""
-    if not math.isfinite(seconds) or rate * seconds > _MOST_REQUESTS:
+    if not (seconds <= _LONGEST_S and rate * seconds <= _MOST_REQUESTS):  # nor NaN
         wanted = f"{rate:g} requests a second for {seconds:g} s" if rate else f"a run of {seconds:g} s"
         raise InvalidInput(f"{wanted} would not end, or be too many", hint="a lower --rate, or a shorter --duration")
+
+
+def _checked(load: Load) -> Load:
+    """A load of which a request counts.
+
+    Raises:
+        InvalidInput: None is due after the warm-up.
+    """
+    if load.arrivals is None or not (load.arrivals >= load.warmup_s).any():
+        raise InvalidInput(
+            f"no request is due in {load.seconds:g} s", hint="a higher --rate, a smaller --burst, or a longer --duration"
+        )
+    return load
 
 
 def _closed(callers: int, seconds: float, warmup_s: float) -> Load:
@@ -126,8 +144,9 @@ def _parse(text: str) -> list[int]:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 1:
+    if not numbers or min(numbers) < 1 or max(numbers) > _MOST_CALLERS:
         raise InvalidInput(
-            f"--concurrency {text}: expected numbers of at least 1", hint="for example --concurrency 1,4,16"
+            f"--concurrency {text}: expected numbers of at least 1, and no more than {_MOST_CALLERS}",
+            hint="for example --concurrency 1,4,16",
         )
     return numbers

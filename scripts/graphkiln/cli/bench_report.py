@@ -75,8 +75,8 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> Section:
     bars = [bar for row in rows for bar in _waterfall(row)]
     cells = [
         (
-            row["load"], *(f"{row['server_us'][name]:.0f}" for name in _STAGES), f"{row['batch']:.1f}",
-            "-" if row["server_cores"] is None else f"{row['server_cores']:.2f}",
+            row["load"], *(_cell(row["server_us"][name], 0) for name in _STAGES), _cell(row["batch"], 1),
+            _cell(row["server_cores"], 2),
         )
         for row in rows
     ]  # fmt: skip
@@ -93,8 +93,14 @@ def _waterfall(row: Mapping[str, Any]) -> Iterator[Bar]:
     begin = 0.0
     for name in _STAGES:
         took = row["server_us"][name]
+        if took is None:  # the server was started again meanwhile
+            return
         yield Bar(title=f"{row['load']}: {name}", begin=begin, end=begin + took, label=f"{took:.0f}")
         begin += took
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _errors(client: Mapping[str, Any]) -> str:

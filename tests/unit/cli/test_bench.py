@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +13,7 @@ import pytest
 from commands import FakeClient, FakeModel, RunVerb
 from PIL import Image
 
-from graphkiln.cli import bench as verb
-from graphkiln_backend.graph.errors import ServerError
+from graphkiln_backend.graph.errors import ConnectionFailed, ServerError
 from graphkiln_client import load_processes
 from graphkiln_client.load_generator import Measurement
 from graphkiln_client.load_job import Feeds, Load, Target
@@ -31,19 +27,6 @@ def measurement(**fields: Any) -> Measurement:
         "per_second_range": (98.0, 103.0), "latency_ms": LATENCIES, "client_cores": 0.25, "processes": 3,
     }  # fmt: skip
     return Measurement(**{**usual, **fields})
-
-
-LISTENER = """
-import socket, sys, time
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-input()
-while time.process_time() < 0.5:
-    pass
-print(time.process_time(), flush=True)
-sys.stdin.read()
-"""
-"""Listens, computes for half a second when told to, and says how long it has computed since its start."""
 
 
 class Loads:
@@ -201,7 +184,7 @@ class TestTables:
         out = run("bench", "--model", "m").out
         client, server = self.cells(out)
         assert "sent by graphkiln in 3 processes, which took up to" in " ".join(out.split())
-        assert client == ["1", "100.0 ± 2.5", "1.50", "2.00", "3.25", "4.00", "0.25"]
+        assert client == ["1", "100.0 ± 3.0", "1.50", "2.00", "3.25", "4.00", "0.25"]
         assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
 
     @pytest.mark.usefixtures("client")
@@ -235,6 +218,47 @@ class TestTables:
         assert (words in out) is told
 
     @pytest.mark.usefixtures("client")
+    @pytest.mark.parametrize(
+        ("answered", "few"), [(1, "p50, p90, p99, p99.9"), (99, "p99, p99.9"), (100, "p99.9"), (1000, ""), (0, "")]
+    )
+    def test_percentiles_of_too_few_requests_are_told(
+        self, run: RunVerb, loads: Loads, answered: int, few: str
+    ) -> None:
+        loads.results = [measurement(answered=answered)]
+        out = " ".join(run("bench", "--model", "m").out.split())
+        told = f"1: requests answered: {answered}; so few that {few} tell of the slowest alone"
+        assert (told in out) is bool(few)
+        assert ("so few" in out) is bool(few)
+
+    @pytest.mark.usefixtures("client", "loads")
+    def test_what_the_interval_is_stands_below(self, run: RunVerb) -> None:
+        assert "±: 95% of the rate, by ten windows of time" in " ".join(run("bench", "--model", "m").out.split())
+
+    @pytest.mark.usefixtures("loads")
+    @pytest.mark.parametrize("how", ["started again", "gone"])
+    def test_a_server_that_does_not_last_costs_no_measurement(
+        self, run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
+    ) -> None:
+        first = FakeModel(counted=1000).statistics()
+        readings: list[Any] = [first, FakeModel().statistics() if how == "started again" else ConnectionFailed("gone")]
+
+        def read() -> dict[str, Any]:
+            reading = readings.pop(0)
+            if isinstance(reading, Exception):
+                raise reading
+            return reading
+
+        monkeypatch.setattr(client.fake_model, "statistics", read)
+        page = tmp_path / "bench.html"
+        finished = run("bench", "--model", "m", "--html", page)
+        measured, served = self.cells(finished.out)
+        assert measured[2] == "1.50"
+        assert served == ["1", "-", "-", "-", "-", "-", "-"]
+        assert "the server was started again, or is gone" in " ".join(finished.out.split())
+        assert finished.code == 0
+        assert page.stat().st_size
+
+    @pytest.mark.usefixtures("client")
     def test_fit_80_columns(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [
             measurement(
@@ -264,35 +288,3 @@ class TestTables:
         assert first["server_cores"] is None
         assert second["client"]["errors"] == {"ServerError": 1}
 
-
-class TestServerSide:
-    def test_a_server_that_executed_nothing(self) -> None:
-        still = FakeModel().statistics()
-        assert verb._breakdown(still, still) == (0, {"queue": 0.0, "input": 0.0, "infer": 0.0, "output": 0.0})
-
-    def test_stages_that_a_server_does_not_count_are_zero(self) -> None:
-        before = {"inference_stats": {"success": {}}}
-        after = {"inference_stats": {"success": {"count": 4}, "queue": {"ns": 8000}}}
-        assert verb._breakdown(before, after) == (4, {"queue": 2.0, "input": 0.0, "infer": 0.0, "output": 0.0})
-
-    def test_processor_time_of_whoever_listens(self) -> None:
-        with subprocess.Popen(
-            [sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as server:
-            assert server.stdin is not None
-            assert server.stdout is not None
-            read = verb._local_cpu_seconds(f"http://127.0.0.1:{int(server.stdout.readline())}")
-            assert read is not None
-            server.stdin.write(b"\n")
-            server.stdin.flush()
-            expected = float(server.stdout.readline())
-            assert read() == pytest.approx(expected, abs=0.05)
-
-    @pytest.mark.parametrize("url", ["http://triton.test:8000", "grpc://10.0.0.1:8001"])
-    def test_of_another_machine_is_not_known(self, url: str) -> None:
-        assert verb._local_cpu_seconds(url) is None
-
-    def test_of_nobody_is_not_known(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        assert verb._local_cpu_seconds(f"http://localhost:{port}") is None

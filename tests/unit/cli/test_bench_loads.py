@@ -86,8 +86,30 @@ def test_options_that_contradict_each_other(options: dict[str, Any], words: str)
         ({"rate": 1.0, "seconds": float("inf")}, "1 requests a second for inf s"),
         ({"seconds": float("inf")}, "a run of inf s"),
         ({"warmup_s": float("nan")}, "a run of nan s"),
+        ({"rate": float("nan")}, "nan requests a second for 11 s"),
+        ({"seconds": 1e10}, "a run of 1e\\+10 s"),
     ],
 )
 def test_runs_that_would_not_end(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         LoadOptions(**options).plan()
+
+
+def test_a_trace_that_would_not_end(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text("0\n1e300\n")
+    with pytest.raises(InvalidInput, match="1e\\+300 s would not end"):
+        LoadOptions(trace=tmp_path / "trace.csv").plan()
+
+
+@pytest.mark.parametrize(
+    "options", [{"rate": 0.01, "seconds": 1.0}, {"rate": 5.0, "burst": 10**6}, {"rate": 0.5, "warmup_s": 0.0, "seconds": 0.5}]
+)
+def test_a_rate_of_which_no_request_is_due_is_a_mistake(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput, match="no request is due in"):
+        LoadOptions(**options).plan()
+
+
+def test_no_more_callers_than_threads_can_be(tmp_path: Path) -> None:
+    assert LoadOptions(concurrency="4096").plan()[0][1].callers == 4096
+    with pytest.raises(InvalidInput, match="no more than 4096"):
+        LoadOptions(concurrency="1,4097").plan()

@@ -59,3 +59,11 @@ def test_the_page_has_a_table_for_each_chart_and_what_repeats_it() -> None:
     assert page.count("<svg") == page.count("<table") == 3
     assert "graphkiln bench --model m" in page
     assert "3 processes, up to 12% of this machine" in page
+
+
+def test_a_server_of_which_nothing_is_known_has_no_stages() -> None:
+    unknown = {**row("1", 100.0), "server_us": dict.fromkeys(("queue", "input", "infer", "output")), "batch": None}
+    *_, stages = report(unknown).sections
+    assert stages.table.rows == [("1", *"------")]
+    assert stages.chart is not None
+    assert stages.chart["rows"] == []

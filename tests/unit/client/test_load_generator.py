@@ -150,9 +150,20 @@ class TestMeasurement:
         seen = self.period(trace).of_closed_loop()
         assert (seen.answered, seen.per_second, seen.seconds) == (200, 20.0, 10.0)
         assert seen.per_second_range == (20.0, 20.0), "each of the ten windows had as many"
+        counted = latencies[done - latencies >= 100] * 1e3
+        assert 190 < len(counted) < 200  # the first one was sent before
         for name, percent in (("p50", 50), ("p90", 90), ("p99", 99), ("p99.9", 99.9)):
-            assert seen.latency_ms[name] == pytest.approx(np.percentile(latencies * 1e3, percent))
-        assert seen.latency_ms["mean"] == pytest.approx(latencies.mean() * 1e3)
+            assert seen.latency_ms[name] == pytest.approx(np.percentile(counted, percent))
+        assert seen.latency_ms["mean"] == pytest.approx(counted.mean())
+
+    def test_a_server_that_hangs_at_the_end_of_a_closed_loop_does_not_look_fast(self) -> None:
+        """One caller had a hundred quick responses, the other one a response and an error long after the end."""
+        quick = _Trace(responses=[(100 + number / 20, 100.04 + number / 20) for number in range(100)])
+        hung = _Trace(responses=[(104.0, 164.0)], errors=[(105.0, 165.0, "DeadlineExceeded")])
+        seen = self.period(quick, hung).of_closed_loop()
+        assert (seen.answered, seen.errors) == (100, {"DeadlineExceeded": 1})
+        assert seen.latency_ms["p50"] == pytest.approx(40)
+        assert seen.latency_ms["p99.9"] > 50_000
 
     def test_the_range_is_students_over_ten_windows(self) -> None:
         counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -178,7 +189,7 @@ class TestMeasurement:
                 (98.0, 99.9, "Overloaded"),
                 (98.0, 100.0, "ServerError"),
                 (109.0, 109.9, "Overloaded"),
-                (109.0, 110.0, "ServerError"),
+                (110.0, 110.0, "ServerError"),
             ],
         )
         seen = self.period(trace).of_closed_loop()

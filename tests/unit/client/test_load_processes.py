@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +18,7 @@ import pytest
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_client import load_processes
 from graphkiln_client.arrivals import constant
-from graphkiln_client.load_job import Feeds, Load, Target
+from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
 from graphkiln_client.load_processes import measure_load, process_count, record_load, share
 
 Started = Callable[[], list[psutil.Process]]
@@ -147,3 +150,26 @@ def test_samples_are_shared_or_begin_elsewhere() -> None:
     assert share(SAMPLES, 0, 2) == [SAMPLES[0], SAMPLES[2]]
     assert share(SAMPLES, 1, 2) == [SAMPLES[1]]
     assert [feeds["X"][0, 0] for feeds in share(SAMPLES, 4, 8)] == [1, 2, 0]
+
+
+def start_worker() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-c", load_processes._PROGRAM]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.timeout(120)
+def test_a_load_ends_with_who_asked_for_it(server: Server, target: Target) -> None:
+    """However that ended: nobody else would stop it. Ctrl-C, which a terminal sends to both, is for that one alone."""
+    with start_worker() as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        tell(worker.stdin, Job(target=target, load=Load(callers=2, seconds=600, warmup_s=0), samples=SAMPLES))
+        assert hear(worker.stdout) is None
+        worker.send_signal(signal.SIGINT)
+        tell(worker.stdin, time.perf_counter())
+        while server.held != {0, 1, 2}:  # the load is under way
+            time.sleep(0.01)
+        worker.stdin.close()
+        assert worker.wait() == 128 + signal.SIGTERM
+        assert worker.stderr.read() == b""
