@@ -43,18 +43,21 @@ def benchmark_bench(rounds: int, seconds: float) -> list[dict[str, object]]:
 
 
 def rows_of(title: str, loads: Mapping[str, Sequence[Load]]) -> list[dict[str, object]]:
-    """A row for each generator; the ratio is of the median latencies to those of the last one, round by round."""
-    reference = [load.p50_ms for load in list(loads.values())[-1]]
+    """A row for each generator; the ratio is of the median latencies to perf_analyzer's, round by round.
+
+    Without perf_analyzer there is none: nothing was compared.
+    """
+    reference = [load.p50_ms for load in loads.get(PERF_ANALYZER, ())]
     rows: list[dict[str, object]] = []
     for name, found in loads.items():
-        ratio = ratio_of([load.p50_ms for load in found], reference)
+        ratio = ratio_of([load.p50_ms for load in found], reference) if reference else None
         rows.append(
             {
                 "model": title,
                 "set-up": name,
                 "p50 ms": round(statistics.median(load.p50_ms for load in found), 3),
-                "ratio": ratio.median,
-                "spread": ratio.spread,
+                "ratio": ratio.median if ratio else "-",
+                "spread": ratio.spread if ratio else "-",
                 "p99 ms": round(statistics.median(load.p99_ms for load in found), 2),
                 "requests/s": round(statistics.median(load.per_second for load in found), 1),
             }

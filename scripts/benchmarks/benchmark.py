@@ -42,6 +42,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -73,6 +74,7 @@ from tune_kills import benchmark_kills
 from tune_quality import benchmark_tune
 
 from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, MeasurementError
 
 _FILE_WIDTH = 160
 """Columns of a table that goes to a file."""
@@ -160,40 +162,86 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
     options = parser.parse_args()
-    if len(options.results) != (2 if options.benchmark == "compare" else 0):
-        parser.error("compare takes two results; nothing else takes any")
+    if mistake := _find_mistake(options):
+        parser.error(mistake)
     if options.benchmark == "compare":
-        sys.exit(_compare(*options.results, as_json=options.json))
-    failed = _run_all(options) if options.benchmark == "all" else []
+        try:
+            sys.exit(_compare(*options.results, as_json=options.json))
+        except ManifestError as error:
+            parser.error(str(error))
+    if options.benchmark == "all":
+        _run_all(options)
+        return
     if options.benchmark in BENCHMARKS:
         _run(options.benchmark, options)
-    if options.save or options.benchmark in ("all", "report"):
+    if options.save or options.benchmark == "report":
         reporting.write_tables()
+
+
+def _find_mistake(options: argparse.Namespace) -> str:
+    """What contradicts itself in a command line; empty where nothing does."""
+    name = options.benchmark
+    if len(options.results) != (2 if name == "compare" else 0):
+        return "compare takes two results; nothing else takes any"
+    if options.rounds is not None and options.rounds < 1:
+        return f"--rounds {options.rounds}: expected at least 1"
+    if options.seconds is not None and not 0 < options.seconds < math.inf:
+        return f"--seconds {options.seconds:g}: expected more than 0"
+    given = {"--only": (options.only, ONLY), "--budget": (options.budget, (*WITH_BUDGET, "all"))}
+    given["--cpp-backend"] = (options.cpp_backend, (*BESIDE_CPP, "all"))
+    unheeded = (option for option, (value, takers) in given.items() if value and name not in takers)
+    return next((f"{option} says nothing to {name}" for option in unheeded), "")
+
+
+def _run_all(options: argparse.Namespace) -> None:
+    """What the others measured in hours is kept, and in the tables, whatever fails or stops it.
+
+    Raises:
+        SystemExit: One failed, or it was stopped with Ctrl-C; the message names what has no new result.
+    """
+    failed: list[str] = []
+    left = list(BENCHMARKS)
+    try:
+        for name in BENCHMARKS:
+            if not _succeeds(name, options):
+                failed.append(name)
+            left.remove(name)
+    finally:
+        reporting.write_tables()
+        if left:
+            print(f"not measured: {', '.join(left)}", file=sys.stderr)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 
 
-def _run_all(options: argparse.Namespace) -> list[str]:
-    """Names of those that failed: what the others measured in hours is kept all the same."""
-    failed = []
-    for name in BENCHMARKS:
-        try:
-            _run(name, options)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - it is told, and the exit code is 1
-            print(f"{name}: {error}", file=sys.stderr)
-            failed.append(name)
-    return failed
+def _succeeds(name: str, options: argparse.Namespace) -> bool:
+    """Runs one; why it fails is told."""
+    try:
+        _run(name, options)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - it is told, and the exit code is 1
+        print(f"{name}: {_told(error)}", file=sys.stderr)
+        return False
+    return True
+
+
+def _told(error: BaseException) -> str:
+    """An error as a line; one that nobody foresaw says little without its kind."""
+    foreseen = isinstance(error, GraphkilnError | SystemExit)
+    return str(error) if foreseen else f"{type(error).__name__}: {error}"
 
 
 def _compare(old: Path, new: Path, *, as_json: bool) -> int:
-    """The exit code: 1 for a regression."""
-    changes = compare(old, new)
-    rows = format_changes(changes)
+    """The exit code: 1 for a regression, 2 where nothing could be judged."""
+    found = compare(old, new)
+    rows = format_changes(found.changes)
+    for note in found.notes:
+        print(note, file=sys.stderr)
     if as_json:
         print(json.dumps(rows, indent=2))
     else:
         _print_table("ratios to a peer of the same run; noise from the rounds' spread", rows)
-    return int(any(change.is_regression for change in changes))
+        print(found.summary)
+    return found.exit_code
 
 
 def _run(name: str, options: argparse.Namespace) -> None:
@@ -206,6 +254,8 @@ def _run(name: str, options: argparse.Namespace) -> None:
     only = [options.only] if name in ONLY else []
     budget = [options.budget] if name in WITH_BUDGET else []
     rows = benchmark(rounds, seconds, *peers, *only, *budget)
+    if not rows:
+        raise MeasurementError(f"{name} measured nothing")
     if options.save or options.benchmark == "all":
         command = f"scripts/benchmark {name} --rounds {rounds} --seconds {seconds:g}"
         reporting.save_result(name, title, command, rows, load)
@@ -217,7 +267,7 @@ def _run(name: str, options: argparse.Namespace) -> None:
 
 def _print_table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
     table = Table(title=title)
-    for column in rows[0]:
+    for column in rows[0] if rows else ():
         table.add_column(column, justify="left" if column in ("row", "model", "set-up", "phase") else "right")
     for row in rows:
         table.add_row(*map(str, row.values()))
@@ -225,4 +275,9 @@ def _print_table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)  # as shells say it of SIGINT
+    except GraphkilnError as error:
+        sys.exit(f"scripts/benchmark: {error}")

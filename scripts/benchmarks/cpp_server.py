@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphkiln.story.server import LocalServer, free_ports, stop
+from graphkiln.story.server import LocalServer, ending_with_us, free_ports, stop
 from graphkiln_backend.server.installation import find_installation
 
 LIBRARY = Path("onnxruntime") / "libtriton_onnxruntime.so"
@@ -47,7 +47,8 @@ def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
     with tempfile.TemporaryFile("w+") as log:
         # fmt: off
         command = [
-            str(find_installation().binary), f"--model-repository={store}", f"--backend-directory={backends}",
+            *ending_with_us(), str(find_installation().binary), f"--model-repository={store}",
+            f"--backend-directory={backends}",
             f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", f"--http-address={_HOST}",
             f"--grpc-address={_HOST}", f"--metrics-address={_HOST}", "--disable-auto-complete-config",
             "--exit-timeout-secs=5",

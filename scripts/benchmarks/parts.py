@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +45,21 @@ class Parts:
             measure: Returns what JSON can hold.
             again: Measure it anew, also where it is there.
         """
-        if again or self.read(name) is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            document = {"conditions": self._conditions, "measured": measure()}
-            self._path(name).write_text(json.dumps(document, indent=1))
+        kept = None if again else self.read(name)
+        if kept is not None:
+            self._tell_kept(name)
+            return kept
+        self._folder.mkdir(parents=True, exist_ok=True)
+        document = {"conditions": self._conditions, "measured": measure()}
+        partial = self._path(name).with_suffix(".partial")
+        partial.write_text(json.dumps(document, indent=1))
+        partial.replace(self._path(name))
         return self.read(name)
+
+    def _tell_kept(self, name: str) -> None:
+        """Says of when a part is that is not measured now: what is saved has today's date and commit."""
+        measured = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        print(f"{name}: kept, as measured {measured} (--only '{name}' measures it again)", file=sys.stderr)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"

@@ -26,8 +26,9 @@ from measurement import show_progress
 from peers.image import HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
 
-from graphkiln.story.server import start_server
+from graphkiln.story.server import ending_with_us, start_server
 from graphkiln.story.throughput import Throughput, measure_throughput
+from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_client import Client
 from graphkiln_converters.convert import convert
@@ -93,15 +94,25 @@ def _version(name: str) -> str:
 
 
 def environment(name: str) -> Path:
-    """The Python of a peer, in a virtual environment that is made once for its pinned requirements."""
+    """The Python of a peer, in a virtual environment that is made once for its pinned requirements.
+
+    Raises:
+        MeasurementError: It cannot be installed.
+    """
     requirements = _FOLDER / f"{name}.txt"
     folder = CACHE / "peers" / name
     done = folder / "requirements.txt"
     if not done.exists() or done.read_text() != requirements.read_text():
         print(f"installing {name} (once)", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", str(requirements)], check=True)
+        try:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
+            subprocess.run([*pip, "-r", str(requirements)], check=True)
+        except subprocess.CalledProcessError as error:
+            raise MeasurementError(
+                f"the peer {name} cannot be installed from {requirements}: code {error.returncode}",
+                hint="what pip said stands above; without its peers nothing is measured",
+            ) from error
         done.write_text(requirements.read_text())
     return folder / "bin" / "python"
 
@@ -115,7 +126,7 @@ def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) 
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
         environment["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))  # this libpython, for PyTriton
-        command = list(map(str, (python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
+        command = list(map(str, (*ending_with_us(), python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
         log = Path(scratch) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(

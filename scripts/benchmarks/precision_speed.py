@@ -95,6 +95,8 @@ def benchmark_precision(rounds: int, seconds: float, only: str = "") -> list[dic
         seconds: Of one measurement.
         only: Measure this architecture, also where it is done, and no other.
     """
+    if only and only not in ARCHITECTURES:
+        sys.exit(f"precision has no part {only}; there are {', '.join(ARCHITECTURES)}")
     parts = Parts(PARTS, rounds, seconds)
     for name in [only] if only else ARCHITECTURES:
         parts.measure(name, partial(_measure_architecture, name, rounds, seconds), again=bool(only))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from graphkiln.reporting.json_text import json_text
 from graphkiln.story.facts import machine_facts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -44,7 +45,9 @@ def save_result(
     if load_average is not None:
         facts["load average"] = f"{load_average:.2f}"
     result = {"title": title, "command": command, "facts": facts, "rows": list(rows)}
-    (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    partial = RESULTS / f"{name}.partial"
+    partial.write_text(json_text(result, indent=1) + "\n")
+    partial.replace(RESULTS / f"{name}.json")  # whole, or as it was: whoever stops it keeps the old one
 
 
 def write_tables() -> None:
@@ -91,10 +94,15 @@ def fill_tables(text: str) -> str:
 
 
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    numbers = {column for column in columns if all(_is_number(row[column]) for row in rows)}
+    numbers = {column for column in columns if all(row[column] is None or _is_number(row[column]) for row in rows)}
     lines = [columns, ["---:" if column in numbers else "---" for column in columns]]
-    lines += [[str(row[column]) for column in columns] for row in rows]
+    lines += [[_cell(row[column]) for column in columns] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(value: object) -> str:
+    """A value as tables show it; what was no number is null in JSON."""
+    return "-" if value is None else str(value)
 
 
 def _is_number(value: object) -> bool:

@@ -17,6 +17,7 @@ from measurement import Summary
 from stories import CHAIN, make_observation, story_document
 
 from graphkiln.story.runner import Progress
+from graphkiln_backend.graph.errors import MeasurementError
 
 
 @pytest.fixture
@@ -95,6 +96,64 @@ class TestCommand:
         assert [name for name, *_ in ran] == ["one", "two"]
         assert "bad: no weights" in capsys.readouterr().err
 
+    def test_all_says_what_kind_of_error_nobody_foresaw(
+        self, kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def fail(*_: object) -> list[dict[str, object]]:
+            raise KeyError("x")
+
+        monkeypatch.setattr(benchmark, "BENCHMARKS", {"bad": (fail, "bad")})
+        with pytest.raises(SystemExit, match="failed: bad"):
+            run(monkeypatch, "all")
+        assert "bad: KeyError: 'x'" in capsys.readouterr().err
+        assert kept == ["tables"]
+
+    def test_all_that_is_stopped_keeps_what_was_measured_and_names_the_rest(
+        self, ran: list[Any], kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def stop(*_: object) -> list[dict[str, object]]:
+            raise KeyboardInterrupt
+
+        first, second = benchmark.BENCHMARKS.items()
+        monkeypatch.setattr(benchmark, "BENCHMARKS", dict([first, ("stopped", (stop, "stopped")), second]))
+        with pytest.raises(KeyboardInterrupt):
+            run(monkeypatch, "all")
+        assert [name for name, *_ in ran] == ["one"]
+        assert kept == ["one", "tables"]
+        assert "not measured: stopped, two" in capsys.readouterr().err
+
+    def test_one_that_measured_nothing_is_not_kept(self, kept: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(benchmark, "BENCHMARKS", {"none": (lambda *_: [], "none")})
+        with pytest.raises(MeasurementError, match="none measured nothing"):
+            run(monkeypatch, "none", "--save")
+        assert kept == []
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["one", "--rounds", "0"], "--rounds 0: expected at least 1"),
+            (["one", "--seconds", "0"], "--seconds 0: expected more than 0"),
+            (["one", "--seconds", "nan"], "--seconds nan: expected more than 0"),
+            (["one", "--only", "x"], "--only says nothing to one"),
+            (["all", "--only", "x"], "--only says nothing to all"),
+            (["one", "--budget", "5"], "--budget says nothing to one"),
+            (["report", "--cpp-backend", "x"], "--cpp-backend says nothing to report"),
+        ],
+    )
+    def test_options_that_nothing_would_heed_are_refused(
+        self,
+        ran: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+        words: list[str],
+        told: str,
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, *words)
+        assert ended.value.code == 2
+        assert told in capsys.readouterr().err
+        assert ran == []
+
     @pytest.mark.parametrize("words", [["compare"], ["compare", "a"], ["compare", "a", "b", "c"], ["one", "a"]])
     @pytest.mark.usefixtures("ran")
     def test_compare_takes_two_results(self, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
@@ -118,6 +177,26 @@ class TestCommand:
                 run(monkeypatch, "compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"), *extra)
             assert ended.value.code == code
             assert ("REGRESSION" in capsys.readouterr().out) == bool(code)
+
+    def test_results_that_cannot_be_compared_are_a_mistake(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, "compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+        assert ended.value.code == 2
+        assert "old.json is no result of scripts/benchmark" in capsys.readouterr().err
+
+    def test_what_is_not_compared_is_told_beside_the_table(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in ("old", "new"):
+            (tmp_path / f"{name}.json").write_text(json.dumps({"rows": [{"set-up": "x"}]}))
+        with pytest.raises(SystemExit) as ended:
+            run(monkeypatch, "compare", str(tmp_path / "old.json"), str(tmp_path / "new.json"))
+        told = capsys.readouterr()
+        assert ended.value.code == 2
+        assert "no ratio to compare" in told.out
+        assert "new: has no ratio, not compared" in told.err
 
     def test_an_unknown_benchmark_is_named(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

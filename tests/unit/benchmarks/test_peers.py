@@ -7,7 +7,9 @@ import email
 import email.policy
 import json
 import struct
+import subprocess
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 
 import peers_speed
@@ -15,6 +17,7 @@ import pytest
 from peers.protocols import PEERS, Peer, parse_json
 
 from graphkiln.story.throughput import Throughput
+from graphkiln_backend.graph.errors import MeasurementError
 
 JPEG = b"\xff\xd8jpeg\r\n--peer\xff\xd9"
 BEST = [["class 1", 0.5], ["class 2", 0.25]]
@@ -122,3 +125,14 @@ class TestRows:
     @pytest.mark.parametrize("name", PEERS)
     def test_every_peer_has_a_server(self, name: str) -> None:
         assert (peers_speed._FOLDER / f"{name}_server.py").is_file()
+
+
+def test_a_peer_that_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(command: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(peers_speed, "CACHE", tmp_path)
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(MeasurementError, match=r"the peer litserve cannot be installed from .*litserve\.txt: code 1"):
+        peers_speed.environment("litserve")
+    assert not (tmp_path / "peers" / "litserve" / "requirements.txt").exists()  # it is tried again

@@ -105,3 +105,9 @@ def test_what_is_made_up_for_an_input(
     (x,) = precision_models.synthetic_feeds(signature, 4, np.random.default_rng(1)).values()
     assert (x.shape, x.dtype) == ((4, *shape[1:]), dtype.numpy)
     assert fits(x)
+
+
+def test_a_part_that_there_is_not_is_named(measured: list[str]) -> None:
+    with pytest.raises(SystemExit, match="no part three; there are one, two"):
+        precision_speed.benchmark_precision(5, 3.0, "three")
+    assert measured == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -44,6 +45,13 @@ class TestResults:
         monkeypatch.setattr(reporting, "REPOSITORY", folder)
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
         assert reporting._commit() == "unknown"
+
+
+def test_what_is_no_number_is_a_dash(folder: Path) -> None:
+    reporting.save_result("first", "t", "c", [{"n": math.nan, "m": 1.0}, {"n": 2.0, "m": math.inf}])
+    assert "NaN" not in (folder / "results" / "first.json").read_text()
+    assert "| n | m |\n| ---: | ---: |\n| - | 1.0 |\n| 2.0 | - |\n" in reporting.render_page()
+    assert [path.name for path in (folder / "results").iterdir()] == ["first.json"]
 
 
 class TestTables:
