@@ -19,7 +19,7 @@ from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.given_files import check_given_files
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.opening import OpenModel, open_model
-from graphkiln_converters.precision import check_lowers, loosened, lower_and_prove
+from graphkiln_converters.precision import check_lowers, check_quantizer, loosened, lower_and_prove
 from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.publishing import (
     check_edges,
@@ -53,12 +53,14 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
     Raises:
         ConversionError: The source cannot be converted. Nothing is written.
+        EngineUnavailable: What the recipe names is not installed. Nothing is written.
         VerificationError: The outputs changed. Nothing is written.
     """
     begun = time.perf_counter()
     folder = recipe.model_store / recipe.name
     check_name(recipe.name)
     check_given_files(recipe)
+    check_quantizer(recipe)
     if recipe.version is not None:
         check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)

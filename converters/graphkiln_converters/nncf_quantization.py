@@ -10,6 +10,7 @@ import io
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,16 @@ def _split(samples: Mapping[str, AnyArray], *, whole: bool) -> list[dict[str, An
     return [{name: array[row] for name, array in samples.items()} for row in rows]
 
 
+def check_nncf() -> None:
+    """Says that NNCF is not installed before minutes pass; whether it can be loaded shows later.
+
+    Raises:
+        EngineUnavailable: It is not.
+    """
+    if find_spec("nncf") is None:
+        raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
+
+
 def _import_nncf() -> Any:
     """The library; it neither reports usage nor logs what is no error."""
     os.environ.setdefault("NNCF_CI", "1")  # without it, its use is reported. Source: nncf/telemetry/wrapper.py
@@ -76,6 +87,11 @@ def _import_nncf() -> Any:
     except ImportError as error:
         raise EngineUnavailable(
             f"--int8-by nncf needs a library that is not installed: {error}", extra="nncf"
+        ) from error
+    except Exception as error:  # built for another release of something else
+        raise EngineUnavailable(
+            f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
+            hint="install it anew (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
         ) from error
     logging.getLogger("nncf").setLevel(logging.ERROR)
     return nncf

@@ -21,7 +21,7 @@ from graphkiln_backend.passes.precision import LowerPrecision, lowered_products,
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_converters.keep_search import smallest_kept
 from graphkiln_converters.kept_nodes import kept_by_recipe
-from graphkiln_converters.nncf_quantization import quantize_by_nncf
+from graphkiln_converters.nncf_quantization import check_nncf, quantize_by_nncf
 from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
@@ -48,6 +48,34 @@ def check_lowers(recipe: Recipe, source: Precision) -> None:
         raise ConversionError(
             f"--precision {recipe.precision}: the source computes in {source}, and only fp32 is lowered",
             hint=f"leave it out: the graph stays in {source}; or export the source in fp32",
+        )
+
+
+def check_quantizer(recipe: Recipe) -> None:
+    """Refuses, before minutes pass, what a recipe requests of a quantizer in vain.
+
+    Raises:
+        ConversionError: Nothing is quantized, or NNCF does otherwise.
+        EngineUnavailable: NNCF is not installed.
+    """
+    if recipe.precision is Precision.INT8:
+        if recipe.int8_by == "nncf":
+            _check_ways_of_nncf(recipe)
+            check_nncf()
+        return
+    given = {"--int8-by": recipe.int8_by != "onnxruntime", "--calibration-method": recipe.calibration_method != "minmax"}
+    if unread := [flag for flag, is_given in given.items() if is_given]:
+        raise ConversionError(
+            f"{' and '.join(unread)}: nothing is quantized in {recipe.precision}",
+            hint="add --precision int8, or leave it out",
+        )
+
+
+def _check_ways_of_nncf(recipe: Recipe) -> None:
+    if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
+        raise ConversionError(
+            "--int8-by nncf finds ranges and leaves biases in its own way",
+            hint="leave out --calibration-method and quantize_bias, or --int8-by",
         )
 
 
@@ -222,11 +250,7 @@ def _quantize(
         ConversionError: The recipe requests of NNCF what it does otherwise.
     """
     if recipe.int8_by == "nncf":
-        if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
-            raise ConversionError(
-                "--int8-by nncf finds ranges and leaves biases in its own way",
-                hint="leave out --calibration-method and quantize_bias, or --int8-by",
-            )
+        _check_ways_of_nncf(recipe)
         return quantize_by_nncf(graph, calibration, target, exclude=keep, whole=whole)
     settings = Quantization(
         method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep), whole=whole

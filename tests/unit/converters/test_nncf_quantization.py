@@ -15,6 +15,7 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, LoweringError
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import name_nodes
+from graphkiln_converters.convert import convert
 from graphkiln_converters.nncf_quantization import _import_nncf, quantize_by_nncf
 from graphkiln_converters.precision import quantize_graph
 from graphkiln_converters.recipe import Recipe
@@ -95,3 +96,48 @@ def test_what_others_log_is_still_heard(caplog: pytest.LogCaptureFixture) -> Non
     _import_nncf()
     logging.getLogger("graphkiln.lowering").warning("said")
     assert "said" in caplog.text
+
+
+def test_without_the_library_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is not even there: it would be missed first, minutes later it would be NNCF."""
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    fields = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": "nncf"}
+    with pytest.raises(EngineUnavailable, match="not installed") as caught:
+        convert(Recipe.model_validate(fields))
+    assert caught.value.extra == "nncf"
+
+
+@pytest.mark.parametrize("fields", [{"int8_by": "nncf"}, {"calibration_method": "entropy"}])
+def test_a_quantizer_that_would_quantize_nothing_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    recipe = Recipe.model_validate({"source": "none.onnx", "name": "m", "model_store": tmp_path, **fields})
+    with pytest.raises(ConversionError, match="nothing is quantized in fp32") as caught:
+        convert(recipe)
+    assert "--precision int8" in caught.value.hint
+
+
+def test_a_library_that_cannot_be_loaded_is_told(
+    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken" / "nncf").mkdir(parents=True)
+    (tmp_path / "broken" / "nncf" / "__init__.py").write_text("raise AttributeError('onnx has no such thing')")
+    monkeypatch.delitem(sys.modules, "nncf", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    with pytest.raises(EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing") as told:
+        quantize_by_nncf(fp32, SAMPLES, tmp_path / "int8.onnx")
+    assert "leave --int8-by out" in told.value.hint
+
+
+def test_a_graph_that_onnx_runtime_refuses_is_told(
+    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nncf = _import_nncf()
+
+    def quantize(model: Any, *_: object, **__: object) -> Any:
+        model.graph.node[0].op_type = "Nonsense"
+        return model
+
+    monkeypatch.setattr(nncf, "quantize", quantize)
+    with pytest.raises(LoweringError, match="NNCF cannot quantize") as told:
+        quantize_by_nncf(fp32, SAMPLES, tmp_path / "int8.onnx")
+    assert "Nonsense" in told.value.attempts[0]
+    assert "leave --int8-by out" in told.value.hint
