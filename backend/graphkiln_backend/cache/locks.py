@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import fcntl
+import logging
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+_log = logging.getLogger("graphkiln.cache")
+
+_LONG_S = 10.0
+"""Of waiting for a lock; loading a small model takes less."""
 
 
 @contextmanager
@@ -26,3 +34,29 @@ def locked_alone(path: Path, mode: str) -> Iterator[bool]:
             yield False
         else:
             yield True
+
+
+def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> None:
+    """Locks a file; as long as another process holds it, waits.
+
+    Args:
+        file: Open for writing.
+        complaint: Is logged, once, where it takes long: a process that was stopped, or a container that was paused,
+            keeps its locks.
+        long_s: How long that is, in seconds.
+
+    Raises:
+        OSError: Its file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        pass
+    timer = threading.Timer(long_s, _log.info, (complaint,))
+    timer.daemon = True
+    timer.start()
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    finally:
+        timer.cancel()

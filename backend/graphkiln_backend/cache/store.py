@@ -23,11 +23,10 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault, read_entry
-from graphkiln_backend.cache.locks import locked_alone
+from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, StoredEntry, entry_name, find_fault, read_entry
+from graphkiln_backend.cache.locks import locked_alone, wait_for_lock
 from graphkiln_backend.cache.reservation import Reservation, explained_errors
 from graphkiln_backend.cache.trust import make_private
 from graphkiln_backend.graph.closing import Closeable
@@ -37,15 +36,6 @@ _log = logging.getLogger("graphkiln.cache")
 
 GIB = 1 << 30
 DEFAULT_LIMIT_BYTES = 20 * GIB
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredEntry:
-    """An entry as `graphkiln cache list` shows it: where it is, what it is, when it was last used (epoch seconds)."""
-
-    path: Path
-    entry: Entry
-    used_s: float
 
 
 class ArtifactCache(Closeable):
@@ -181,10 +171,10 @@ class ArtifactCache(Closeable):
         try:
             self._make_folders()
             lock = locked.enter_context((self._locks / entry.name).open("a"))
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            holder = f"another process, or container, builds '{entry.name}' of the artifact cache"
+            wait_for_lock(lock, f"{entry.model} waits: {holder}")
         except OSError:
-            if find_fault(path, entry.key) is None:
-                self._paths[entry.name] = path  # mounted read-only, and filled ahead of time
+            if self._is_whole(path, entry):  # mounted read-only, and filled ahead of time
                 return path
             raise
         if not path.exists():
@@ -195,6 +185,16 @@ class ArtifactCache(Closeable):
             return None
         self._hold(path)
         return path
+
+    def _is_whole(self, path: Path, entry: Entry) -> bool:
+        """Whether an entry can be used as it is, though its lock cannot be had; held against who may prune it."""
+        with suppress(OSError):  # a file system without locks
+            self._hold(path)
+        if find_fault(path, entry.key) is not None:
+            self._paths.pop(entry.name, None)
+            return False
+        self._paths[entry.name] = path
+        return True
 
     def _hold(self, path: Path) -> None:
         """Keeps an entry from being pruned until the cache is closed."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.cache.locks import locked_alone
+from graphkiln_backend.cache.locks import locked_alone, wait_for_lock
 
 HOLD = """
 import fcntl, sys
@@ -82,3 +84,32 @@ def test_a_file_that_is_not_there_is_made_or_told_by_its_mode(tmp_path: Path) ->
     with locked_alone(tmp_path / "new", "a") as alone:
         assert alone
     assert (tmp_path / "new").exists()
+
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_long_says_so_once_and_has_the_lock_in_the_end(file: Path, logged: list[str]) -> None:
+    got: list[bool] = []
+
+    def wait() -> None:
+        with file.open("a") as mine:
+            wait_for_lock(mine, "m waits", long_s=0.01)
+            with locked_alone(file, "a") as alone:
+                got.append(alone)
+
+    with locked_alone(file, "a") as alone:
+        assert alone
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not logged:
+            time.sleep(0.01)
+        assert got == []
+    thread.join()
+    assert got == [False]  # it has the lock itself
+    assert logged == ["m waits"]
+
+
+def test_a_lock_that_is_free_tells_nobody(file: Path, logged: list[str]) -> None:
+    with file.open("a") as mine:
+        wait_for_lock(mine, "m waits", long_s=0.0)
+    assert logged == []

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ import pytest
 from graphkiln_backend.cache import entry as entry_module
 from graphkiln_backend.cache import store as module
 from graphkiln_backend.cache.entry import Entry, entry_name
+from graphkiln_backend.cache.locks import wait_for_lock
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import CacheError, LoweringError
@@ -721,6 +723,44 @@ def build_for_ever(folder: Path, started: Path) -> None:
 
 
 PROCESSES = multiprocessing.get_context("spawn")
+
+
+def test_what_a_read_only_container_uses_stays_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one on the same node can write the cache, and prunes it."""
+    fetch(tmp_path, Builder())
+    with ArtifactCache(tmp_path) as reader, ArtifactCache(tmp_path) as writer:
+        with monkeypatch.context() as read_only:
+            read_only.setattr(ArtifactCache, "_make_folders", refusing(errno.EROFS))
+            path = reader.get("engine", "m/1", KEY, Builder())
+        assert writer.prune(0) == []
+        assert (path / "model.blob").read_bytes() == b"compiled"
+    with ArtifactCache(tmp_path) as writer:
+        assert writer.prune(0) == [path]
+
+
+def test_a_read_only_folder_without_locks_serves_what_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch(tmp_path, Builder())
+    monkeypatch.setattr(ArtifactCache, "_make_folders", refusing(errno.EROFS))
+    monkeypatch.setattr(fcntl, "flock", refusing(errno.ENOLCK))
+    build = Builder()
+    assert fetch(tmp_path, build) == b"compiled"
+    assert build.calls == 0
+
+
+@pytest.mark.timeout(60)
+def test_who_waits_long_for_another_process_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    """A container that was paused keeps its lock: a start that waits for it would else hang without a word."""
+    monkeypatch.setattr(module, "wait_for_lock", partial(wait_for_lock, long_s=0.01))
+    with ArtifactCache(tmp_path) as cache, cache.reserve("engine", "other", KEY):
+        thread = threading.Thread(target=fetch, args=(tmp_path, Builder()))
+        thread.start()
+        while not logged:
+            time.sleep(0.01)
+    thread.join()
+    name = entry_name("engine", KEY)
+    assert logged == [f"m/1 waits: another process, or container, builds '{name}' of the artifact cache"]
 
 
 def test_many_processes_build_it_once(tmp_path: Path) -> None:
