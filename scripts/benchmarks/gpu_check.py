@@ -4,6 +4,8 @@
 
 Every set-up takes images as a server does, from host memory, and returns its outputs there. Set-ups take turns, the
 median round counts. Memory is what the device holds more after a set-up has run its largest batch.
+
+Not yet run on a GPU, as what it measures.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -75,13 +78,13 @@ def session_contenders(graph: Path, cache: ArtifactCache, stack: ExitStack) -> l
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     contenders = []
     for name, settings in _SESSIONS.items():
-        planned = plan(settings, Resources(device=Device.gpu(), cores=8, probe=probe), largest_batch=max(_BATCHES))
         artifacts = Artifacts(version, Precision.FP32, cache)
         free = torch.cuda.mem_get_info()[0]
         try:
+            planned = plan(settings, Resources(device=Device.gpu(), cores=8, probe=probe), largest_batch=max(_BATCHES))
             proven = select_session(artifacts, planned, Requirements(batch_sizes=_BATCHES))
         except Exception as error:  # noqa: BLE001 - one contender must not end the run
-            print(f"{name}: {error}")
+            print(f"{name}: {error}", file=sys.stderr)
             continue
         session = stack.enter_context(proven.session)
         used_mb = (free - torch.cuda.mem_get_info()[0]) / 2**20

@@ -1,4 +1,8 @@
-"""The processor and the GPUs of this machine, as far as compiled artifacts depend on them."""
+"""The processor and the GPUs of this machine, as far as compiled artifacts depend on them.
+
+What it does with GPUs is not yet run on one: it is built from the documentation, and tested with a program in the place
+of `nvidia-smi`.
+"""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ _UNSUPPORTED_SETTINGS = {
 """Settings that an engine has no use for: an error, since whoever requests one expects something of it."""
 _NOISE = 1.025
 """Times that are less than this factor apart count as equal."""
+_ON_GPUS = "not yet run on a GPU: what computes there was built from the documentation"
 _BF16_HINT = "on a CPU, bf16 is the precision that pays: precision: bf16 with engine: openvino"
 
 
@@ -91,7 +92,8 @@ class LoweringPlan:
     def explain(self) -> str:
         """Every choice and every rejection, a line each."""
         lines = [_line(number, config) for number, config in enumerate(self.configs, start=1)]
-        return "\n".join((*lines, *self.spread.splitlines(), *(f"rejected: {line}" for line in self.rejected)))
+        notes = [_ON_GPUS] if any(config.device.is_gpu for config in self.configs) else []
+        return "\n".join((*lines, *self.spread.splitlines(), *(f"rejected: {line}" for line in self.rejected), *notes))
 
 
 def plan(

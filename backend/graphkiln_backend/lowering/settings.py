@@ -68,8 +68,8 @@ class Settings:
     Attributes:
         engine: Name of an engine, or `auto`.
         precision: Element type that convolutions and matrix products must be computed in.
-        layout: `nchw` or `nhwc`: the order in which a GPU keeps images.
-        conv_search: How cuDNN searches for convolution kernels.
+        layout: `nchw` or `nhwc`: the order in which a GPU keeps images (not yet run on one).
+        conv_search: How cuDNN searches for convolution kernels (not yet run on a GPU).
         threads: Threads inside one operator.
         streams: Parts of a batch that are computed side by side.
         self_test: Whether the golden samples are replayed before the version may serve.

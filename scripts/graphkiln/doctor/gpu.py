@@ -1,4 +1,7 @@
-"""The GPUs, and whether the driver is new enough for the CUDA libraries that are installed."""
+"""The GPUs, and whether the driver is new enough for the CUDA libraries that are installed.
+
+Not yet run on a GPU: built from the documentation and tested without one.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """What the machine's own counters say of energy: RAPL for processors, NVML for GPUs; silent where neither can be read.
 
+The counters of GPUs are not yet run on one: built from the documentation and tested without one.
+
 Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
 `nvmlDeviceGetTotalEnergyConsumption`.
 """

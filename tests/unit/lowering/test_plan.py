@@ -127,6 +127,8 @@ def test_explains_itself() -> None:
     assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text
     gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), resources("gpu:0")).explain()
     assert "layout nhwc, heuristic search for convolutions" in gpu
+    assert gpu.endswith("\nnot yet run on a GPU: what computes there was built from the documentation")
+    assert "not yet run" not in text
 
 
 @pytest.mark.parametrize(("times_s", "index"), [([1.0, 0.5], 1), ([1.0, 0.98], 0), ([0.5, 1.0, 0.4], 2)])

@@ -1,0 +1,142 @@
+"""`scripts/gpu-check` where there is no GPU: what it is told, what it installs, what goes to standard output."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OF_EXTRAS = {"numpy", "PIL", "psutil", "onnx", "onnx_ir", "onnxruntime", "torch", "rich", "typer"}
+"""Modules that the extras bring which the script installs."""
+PYTHON = """#!/bin/sh
+echo "$*" >> calls
+case "$*" in
+    *"-m venv"*) mkdir -p .venv-gpu/bin && cp "$0" .venv-gpu/bin/python ;;
+    *"-m pip install --quiet --editable"*) [ ! -e broken ] ;;
+    *pytest*) echo "a line of pytest" ;;
+    *gpu_check.py*) echo "figures" ;;
+esac
+"""
+"""Stands in for every Python: notes what it was asked."""
+
+
+class Machine:
+    """A checkout of the script alone, and programs of its own."""
+
+    def __init__(self, folder: Path, script: Path) -> None:
+        self.folder = folder
+        for name in ("scripts", "bin"):
+            (folder / name).mkdir()
+        shutil.copy(script, folder / "scripts" / "gpu-check")
+        self.add("nvidia-smi", "#!/bin/sh\n")
+        self.add("python3", PYTHON)
+
+    def add(self, name: str, text: str) -> Path:
+        program = self.folder / "bin" / name
+        program.write_text(text)
+        program.chmod(0o755)
+        return program
+
+    def run(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        command = [str(self.folder / "scripts" / "gpu-check"), *words]
+        environment = {**os.environ, "PATH": path, **variables}
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=60)
+
+    def calls(self) -> list[str]:
+        """What Python was asked since the last look."""
+        file = self.folder / "calls"
+        lines = file.read_text().splitlines() if file.exists() else []
+        file.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path, repository: Path) -> Machine:
+    return Machine(tmp_path, repository / "scripts" / "gpu-check")
+
+
+def test_installs_once_tests_and_measures(machine: Machine) -> None:
+    done = machine.run("--rounds", "3", "--json")
+    assert (done.returncode, done.stdout) == (0, "figures\n")  # what pytest says would be no JSON
+    assert "a line of pytest" in done.stderr
+    calls = machine.calls()
+    assert calls[0].startswith("-m venv")
+    assert calls[-1] == "scripts/benchmarks/gpu_check.py --rounds 3 --json"
+    machine.run("--skip-tests")
+    assert machine.calls() == ["scripts/benchmarks/gpu_check.py"]
+
+
+def test_an_installation_that_failed_is_begun_anew(machine: Machine) -> None:
+    (machine.folder / "broken").touch()
+    assert machine.run().returncode == 1
+    assert not any("gpu_check.py" in call for call in machine.calls())
+    (machine.folder / "broken").unlink()
+    assert machine.run("--skip-tests").stdout == "figures\n"
+    assert machine.calls()[0].startswith("-m venv --clear")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--jsn"], "there is no option --jsn"),
+        (["--rounds"], "--rounds takes a number"),
+        (["--rounds", "0"], "--rounds takes a number"),
+        (["--rounds", "many"], "--rounds takes a number"),
+    ],
+)
+def test_a_mistake_is_told_before_gigabytes_are_installed(machine: Machine, words: list[str], told: str) -> None:
+    done = machine.run(*words)
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert machine.calls() == []
+
+
+def test_a_python_that_is_not_there(machine: Machine) -> None:
+    done = machine.run(GRAPHKILN_GPU_PYTHON="/nowhere/python3")
+    assert (done.returncode, machine.calls()) == (2, [])
+    assert "there is no program /nowhere/python3" in done.stderr
+    machine.run("--skip-tests", GRAPHKILN_GPU_PYTHON=str(machine.folder / "bin" / "python3"))
+    assert machine.calls() == ["scripts/benchmarks/gpu_check.py"]
+
+
+def test_without_a_gpu_it_says_so_and_how_it_is_used(machine: Machine) -> None:
+    machine.add("nvidia-smi", "#!/bin/sh\nexit 9\n")
+    done = machine.run()
+    assert done.returncode == 2
+    assert "nvidia-smi finds no GPU" in done.stderr
+    shown = machine.run("--help")
+    assert shown.returncode == 0
+    assert "scripts/gpu-check [--rounds N] [--json] [--skip-tests]" in shown.stdout
+    assert "set -euo" not in shown.stdout
+
+
+def test_all_that_its_tests_import_is_installed(repository: Path) -> None:
+    """The environment is its own: a module that only the developers' one has would end every test."""
+    line = next(line for line in (repository / "scripts" / "gpu-check").read_text().splitlines() if "--editable" in line)
+    files = [repository / "tests" / "conftest.py", *(repository / "tests" / "gpu").glob("*.py")]
+    assert imported(files, repository / "tests" / "support") - OF_EXTRAS <= set(line.split())
+
+
+def imported(files: list[Path], support: Path) -> set[str]:
+    """Modules of other projects that files import at their top, and those of `support` that they import."""
+    found: set[str] = set()
+    seen: set[Path] = set()
+    while files:
+        file = files.pop()
+        seen.add(file)
+        for node in ast.parse(file.read_text()).body:
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            for name in {each.partition(".")[0] for each in names} - sys.stdlib_module_names:
+                ours = support / f"{name}.py"
+                if ours.exists():
+                    files += [ours] if ours not in seen else []
+                elif not name.startswith("graphkiln"):
+                    found.add(name)
+    return found
