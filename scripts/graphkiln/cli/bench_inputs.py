@@ -33,6 +33,10 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
     """
     if inputs == [RANDOM]:
         return _random_feeds(model, batch_size)
+    if batch_size > 1:
+        raise InvalidInput(
+            "--batch-size counts rows of random inputs and of samples", hint="give arrays of so many rows, and leave it out"
+        )
     if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
         return _image_feeds(model, Path(inputs[0]))
     return to_feeds(parse_inputs(inputs), model)
@@ -49,17 +53,29 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
     """
     if path.is_dir() and (path / _GOLDEN).is_file():
         path /= _GOLDEN
+    if path.is_dir() and batch_size > 1:
+        raise InvalidInput(
+            f"--batch-size {batch_size}: each file of {path} is a request", hint="leave it out, or give an .npz with rows"
+        )
     if path.is_dir():
         visible = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))
         samples = [_file_feeds(model, file) for file in visible]
     elif path.suffix == ".npz":
         arrays = _read_archive(path)
-        samples = list(_batches(path, arrays, 0 if _are_whole(model, arrays) else batch_size))
+        is_whole = _are_whole(model, arrays)
+        if is_whole:
+            _refuse_rows(model, batch_size)
+        samples = list(_batches(path, arrays, 0 if is_whole else batch_size))
     else:
         raise InvalidInput(f"--samples {path}: there are no samples", hint=_HINT)
     if not samples:
         raise InvalidInput(f"--samples {path} is empty", hint=_HINT)
     return samples
+
+
+def _refuse_rows(model: Model, rows: int) -> None:
+    if rows > 1:
+        raise InvalidInput(f"'{model.name}' takes no batches", hint=f"leave --batch-size {rows} out")
 
 
 def _file_feeds(model: Model, file: Path) -> Feeds:
@@ -101,6 +117,8 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
     """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
     if _takes_encoded(model):
         raise InvalidInput(f"'{model.name}' takes encoded images", hint="give some: --input IMAGE, or --samples FOLDER")
+    if not any(row["shape"] and row["shape"][0] < 0 for row in model.metadata["inputs"]):
+        _refuse_rows(model, rows)
     generator = np.random.default_rng(0)
     feeds: dict[str, AnyArray] = {}
     for row in model.metadata["inputs"]:

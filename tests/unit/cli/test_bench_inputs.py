@@ -108,3 +108,31 @@ def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) ->
         with pytest.raises(InvalidInput, match=r"b\.png: 5 bytes is not an image in a known format"):
             read_samples(model, tmp_path, 1)
         (tmp_path / "b.png").unlink()
+
+
+class TestBatchSizeThatNothingHeeds:
+    """It would measure single rows, and say nothing."""
+
+    WHOLE: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
+
+    def test_random_inputs_of_a_model_without_batches(self) -> None:
+        assert read_feeds(self.WHOLE, ["random"], 1)["X"].shape == (2, 2)
+        with pytest.raises(InvalidInput, match=r"'digits' takes no batches \(leave --batch-size 8 out\)"):
+            read_feeds(self.WHOLE, ["random"], 8)
+
+    def test_samples_of_one(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "s.npz", X=ROWS)
+        with pytest.raises(InvalidInput, match="takes no batches"):
+            read_samples(self.WHOLE, tmp_path / "s.npz", 2)
+
+    def test_given_inputs(self, tmp_path: Path) -> None:
+        np.save(tmp_path / "x.npy", ROWS[0])
+        model: Any = FakeModel()
+        with pytest.raises(InvalidInput, match="--batch-size counts rows of random inputs and of samples"):
+            read_feeds(model, [f"X={tmp_path / 'x.npy'}"], 2)
+
+    def test_a_folder_whose_files_are_requests(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "a.npz", X=ROWS)
+        assert len(read(tmp_path)) == 1
+        with pytest.raises(InvalidInput, match="--batch-size 2: each file of .* is a request"):
+            read(tmp_path, 2)
