@@ -76,15 +76,6 @@ class Entry:
         (folder / ENTRY_FILE).write_text(json.dumps(encode(self), indent=2) + "\n")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredEntry:
-    """An entry as `graphkiln cache list` shows it: where it is, what it is, when it was last used (epoch seconds)."""
-
-    path: Path
-    entry: Entry
-    used_s: float
-
-
 def entry_name(kind: str, key: Key) -> str:
     """The name of an entry's folder: its kind, for people, and the digest of kind and key."""
     text = json.dumps({"kind": kind, **key}, sort_keys=True)

@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, StoredEntry, entry_name, find_fault, read_entry
+from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault
+from graphkiln_backend.cache.listing import StoredEntry, is_left_over, list_entries
 from graphkiln_backend.cache.locks import locked_alone, wait_for_lock
 from graphkiln_backend.cache.reservation import Reservation, explained_errors
 from graphkiln_backend.cache.trust import make_private
@@ -215,20 +216,7 @@ class ArtifactCache(Closeable):
 
     def entries(self) -> list[StoredEntry]:
         """Every entry that can be read, the least recently used first."""
-        found = []
-        for path in self._entries.glob("*"):
-            entry = read_entry(path)
-            with suppress(FileNotFoundError):  # removed meanwhile
-                if entry is not None:
-                    found.append(StoredEntry(path=path, entry=entry, used_s=self._used_s(path)))
-        return sorted(found, key=lambda stored: stored.used_s)
-
-    def _used_s(self, path: Path) -> float:
-        lock = self._locks / path.name
-        try:
-            return lock.stat().st_mtime
-        except FileNotFoundError:  # filled elsewhere, and copied
-            return path.stat().st_mtime
+        return list_entries(self._entries, self._locks)
 
     def faults(self) -> dict[Path, str]:
         """What is wrong with each entry that is damaged, by its folder."""
@@ -272,7 +260,7 @@ class ArtifactCache(Closeable):
         self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
             with locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
-                if alone and read_entry(left) is None:
+                if alone and (left.parent == self._partial or is_left_over(left)):
                     shutil.rmtree(left, ignore_errors=True)
 
     def _remove(self, path: Path) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.cache import entry as entry_module
+from graphkiln_backend.cache import listing
 from graphkiln_backend.cache import store as module
 from graphkiln_backend.cache.entry import Entry, entry_name
 from graphkiln_backend.cache.locks import wait_for_lock
@@ -191,7 +192,7 @@ class TestPruning:
     ) -> None:
         for number in range(3):
             fetch(tmp_path, Builder(), {**KEY, "graph": str(number)})
-        read, gone = module.read_entry, []
+        read, gone = listing.read_entry, []
 
         def read_and_lose(path: Path) -> object:
             entry = read(path)
@@ -201,7 +202,7 @@ class TestPruning:
                 shutil.rmtree(path)
             return entry
 
-        monkeypatch.setattr(module, "read_entry", read_and_lose)
+        monkeypatch.setattr(listing, "read_entry", read_and_lose)
         with ArtifactCache(tmp_path) as cache:
             left = cache.entries()
         assert len(left) == 2
@@ -574,6 +575,26 @@ def test_what_dead_builds_left_is_removed_and_what_lives_is_not(tmp_path: Path) 
         ArtifactCache(tmp_path).remove_unfinished()
         assert list((tmp_path / "partial").iterdir()) == [building]
     assert len(list((tmp_path / "entries").iterdir())) == 2
+
+
+def test_what_died_just_before_it_was_an_entry_is_removed_too(tmp_path: Path) -> None:
+    fetch(tmp_path, Builder())
+    path = entry_of(tmp_path)
+    path.rename(tmp_path / "partial" / path.name)
+    ArtifactCache(tmp_path).remove_unfinished()
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+def test_an_entry_of_another_release_is_not_removed_as_unfinished(tmp_path: Path) -> None:
+    """Two releases share a folder while one takes the place of the other, container by container."""
+    fetch(tmp_path, Builder())
+    path = entry_of(tmp_path)
+    document = json.loads((path / "entry.json").read_text())
+    (path / "entry.json").write_text(json.dumps({**document, "signed_by": "me"}))
+    fetch(tmp_path, Builder(), {**KEY, "graph": "other"}, limit_bytes=1)
+    with ArtifactCache(tmp_path) as cache:
+        cache.prune(0)
+    assert (path / "model.blob").read_bytes() == b"compiled"
 
 
 def test_where_nothing_can_be_removed_nothing_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
