@@ -111,3 +111,11 @@ def test_a_part_that_there_is_not_is_named(measured: list[str]) -> None:
     with pytest.raises(SystemExit, match="no part three; there are one, two"):
         precision_speed.benchmark_precision(5, 3.0, "three")
     assert measured == []
+
+
+@pytest.mark.parametrize(("openvino", "verdict"), [(9.9, "within 3% of onnxruntime fp32"), (8.0, "20% behind onnxruntime fp32")])
+def test_what_computes_as_auto_does_stands_for_it(openvino: float, verdict: str) -> None:
+    """Two sessions that are alike are as fast as each other, whatever a noisy machine says."""
+    measured = {ORT_FP32: Rounds(rates=[10.0]), OV_FP32: Rounds(rates=[openvino]), AUTO_BF16: Rounds(rates=[5.0])}
+    made = {ORT_FP32: "one", OV_FP32: "other", AUTO_BF16: "other"}
+    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == verdict
