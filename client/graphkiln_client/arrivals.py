@@ -5,6 +5,7 @@ Each function returns seconds after the start, in ascending order.
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterator
 from datetime import datetime
@@ -83,18 +84,27 @@ def _parse_lines(file: Path, lines: list[str]) -> Iterator[float]:
         try:
             yield _parse_line(line.strip(), column)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            names = [name.strip().strip('"') for name in line.split(",")]
             if number > 1 or line.startswith("{"):
                 raise InvalidInput(
                     f"{file}, line {number}: {line[:60]!r} has no arrival time", hint=f"expected {_WHAT}"
                 ) from error
+            names = _cells(line)
             column = names.index(_KEY) if _KEY in names else 0
 
 
 def _parse_line(line: str, column: int) -> float:
     if line.startswith("{"):
         return _parse_moment(str(json.loads(line)[_KEY]))
-    return _parse_moment(line.split(",")[column].strip().strip('"'))
+    return _parse_moment(_cells(line)[column])
+
+
+def _cells(line: str) -> list[str]:
+    """Of a row of a CSV file: a comma in quotes ends none. What no reader takes has none."""
+    try:
+        row = next(csv.reader([line], skipinitialspace=True), [])
+    except csv.Error:
+        return []
+    return [cell.strip() for cell in row]
 
 
 def _parse_moment(text: str) -> float:

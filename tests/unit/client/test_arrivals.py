@@ -52,6 +52,7 @@ def test_none_is_due_after_the_end(rate: float) -> None:
         "seconds\n100\n100.5\n102\n",
         '"100",/a\r\n"100.5",/b\r\n"102",/c\r\n',
         "path,time\n/a,100\n/b,100.5\n/c,102\n",
+        '"path", "time"\n"/a?x=1,7", "100"\n/b, 100.5\n"say ""1,2""",102\n',
         '{"time": 100}\n{"time": 100.5, "path": "/b"}\n{"time": "102"}\n',
         "2026-01-01T10:00:00Z\n2026-01-01 10:00:00.500+00:00\n2026-01-01T11:00:02+01:00\n",
         '{"time": "2026-01-01T10:00:00"}\n{"time": "2026-01-01T10:00:00.5"}\n{"time": "2026-01-01T10:00:02"}\n',
@@ -75,6 +76,7 @@ def test_a_trace_begins_at_its_first_request(trace: Path, text: str) -> None:
         ("1\nnan\n", "not finite"),
         ("1\ninf\n", "not finite"),
         ("\x00\xff\n\x00\n", "line 2"),
+        ("1" + "0" * 200_000 + "\n" + "x" * 200_000, "line 2: 'xxx"),
     ],
 )
 def test_a_trace_that_is_none(trace: Path, text: str, words: str) -> None:
