@@ -157,6 +157,19 @@ class TestCache:
             assert len(logged) == compiled
             assert server.stop()[0] == 0
 
+    @pytest.mark.slow
+    def test_two_servers_that_start_at_once_build_each_artifact_once(
+        self, start_server: StartServer, store: Path, tmp_path: Path
+    ) -> None:
+        """As containers of one node do: temporary folders of their own, one folder of artifacts."""
+        flags = ["--cache", tmp_path / "cache", "--enable-openvino", "digits", "--log-info=true"]
+        servers = [start_server("--model-store", store, *flags) for _ in range(2)]
+        for server in servers:
+            server.wait_ready()
+            assert answer(server, "digits") == "seven"
+        logged = [line for server in servers for line in server.log.splitlines() if "log.py" in line]
+        assert len([line for line in logged if "compiling for" in line]) == 2
+
     def test_lower_fills_it_ahead_of_time_for_a_read_only_server(
         self, start_server: StartServer, store: Path, tmp_path: Path
     ) -> None:
