@@ -63,7 +63,10 @@ def check_quantizer(recipe: Recipe) -> None:
             _check_ways_of_nncf(recipe)
             check_nncf()
         return
-    given = {"--int8-by": recipe.int8_by != "onnxruntime", "--calibration-method": recipe.calibration_method != "minmax"}
+    given = {
+        "--int8-by": recipe.int8_by != "onnxruntime",
+        "--calibration-method": recipe.calibration_method != "minmax",
+    }
     if unread := [flag for flag, is_given in given.items() if is_given]:
         raise ConversionError(
             f"{' and '.join(unread)}: nothing is quantized in {recipe.precision}",

@@ -1,8 +1,8 @@
 """What became faster or slower between two results: by ratios to a peer of the same run, not by figures of machines.
 
 A ratio is lower when the peer, which did not change, is faster in comparison. It is a regression when it fell by more
-than the rounds of both runs were apart, and by more than what runs of the same code are apart anyway. Machines differ in
-what they are good at, so a ratio of another machine is shown and not judged.
+than the rounds of both runs were apart, and by more than what runs of the same code are apart anyway. Machines differ
+in what they are good at, so a ratio of another machine is shown and not judged.
 """
 
 from __future__ import annotations

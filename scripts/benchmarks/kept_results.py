@@ -53,9 +53,7 @@ def read_results(path: Path) -> dict[str, Result]:
 def _read_result(file: Path) -> Result:
     try:
         document = json.loads(file.read_text())
-        rows, facts = document["rows"], document.get("facts", {})
-        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-            raise TypeError("its rows are none")
+        rows, facts = _rows(document["rows"]), document.get("facts", {})
         command, title = str(document.get("command", "")), str(document.get("title", ""))
         machine = ", ".join(f"{facts[name]}" for name in ("machine", "gpu") if facts.get(name) not in (None, "none"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -63,3 +61,9 @@ def _read_result(file: Path) -> Result:
     named = _COMMAND.search(command)
     benchmark = named[1] if named else file.stem
     return Result(benchmark=benchmark, machine=machine, command=command, title=title, rows=rows)
+
+
+def _rows(rows: object) -> list[Row]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TypeError("its rows are none")
+    return rows

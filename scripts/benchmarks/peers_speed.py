@@ -126,7 +126,9 @@ def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) 
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
         environment["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))  # this libpython, for PyTriton
-        command = list(map(str, (*ending_with_us(), python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
+        command = list(
+            map(str, (*ending_with_us(), python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port))
+        )
         log = Path(scratch) / "log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -11,7 +11,13 @@ import pytest
 ROOTS = ("backend", "client", "converters", "scripts")
 OF_GPUS = re.compile(r"CUDAExecutionProvider|TensorrtExecutionProvider|nvmlInit|\"nvidia-smi\"|io_binding\(|nccl")
 WORDS = "not yet run on"
-PAGES = ("README.md", "docs/how-to/engines.md", "docs/parallel.md", "docs/reference/cli.md", "docs/reference/settings.md")
+PAGES = (
+    "README.md",
+    "docs/how-to/engines.md",
+    "docs/parallel.md",
+    "docs/reference/cli.md",
+    "docs/reference/settings.md",
+)
 
 
 @pytest.fixture

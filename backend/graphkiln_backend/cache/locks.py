@@ -6,7 +6,7 @@ import fcntl
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -48,11 +48,9 @@ def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> Non
     Raises:
         OSError: Its file system has no locks.
     """
-    try:
+    with suppress(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
-    except BlockingIOError:
-        pass
     timer = threading.Timer(long_s, _log.info, (complaint,))
     timer.daemon = True
     timer.start()

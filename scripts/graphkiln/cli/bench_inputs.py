@@ -35,7 +35,8 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
         return _random_feeds(model, batch_size)
     if batch_size > 1:
         raise InvalidInput(
-            "--batch-size counts rows of random inputs and of samples", hint="give arrays of so many rows, and leave it out"
+            "--batch-size counts rows of random inputs and of samples",
+            hint="give arrays of so many rows, and leave it out",
         )
     if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
         return _image_feeds(model, Path(inputs[0]))
@@ -55,7 +56,8 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
         path /= _GOLDEN
     if path.is_dir() and batch_size > 1:
         raise InvalidInput(
-            f"--batch-size {batch_size}: each file of {path} is a request", hint="leave it out, or give an .npz with rows"
+            f"--batch-size {batch_size}: each file of {path} is a request",
+            hint="leave it out, or give an .npz with rows",
         )
     if path.is_dir():
         visible = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))

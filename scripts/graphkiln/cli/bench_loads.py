@@ -121,7 +121,8 @@ def _checked(load: Load) -> Load:
     """
     if load.arrivals is None or not (load.arrivals >= load.warmup_s).any():
         raise InvalidInput(
-            f"no request is due in {load.seconds:g} s", hint="a higher --rate, a smaller --burst, or a longer --duration"
+            f"no request is due in {load.seconds:g} s",
+            hint="a higher --rate, a smaller --burst, or a longer --duration",
         )
     return load
 

@@ -42,7 +42,10 @@ def serve(
         list[str] | None, typer.Option(help="Run this model with OpenVINO; may be given several times.", metavar="NAME")
     ] = None,
     enable_tensorrt: Annotated[
-        list[str] | None, typer.Option(help="Run this model with TensorRT (not yet run on a GPU); may be given several times.", metavar="NAME")
+        list[str] | None,
+        typer.Option(
+            help="Run this model with TensorRT (not yet run on a GPU); may be given several times.", metavar="NAME"
+        ),
     ] = None,
     set_: Annotated[
         list[str] | None,

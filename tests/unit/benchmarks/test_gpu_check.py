@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+FOLDERS = ("support", "integration", "conversion")
 OF_EXTRAS = {"numpy", "PIL", "psutil", "onnx", "onnx_ir", "onnxruntime", "torch", "rich", "typer"}
 """Modules that the extras bring which the script installs."""
 PYTHON = """#!/bin/sh
@@ -118,13 +119,15 @@ def test_without_a_gpu_it_says_so_and_how_it_is_used(machine: Machine) -> None:
 
 def test_all_that_its_tests_import_is_installed(repository: Path) -> None:
     """The environment is its own: a module that only the developers' one has would end every test."""
-    line = next(line for line in (repository / "scripts" / "gpu-check").read_text().splitlines() if "--editable" in line)
+    line = next(
+        line for line in (repository / "scripts" / "gpu-check").read_text().splitlines() if "--editable" in line
+    )
     files = [repository / "tests" / "conftest.py", *(repository / "tests" / "gpu").glob("*.py")]
-    assert imported(files, repository / "tests" / "support") - OF_EXTRAS <= set(line.split())
+    assert imported(files, [repository / "tests" / name for name in FOLDERS]) - OF_EXTRAS <= set(line.split())
 
 
-def imported(files: list[Path], support: Path) -> set[str]:
-    """Modules of other projects that files import at their top, and those of `support` that they import."""
+def imported(files: list[Path], folders: list[Path]) -> set[str]:
+    """Modules of other projects that files import at their top, and those of our folders that they import."""
     found: set[str] = set()
     seen: set[Path] = set()
     while files:
@@ -134,9 +137,8 @@ def imported(files: list[Path], support: Path) -> set[str]:
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             for name in {each.partition(".")[0] for each in names} - sys.stdlib_module_names:
-                ours = support / f"{name}.py"
-                if ours.exists():
-                    files += [ours] if ours not in seen else []
+                if ours := [path for folder in folders if (path := folder / f"{name}.py").exists()]:
+                    files += [path for path in ours if path not in seen]
                 elif not name.startswith("graphkiln"):
                     found.add(name)
     return found

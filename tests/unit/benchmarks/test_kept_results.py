@@ -42,7 +42,8 @@ def test_a_folder_has_one_of_each(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '"rows"', '{"rows": 3}', '{"rows": [1]}', '{"rows": [], "facts": 3}', "[" * 100_000, "\xff"]
+    "text",
+    ["", "[]", "{}", '"rows"', '{"rows": 3}', '{"rows": [1]}', '{"rows": [], "facts": 3}', "[" * 100_000, "\xff"],
 )
 def test_what_is_no_result_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text, encoding="latin-1")

@@ -113,7 +113,9 @@ def test_a_part_that_there_is_not_is_named(measured: list[str]) -> None:
     assert measured == []
 
 
-@pytest.mark.parametrize(("openvino", "verdict"), [(9.9, "within 3% of onnxruntime fp32"), (8.0, "20% behind onnxruntime fp32")])
+@pytest.mark.parametrize(
+    ("openvino", "verdict"), [(9.9, "within 3% of onnxruntime fp32"), (8.0, "20% behind onnxruntime fp32")]
+)
 def test_what_computes_as_auto_does_stands_for_it(openvino: float, verdict: str) -> None:
     """Two sessions that are alike are as fast as each other, whatever a noisy machine says."""
     measured = {ORT_FP32: Rounds(rates=[10.0]), OV_FP32: Rounds(rates=[openvino]), AUTO_BF16: Rounds(rates=[5.0])}

@@ -86,7 +86,6 @@ def test_a_file_that_is_not_there_is_made_or_told_by_its_mode(tmp_path: Path) ->
     assert (tmp_path / "new").exists()
 
 
-
 @pytest.mark.timeout(60)
 def test_who_waits_long_says_so_once_and_has_the_lock_in_the_end(file: Path, logged: list[str]) -> None:
     got: list[bool] = []

@@ -287,4 +287,3 @@ class TestTables:
         assert first["batch"] == 5.0
         assert first["server_cores"] is None
         assert second["client"]["errors"] == {"ServerError": 1}
-

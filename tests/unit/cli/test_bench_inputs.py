@@ -134,5 +134,5 @@ class TestBatchSizeThatNothingHeeds:
     def test_a_folder_whose_files_are_requests(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", X=ROWS)
         assert len(read(tmp_path)) == 1
-        with pytest.raises(InvalidInput, match="--batch-size 2: each file of .* is a request"):
+        with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):
             read(tmp_path, 2)

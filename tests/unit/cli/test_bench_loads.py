@@ -102,14 +102,15 @@ def test_a_trace_that_would_not_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"rate": 0.01, "seconds": 1.0}, {"rate": 5.0, "burst": 10**6}, {"rate": 0.5, "warmup_s": 0.0, "seconds": 0.5}]
+    "options",
+    [{"rate": 0.01, "seconds": 1.0}, {"rate": 5.0, "burst": 10**6}, {"rate": 0.5, "warmup_s": 0.0, "seconds": 0.5}],
 )
 def test_a_rate_of_which_no_request_is_due_is_a_mistake(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match="no request is due in"):
         LoadOptions(**options).plan()
 
 
-def test_no_more_callers_than_threads_can_be(tmp_path: Path) -> None:
+def test_no_more_callers_than_threads_can_be() -> None:
     assert LoadOptions(concurrency="4096").plan()[0][1].callers == 4096
     with pytest.raises(InvalidInput, match="no more than 4096"):
         LoadOptions(concurrency="1,4097").plan()

@@ -115,21 +115,19 @@ def test_a_quantizer_that_would_quantize_nothing_is_refused(tmp_path: Path, fiel
     assert "--precision int8" in caught.value.hint
 
 
-def test_a_library_that_cannot_be_loaded_is_told(
-    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_that_cannot_be_loaded_is_told(fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken" / "nncf").mkdir(parents=True)
     (tmp_path / "broken" / "nncf" / "__init__.py").write_text("raise AttributeError('onnx has no such thing')")
     monkeypatch.delitem(sys.modules, "nncf", raising=False)
     monkeypatch.syspath_prepend(tmp_path / "broken")
-    with pytest.raises(EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing") as told:
+    with pytest.raises(
+        EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing"
+    ) as told:
         quantize_by_nncf(fp32, SAMPLES, tmp_path / "int8.onnx")
     assert "leave --int8-by out" in told.value.hint
 
 
-def test_a_graph_that_onnx_runtime_refuses_is_told(
-    fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_that_onnx_runtime_refuses_is_told(fp32: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nncf = _import_nncf()
 
     def quantize(model: Any, *_: object, **__: object) -> Any:
