@@ -82,7 +82,7 @@ class TestLatencies:
         failed = [(12.0, 12.5), (9.0, 14.0), (18.0, 40.0)]  # the second was due before the beginning, the third hung
         found = recording([(11.0, 11.5), (19.0, 19.25)], errors=failed, unsent=[13.0])
         assert latencies_of(found, is_open=True).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
-        assert latencies_of(found, is_open=False).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
+        assert latencies_of(found, is_open=False).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25, np.inf]
 
     def test_a_summary_has_both(self) -> None:
         found = recording([(10 + 0.1 * number, 10.01 + 0.1 * number) for number in range(100)])
