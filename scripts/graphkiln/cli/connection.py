@@ -13,7 +13,7 @@ import typer
 
 from graphkiln_backend.graph.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.redaction import redact, redact_command
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
@@ -82,6 +82,25 @@ class ConnectionOptions:
             "client_key": self.client_key,
             "admin_key": read_key(self.admin_key_file) if self.admin_key_file else "",
         }
+
+
+    def words(self) -> tuple[str, ...]:
+        """The options that lead to the same server, as a command takes them: without what is secret in them.
+
+        Raises:
+            InvalidInput: The URL cannot be used.
+        """
+        from graphkiln_client.transports.endpoint import Endpoint
+
+        files = {
+            "--ca-file": self.ca_file,
+            "--client-cert": self.client_cert,
+            "--client-key": self.client_key,
+            "--admin-key-file": self.admin_key_file,
+        }
+        named = [word for option, file in files.items() if file for word in (option, str(file.absolute()))]
+        headers = [word for header in self.header or [] for word in ("--header", header)]
+        return "--url", str(Endpoint.parse(self.url)), *named, *redact_command(headers)
 
 
 DEFAULT_CONNECTION = ConnectionOptions()

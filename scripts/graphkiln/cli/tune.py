@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -13,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json, say
+from graphkiln.cli.console import say
 from graphkiln.cli.options import AsJson
-from graphkiln.cli.report_file import Html, check_html, command_line, write_html
+from graphkiln.cli.report_file import Html, check_html, command_line
+from graphkiln.cli.tune_display import progress_report, show_result, show_space
 from graphkiln.cli.tune_together import apply_choice, ending_in_order, refuse_options, tune_models
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from graphkiln.tuning.result import Result
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
-    from graphkiln.tuning.tuner import Report, Tuning
+    from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.cache.store import ArtifactCache
 
 
@@ -115,26 +114,29 @@ def tune(
     check_html(html)
     check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
-    client = _client(connection, target) if _is_given(context, "url") else None
+    server = _server(connection, target) if _is_given(context, "url") else None
     if share:
-        given = {"--rate": rate, "--samples": samples, "--html": html, "--dry-run": dry_run, "--price": price}
-        refuse_options({**given, "--url": client}, target)
+        given = {
+            "--rate": rate, "--samples": samples, "--accuracy-floor": accuracy_floor, "--html": html,
+            "--dry-run": dry_run, "--price": price, "--url": server,
+        }  # fmt: skip
+        refuse_options(given, target)
     with ending_in_order(), search_folder(), vanishing_cache() as cache:
         plan = partial(
             _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
-            client=client, cache=cache,
+            server=server, cache=cache,
         )  # fmt: skip
         if share:
             raise typer.Exit(tune_models(model, share, plan, apply=apply, as_json=as_json))
         tuning = plan(model)
         if apply:
             check_writable(tuning.subject)
-        _show_space(tuning, as_json=as_json and not dry_run)
+        show_space(tuning, as_json=as_json, dry_run=dry_run)
         if dry_run:
             return
         result = _search(tuning)
         document = _document(result, tuning, price)
-        _show(document, as_json=as_json, html=html)
+        show_result(document, as_json=as_json, html=html)
         if apply:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
@@ -170,22 +172,24 @@ def _plan(
     arriving: tuple[int | None, Path | None],
     budget: str,
     narrowed: tuple[list[str], str],
-    client: Mapping[str, Any] | None,
+    server: tuple[Mapping[str, Any], tuple[str, ...]] | None,
     cache: ArtifactCache,
 ) -> Tuning:
+    from graphkiln.tuning.accuracy_floor import check_floor, samples_to_read
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
     from graphkiln.tuning.quantities import parse_fixes
-    from graphkiln.tuning.questions import check_floor, read_questions
+    from graphkiln.tuning.questions import read_questions
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.graph.durations import parse_duration
 
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
     subject = _read_subject(model, cache)
-    questions = read_questions(subject, samples)
+    questions = read_questions(subject, samples, samples_to_read(target.accuracy_floor))
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)
+    client, reach = server or (None, ())
     fixes, only = narrowed
     fixed = parse_fixes(fixes, spanned.space.default)
     space = narrow(spanned.space, [key.strip() for key in only.split(",") if key.strip()], fixed)
@@ -197,6 +201,7 @@ def _plan(
         arriving=Arriving.of(*arriving),
         budget_s=budget_s,
         client=client,
+        reach=reach,
     )
 
 
@@ -221,9 +226,12 @@ def _is_given(context: typer.Context, option: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _client(connection: ConnectionOptions, target: Target) -> dict[str, Any]:
-    """Arguments of the client; the admin key is found now, as it may lie where temporary files are made until now."""
-    from graphkiln.tuning.running_server import check_knowable
+def _server(connection: ConnectionOptions, target: Target) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Arguments of the client, and options of a command that lead there.
+
+    The admin key is found now, as it may lie where temporary files are made until now.
+    """
+    from graphkiln.tuning.foreign_server import check_knowable
     from graphkiln_backend.graph.admin_key import find_key
     from graphkiln_client.transports.endpoint import Endpoint
 
@@ -231,54 +239,15 @@ def _client(connection: ConnectionOptions, target: Target) -> dict[str, Any]:
     given = connection.arguments()
     endpoint = Endpoint.parse(given["url"])
     key = given["admin_key"] or find_key(endpoint.host, endpoint.port)
-    return {name: value for name, value in given.items() if name != "timeout_s"} | {"max_retries": 0, "admin_key": key}
-
-
-def _show_space(tuning: Tuning, *, as_json: bool) -> None:
-    from graphkiln.tuning.running_server import NOT_THERE
-    from graphkiln.tuning.tables import print_space
-
-    if as_json:
-        return
-    space = tuning.spanned.space
-    print_space(
-        {
-            "axes": {axis.key: axis.values for axis in space.axes},
-            "points": space.points,
-            "candidates": len(space.candidates),
-            "reasons": space.reasons(),
-            "left_out": tuning.spanned.left_out,
-        }
-    )
-    for line in NOT_THERE if tuning.client else ():
-        say(line)
+    arguments = {name: value for name, value in given.items() if name != "timeout_s"}
+    return arguments | {"max_retries": 0, "admin_key": key}, connection.words()
 
 
 def _search(tuning: Tuning) -> Result:
     if tuning.journal.exists():
         say(f"going on with {tuning.journal}; delete it to measure anew")
-    with _progress_report(tuning) as report:
+    with progress_report(tuning) as report:
         return tuning.run(report)
-
-
-@contextmanager
-def _progress_report(tuning: Tuning) -> Iterator[Report]:
-    """A progress bar on a terminal, else a line for each measurement."""
-    from graphkiln.tuning.progress import line_of
-
-    today = tuning.spanned.space.today
-    if not sys.stderr.isatty():
-        yield lambda progress: say(line_of(progress, today, tuning.budget_s))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=tuning.budget_s)
-        yield lambda progress: bar.update(
-            task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
-        )
 
 
 def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
@@ -287,13 +256,3 @@ def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, 
     return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
 
 
-def _show(document: dict[str, Any], *, as_json: bool, html: Path | None) -> None:
-    from graphkiln.tuning.page import render_page
-    from graphkiln.tuning.tables import print_result
-
-    if as_json:
-        print_json(document)
-    else:
-        print_result(document)
-    if html:
-        write_html(html, render_page(document))

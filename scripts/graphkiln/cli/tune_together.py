@@ -13,6 +13,7 @@ from graphkiln.cli.console import print_json, say
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from graphkiln.tuning.application import Applied
     from graphkiln.tuning.candidate import Candidate
     from graphkiln.tuning.target import Target
     from graphkiln.tuning.together import Together
@@ -57,6 +58,9 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     tunings = {name: plan(f"{store}/{name}") for name in shares}
     for tuning in tunings.values() if apply else ():
         check_writable(tuning.subject)
+    for name, tuning in tunings.items():
+        space = tuning.spanned.space
+        say(f"{name}: {len(space.candidates)} candidates of {space.points} combinations (--dry-run of it alone shows them)")
     budget_s = next(iter(tunings.values())).budget_s
 
     def report(name: str, progress: Progress) -> None:
@@ -65,8 +69,9 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
     found = tune_together(tunings, shares, budget_s, report)
     show_together(found, tunings, shares, as_json=as_json)
     if apply and found.rate is not None:
-        for name, response in found.plan.responses.items():
-            apply_choice(response.candidate, tunings[name])
+        apply_choices({name: each.candidate for name, each in found.plan.responses.items()}, tunings)
+    elif apply:
+        say("nothing is written: no rate held for all models together")
     return 0 if found.rate is not None else 1
 
 
@@ -110,7 +115,7 @@ def check_store(store: str, names: Mapping[str, float]) -> None:
     Raises:
         InvalidInput: The store is no folder, or lacks one.
     """
-    missing = [name for name in names if not (Path(store) / name).is_dir()]
+    missing = [name for name in names if Path(name).name != name or not (Path(store) / name).is_dir()]
     if missing:
         raise InvalidInput(
             f"--share: {store} has no model {', '.join(missing)}", hint="graphkiln tune STORE --share MODEL=SHARE,..."
@@ -211,15 +216,36 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
         VerificationError: The session cannot be built any more, or answers otherwise.
         RepositoryError: The file cannot be written.
     """
-    from graphkiln.tuning.application import apply
-
+    name = tuning.subject.name
     if candidate is None:
-        say(f"nothing is written: nothing was proven to meet the target of '{tuning.subject.name}'")
+        say(f"nothing is written: nothing was proven to meet the target of '{name}'")
         return
-    if candidate == tuning.spanned.space.today:
-        say(f"nothing is written: what serves '{tuning.subject.name}' today is the best")
-        return
-    applied = apply(candidate, tuning.subject, tuning.questions, tuning.server)
+    apply_choices({name: candidate}, {name: tuning})
+
+
+def apply_choices(chosen: Mapping[str, Candidate], tunings: Mapping[str, Tuning]) -> None:
+    """The same for several models: nothing is written before all of them are proven.
+
+    Args:
+        chosen: Model -> its choice.
+        tunings: Model -> what was asked.
+
+    Raises:
+        VerificationError: A session cannot be built any more, or answers otherwise.
+        RepositoryError: A file cannot be written.
+    """
+    from graphkiln.tuning import application
+
+    changing = {name: each for name, each in chosen.items() if each != tunings[name].spanned.space.today}
+    for name in (name for name in chosen if name not in changing):
+        say(f"nothing is written: what serves '{name}' today is the best")
+    for name, candidate in changing.items():
+        application.prove(candidate, tunings[name].subject, tunings[name].questions)
+    for name, candidate in changing.items():
+        _tell(application.write(candidate, tunings[name].subject, tunings[name].reach))
+
+
+def _tell(applied: Applied) -> None:
     say(f"wrote {applied.config}")
     for note in applied.notes:
         say(note)

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import dataclass
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln.tuning.bare_session import BareJob, probe_session
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.serving_keys import changes_of
-from graphkiln.tuning.subject import Subject, check_unchanged
+from graphkiln.tuning.staging import stage
+from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, vanishing_cache
 from graphkiln.tuning.trials import Failed
-from graphkiln_backend.graph.errors import RepositoryError, VerificationError
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, VerificationError
+from graphkiln_backend.repository.attestation import ATTESTATION_FILE
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, ModelConfigProto, read_config
-from graphkiln_backend.repository.config_changes import changed_text
+from graphkiln_backend.repository.config_changes import ConfigChanges, changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.installed_names import installed_backend_names
 
 _DEADLINE_S = 600.0
@@ -32,14 +35,14 @@ class Applied:
     Attributes:
         config: The model's config.pbtxt.
         backup: What it was before; None where there was none.
-        notes: What changes for clients, a line each.
-        server: Address of the server that is to load it; empty where the commands find it by themselves.
+        notes: What changes for clients and servers, a line each.
+        reach: Options of a command that lead to the server that is to load it; empty where commands find it themselves.
     """
 
     config: Path
     backup: Path | None
     notes: tuple[str, ...] = ()
-    server: str = ""
+    reach: tuple[str, ...] = ()
 
     @property
     def commands_back(self) -> tuple[str, str]:
@@ -51,8 +54,7 @@ class Applied:
     @property
     def load_command(self) -> str:
         """What has a server in explicit mode serve the file as it is."""
-        url = ["--url", self.server] if self.server else []
-        return shlex.join(["graphkiln", "load", self.config.parent.name, *url])
+        return shlex.join(["graphkiln", "load", self.config.parent.name, *self.reach])
 
 
 def check_writable(subject: Subject) -> None:
@@ -68,54 +70,103 @@ def check_writable(subject: Subject) -> None:
         )
 
 
-def apply(candidate: Candidate, subject: Subject, questions: Questions, server: str = "") -> Applied:
-    """Writes a candidate into the configuration of its model.
+def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
+    """Builds and proves what would be served, in the way that the server does it: nothing is written.
 
-    The session is built and proven first, in the way that the server does it; the file is replaced in one step.
+    Args:
+        candidate: What is to be written.
+        subject: The model, as it was when it was tuned.
+        questions: What the session is asked.
+
+    Raises:
+        VerificationError: The session cannot be built any more, or answers otherwise; or another version that is served
+            with the file cannot be built with it.
+        RepositoryError: The file was changed since.
+    """
+    check_unchanged(subject)
+    job = BareJob(subject=subject, session=candidate, batch_sizes=(1,), questions=questions)
+    found = probe_session(job, _DEADLINE_S)
+    if reason := found.reason if isinstance(found, Failed) else found.accuracy:
+        raise VerificationError("the configuration is not written: it cannot be proven any more", report=reason)
+    for version in _other_versions(subject):
+        _prove_version(version, changes_of(candidate, subject), subject)
+
+
+def write(candidate: Candidate, subject: Subject, reach: Sequence[str] = ()) -> Applied:
+    """Writes a candidate that was proven into the configuration of its model, in one step.
 
     Args:
         candidate: What to write.
         subject: The model, as it was when it was tuned.
-        questions: What the session is asked.
-        server: Address of the running server that it was tuned on; empty for none.
+        reach: Options of a command that lead to the running server that it was tuned on; none for servers of our own.
 
     Raises:
-        VerificationError: The session cannot be built any more, or answers otherwise.
         RepositoryError: The file cannot be written, or was changed since.
     """
     check_unchanged(subject)
-    _prove(candidate, subject, questions)
     path = subject.folder / CONFIG_FILE
     text, link = changed_text(path, changes_of(candidate, subject)), path.is_symlink()
+    backup = None
     try:
         backup = _back_up(path)
         _replace(path, text)
     except OSError as error:
+        if backup:
+            backup.unlink(missing_ok=True)
         raise RepositoryError(
             f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
         ) from error
     notes = [
         *_notes(candidate, subject),
-        *([f"{CONFIG_FILE} was a link, and is a file of its own now"] if link else []),
+        *([f"{CONFIG_FILE} was a link, and is a file of its own now; the way back makes it a link again"] * link),
     ]
-    return Applied(config=path, backup=backup, notes=tuple(notes), server=server)
+    return Applied(config=path, backup=backup, notes=tuple(notes), reach=tuple(reach))
 
 
-def _prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
-    job = BareJob(subject=subject, session=candidate, batch_sizes=(1,), questions=questions)
-    found = probe_session(job, _DEADLINE_S)
-    reason = found.reason if isinstance(found, Failed) else found.accuracy
-    if reason:
-        raise VerificationError("the configuration is not written: it cannot be proven any more", report=reason)
+def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:
+    """Makes sure that another version, which is served with the same file, can be loaded with it.
+
+    One that cannot be loaded as it is, either, is none of our business.
+    """
+    if (reason := _refusal(version, changes, subject)) and not _refusal(version, ConfigChanges(), subject):
+        raise VerificationError(
+            f"the configuration is not written: version {version} is served with it, too, and does not load with it",
+            report=reason,
+            hint=f"take version {version} out of what is served (version_policy), or tune a copy of version "
+            f"{subject.version} under another name",
+        )
+
+
+def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
+    """Why a version is not served with changes; empty where it is."""
+    try:
+        with stage(replace(subject, version=version), changes) as store, vanishing_cache() as cache:
+            staged = read_subject(store / subject.name / str(version), cache)
+            with staged.deployment.build(cache).session:
+                return ""
+    except GraphkilnError as error:
+        return str(error)
+
+
+def _other_versions(subject: Subject) -> list[int]:
+    return [version for version in served_versions(subject) if version != subject.version]
 
 
 def _back_up(path: Path) -> Path | None:
-    """A copy beside it, that of an earlier one never written over."""
-    if not path.exists():
+    """What was there before, beside it, that of an earlier one never written over; a link stays one."""
+    if not path.is_symlink() and not path.exists():
         return None
     names = (path.with_name(_BACKUP + (f".{number}" if number else "")) for number in range(1 << 16))
-    backup = next(name for name in names if not name.exists())
-    backup.write_bytes(path.read_bytes())
+    backup = next(name for name in names if not os.path.lexists(name))
+    if path.is_symlink():
+        backup.symlink_to(path.readlink())
+        return backup
+    try:
+        backup.write_bytes(path.read_bytes())
+        _give_rights_of(path, backup)
+    except OSError:
+        backup.unlink(missing_ok=True)  # of a full disk
+        raise
     return backup
 
 
@@ -128,10 +179,18 @@ def _replace(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         if path.exists():
-            new.chmod(path.stat().st_mode)  # a server of another user reads it
+            _give_rights_of(path, new)
         new.replace(path)
     finally:
         new.unlink(missing_ok=True)
+
+
+def _give_rights_of(path: Path, other: Path) -> None:
+    """A server of another user reads both; only root can give a file away."""
+    status = path.stat()
+    with suppress(OSError):
+        shutil.chown(other, status.st_uid, status.st_gid)
+    other.chmod(status.st_mode)
 
 
 def _notes(candidate: Candidate, subject: Subject) -> list[str]:
@@ -140,9 +199,13 @@ def _notes(candidate: Candidate, subject: Subject) -> list[str]:
     config = read_config(subject.folder / CONFIG_FILE)
     if DROP_IN_BACKEND not in installed_backend_names() and _is_drop_in(config):
         notes.append("Triton's C++ backend serves it here, unless graphkiln serve is given --replace-onnxruntime")
-    served = select_versions(config, [*version_folders(subject.folder.iterdir())])
-    if others := ", ".join(str(number) for number in served if number != subject.version):
-        notes.append(f"version {others} is served with it, too: only version {subject.version} was measured and proven")
+    if others := ", ".join(map(str, _other_versions(subject))):
+        notes.append(f"version {others} is served with it, too, and loads: only version {subject.version} was measured")
+    if any((subject.folder / str(version) / ATTESTATION_FILE).exists() for version in served_versions(subject)):
+        notes.append(
+            "it is signed no longer: servers with trusted keys serve on as before until it is signed again "
+            f"(graphkiln sign {shlex.quote(str(subject.folder))})"
+        )
     return notes
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 
 from graphkiln.tuning.candidate import (
@@ -31,6 +31,7 @@ def constraints_of(subject: Subject) -> Iterator[Constraint]:
     rules: list[Constraint] = [
         _refuse_batcher,
         _refuse_preferred,
+        partial(_refuse_ensembles, ensembles=subject.ensembles),
         *([] if on_gpu else [partial(_refuse_threads, cores=subject.cores)]),
     ]
     rules += [_refuse_gpu] if on_gpu else [_refuse_precision, _refuse_streams, _refuse_spin]
@@ -64,6 +65,12 @@ def _refuse_preferred(candidate: Candidate) -> str:
     if largest and candidate.number(QUEUE_DELAY_US, 0) == NO_BATCHER:
         return "preferred batch sizes need a dynamic batcher"
     return "a preferred batch size is above max_batch_size" if largest > candidate.number(MAX_BATCH_SIZE) else ""
+
+
+def _refuse_ensembles(candidate: Candidate, *, ensembles: Mapping[str, int]) -> str:
+    size = candidate.number(MAX_BATCH_SIZE, 0)
+    larger = [f"'{name}' takes batches of {largest}" for name, largest in ensembles.items() if 0 < size < largest]
+    return f"a step of an ensemble takes its batches: {larger[0]}" if larger else ""
 
 
 def _refuse_precision(candidate: Candidate) -> str:

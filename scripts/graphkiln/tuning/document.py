@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkiln.reporting.json_text import finite
+from graphkiln.tuning.accuracy_floor import undecided
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.standing import Point
@@ -86,7 +87,7 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
         "curve": [describe.point(point) for point in result.curve],
         "knee": result.knee,
         "readings": [{"spent_s": each.spent_s, "rate": each.rate, "level": each.level} for each in result.readings],
-        "notes": list(dict.fromkeys((*result.notes, *_warnings(result)))),
+        "notes": list(dict.fromkeys((*result.notes, *_warnings(result), *_doubts(tuning)))),
         "spent_s": result.spent_s,
         "measurements": result.measurements,
         "journal": str(tuning.journal),
@@ -164,3 +165,7 @@ def _warnings(result: Result) -> list[str]:
     found = [each for each in measured if each.warning]
     worst = max(found, key=lambda each: each.client_cores, default=None)
     return [f"{len(found)} of {len(measured)} measurements: {worst.warning}"] if worst else []
+
+
+def _doubts(tuning: Tuning) -> list[str]:
+    return list(filter(None, [undecided(tuning.questions, tuning.target.accuracy_floor)]))

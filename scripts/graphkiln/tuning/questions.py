@@ -14,19 +14,21 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import open_reference
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import InvalidInput, MeasurementError, VerificationError
+from graphkiln_backend.graph.errors import ConversionError, MeasurementError, SignatureError, VerificationError
 from graphkiln_backend.graph.golden import joined
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Classification, Reading
+from graphkiln_backend.images.formats import image_files
 from graphkiln_backend.lowering.acceptance import limits_of
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.samples import read_samples, read_targets
 from graphkiln_converters.sources.base import InputSpec
 
-_MOST_SAMPLES = 256
+MOST_SAMPLES = 256
+"""That requests are made of; more of them only where their labels count."""
 _MADE_UP = 8
 
 Arrays = Mapping[str, AnyArray]
@@ -43,6 +45,7 @@ class Questions:
         saved: Precision that the graph was saved in.
         reading: What users read from the outputs, or None.
         targets: The right class of each, `[requests]`; None where nobody says.
+        unlabelled: Why nobody does, in words.
     """
 
     origin: str
@@ -51,6 +54,7 @@ class Questions:
     saved: Precision
     reading: Reading | None = None
     targets: npt.NDArray[np.int64] | None = None
+    unlabelled: str = ""
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
         """Why outputs are not those of the saved graph within the numeric policy; empty where they are.
@@ -89,16 +93,22 @@ class Questions:
         classes = [_best_class(outputs, ranking) for outputs in found]
         return float(np.mean(np.array(classes) == self.targets))
 
+    @property
+    def sent(self) -> tuple[Arrays, ...]:
+        """What a load is made of: all feeds, or of very many some that are evenly spread."""
+        return self.feeds[:: -(-len(self.feeds) // MOST_SAMPLES)]
 
-def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
+
+def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
     """The user's samples, or else the golden ones, or else requests that are made up.
 
     Args:
         subject: The model.
         samples: A folder of images or an .npz with a row for each sample.
+        most: How many of them are read at most, evenly spread.
 
     Raises:
-        ConversionError: The samples cannot be read.
+        ConversionError: The samples cannot be read, or do not fit the model.
         MeasurementError: The graph computes none of the requests that can be made up.
     """
     version = subject.deployment.version
@@ -107,9 +117,9 @@ def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
         answers = tuple(_row(golden.graph_outputs, number, whole=golden.whole) for number in range(golden.count))
         return Questions(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
-            reading=version.reading,
+            reading=version.reading, unlabelled="golden samples have none",
         )  # fmt: skip
-    feeds, targets = _read(subject, samples) if samples else (_make_up(subject), None)
+    feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
     return Questions(
         origin=str(samples) if samples else "made up",
         feeds=feeds,
@@ -117,43 +127,47 @@ def read_questions(subject: Subject, samples: Path | None = None) -> Questions:
         saved=subject.deployment.saved,
         reading=version.reading,
         targets=targets,
+        unlabelled="" if targets is not None else _why_unlabelled(samples, version.contract.labels),
     )
 
 
-def check_floor(questions: Questions, floor: float | None) -> None:
-    """Refuses a floor where nothing says what is right.
-
-    Raises:
-        InvalidInput: The samples have no labels, or the model gives no classes.
-    """
-    if floor is not None and not _classifies(questions.reading):
-        raise InvalidInput(
-            "--accuracy-floor counts right classes, and this model answers with something else",
-            hint="leave it out: what it answers is held to the limits of its task in any case",
-        )
-    if floor is not None and questions.targets is None:
-        raise InvalidInput(
-            "--accuracy-floor needs samples whose right classes are known",
-            hint="--samples DIR with one folder of images for each label of the model",
-        )
+def classifies(reading: Reading | None) -> bool:
+    """Whether answers are classes, as far as is known."""
+    return reading is None or isinstance(reading, Ranking | Classification)
 
 
-def _read(subject: Subject, samples: Path) -> tuple[tuple[Arrays, ...], npt.NDArray[np.int64] | None]:
+def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...], npt.NDArray[np.int64] | None]:
     contract = subject.deployment.version.contract
     specs = {spec.name: _input_spec(spec, subject.signature) for spec in subject.signature.inputs}
-    arrays = read_samples(samples, specs, contract.preprocess, _MOST_SAMPLES)
+    arrays = read_samples(samples, specs, contract.preprocess, most)
     count = len(next(iter(arrays.values())))
     batched = subject.signature.batchable
     feeds = tuple(
         {name: array[number : number + 1] if batched else array[number] for name, array in arrays.items()}
         for number in range(count)
     )
-    classifies = _classifies(subject.deployment.version.reading)
-    return feeds, read_targets(samples, contract.labels, _MOST_SAMPLES) if classifies else None
+    _check_fit(subject.signature, feeds[0], samples)  # one array holds them all
+    is_labelled = classifies(subject.deployment.version.reading)
+    return feeds, read_targets(samples, contract.labels, most) if is_labelled else None
 
 
-def _classifies(reading: Reading | None) -> bool:
-    return reading is None or isinstance(reading, Ranking | Classification)
+def _check_fit(signature: Signature, feeds: Arrays, samples: Path) -> None:
+    try:
+        signature.check(feeds)
+    except SignatureError as error:
+        raise ConversionError(f"the samples of {samples} do not fit the model: {error}") from error
+
+
+def _why_unlabelled(samples: Path | None, labels: Sequence[str]) -> str:
+    """Why nobody says which class is right, in words."""
+    if samples is None:
+        return "requests that are made up have none"
+    if not labels:
+        return "the model has no labels"
+    if not samples.is_dir():
+        return f"{samples} has none"
+    unknown = sorted({file.parent.name for file in image_files(samples)} - {*labels})
+    return f"'{unknown[0]}' is no label of the model" if unknown else "its folders do not say"
 
 
 def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:

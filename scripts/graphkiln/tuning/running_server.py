@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
+from graphkiln.tuning.served_config import is_among, is_left, scheduling, without_cache
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.target import Objective
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
+    DeadlineExceeded,
     GraphkilnError,
-    InvalidInput,
     MeasurementError,
     Unauthorized,
 )
@@ -37,28 +38,9 @@ _log = logging.getLogger("graphkiln.tuning")
 
 _BACK_S, _POLL_S = 60.0, 0.5
 """How long a server that does not answer is waited for, and how often it is asked."""
-
-NOT_THERE = (
-    "what the server was started with (--set, --enable-*, its cores and memory) stays as it is",
-    "what really serves cannot be read back over the client's protocols: only answers and times are measured",
-    "memory and CPU time of the server are not known here",
-    "a response cache of the model is off meanwhile: samples that come again would be answered by it alone",
-)
-"""What cannot be done with a server that somebody else started, a line each."""
-
-
-def check_knowable(objective: Objective) -> None:
-    """Refuses to look for what nobody can tell of a server that somebody else started.
-
-    Raises:
-        InvalidInput: It is about memory or CPU time.
-    """
-    if objective in (Objective.MEMORY, Objective.COST):
-        raise InvalidInput(
-            f"--objective {objective}: neither memory nor CPU time of a running server is known here",
-            hint="leave --url out, so that servers are started for it; or --objective latency",
-        )
-
+_UNANSWERED = (ConnectionFailed, DeadlineExceeded)
+"""What a server may do all the same, later."""
+_EXPLICIT = "only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit"
 
 @dataclass(slots=True)
 class RunningTrials(Closeable):
@@ -72,7 +54,9 @@ class RunningTrials(Closeable):
         client: Arguments of the client, with the admin key.
         local: What times bare sessions.
         before: What is to be put back, on the disk.
+        today: What serves by the folder here, as a candidate.
         load_timeout_s: How long a candidate may take to load.
+        is_rehearsed: Whether the server has shown that it takes configurations, and that it computes the same.
     """
 
     subject: Subject
@@ -80,7 +64,9 @@ class RunningTrials(Closeable):
     client: Mapping[str, Any]
     local: LocalTrials
     before: ServedBefore
+    today: Candidate
     load_timeout_s: float = 600.0
+    is_rehearsed: bool = False
     _original: Mapping[str, Any] = field(default_factory=dict)
     _wanted: Mapping[str, Any] = field(default_factory=dict)
     _served: ServedCandidate | None = None
@@ -90,13 +76,22 @@ class RunningTrials(Closeable):
 
         Raises:
             ClientError: The server does not serve the model.
+            MeasurementError: It serves what a search has left that was given another address of the server.
         """
         with Client(**self.client) as client:
             served = client.model(self.subject.name).config
         self._original = self._recover(served) if self.before.original is not None else served
+        self._check_others()
+        self._tell_difference()
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """See `Trials.probe`."""
+        """See `Trials.probe`.
+
+        Raises:
+            MeasurementError: The server takes no configuration, or computes something else than the model here.
+            Unauthorized: The admin key is not that of the server.
+        """
+        self._rehearse()
         return self.local.probe(session)
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
@@ -106,6 +101,7 @@ class RunningTrials(Closeable):
             MeasurementError: The server takes no other configuration, or is not there any more.
             Unauthorized: The admin key is not that of the server.
         """
+        self._rehearse()
         try:
             served = self._serve(candidate)
         except Unauthorized:
@@ -122,19 +118,6 @@ class RunningTrials(Closeable):
             self._served = None
         return found
 
-    def _is_served(self) -> bool:
-        """Whether the candidate that was loaded is still there: a server that starts again knows nothing of it."""
-        try:
-            with Client(**self.client) as client:
-                return _scheduling(client.model(self.subject.name).config) == _scheduling(self._wanted)
-        except ClientError:
-            return False
-
-    def _failed(self, error: GraphkilnError) -> Failed:
-        """A server that does not answer may have been stopped by its owner as well as by the candidate."""
-        self._served = None
-        return excused(Failed(reason=str(error), passing=isinstance(error, ConnectionFailed)), oom_kills())
-
     def close(self) -> None:
         """Loads the model as it was served.
 
@@ -145,11 +128,56 @@ class RunningTrials(Closeable):
             return
         try:
             with self._admin() as client:
-                self._put_back(client, self._original)
+                self._put_back(client)
         except ClientError as error:
-            error.hint = f"graphkiln load {self.subject.name} loads it as its repository has it"
+            way = f"graphkiln load {self.subject.name} --url {self._url} loads it as its repository has it"
+            later = "the next graphkiln tune with this --url puts back what was served"
+            error.hint = "; ".join(filter(None, (error.hint, way, later)))
             raise
         self.before.settle()
+        _log.info("%s serves '%s' again as it did before the search", self._url, self.subject.name)
+
+    def _rehearse(self) -> None:
+        """Loads today's configuration and asks a sample, once: before minutes go by with sessions alone."""
+        if self.is_rehearsed:
+            return
+        try:
+            self._serve(self.today)
+        except (Unauthorized, *_UNANSWERED):
+            raise
+        except ClientError as error:
+            said = f"{self._url} does not load '{self.subject.name}' with a configuration that it is given: {error}"
+            raise MeasurementError(said, hint=_EXPLICIT) from error
+        self._check_answer()
+        self.is_rehearsed = True
+
+    def _check_answer(self) -> None:
+        subject, questions = self.subject, self.loading.questions
+        try:
+            with Client(**self.client) as client:
+                answer = client.model(subject.name, str(subject.version)).infer(questions.feeds[0])
+        except ClientError as error:
+            said = f"{self._url} does not answer a sample for version {subject.version} of '{subject.name}': {error}"
+            raise MeasurementError(said, hint="name the version that it serves: STORE/NAME/VERSION") from error
+        engine, precision = str(self.today[ENGINE]), str(self.today[PRECISION])
+        if reason := questions.objection({0: answer}, engine=engine, precision=precision):
+            raise MeasurementError(
+                f"{self._url} answers otherwise than {subject.folder / str(subject.version)}: {reason}",
+                hint="tune the folder that it serves",
+            )
+
+    def _is_served(self) -> bool:
+        """Whether the candidate that was loaded is still there: a server that starts again knows nothing of it."""
+        try:
+            with Client(**self.client) as client:
+                return scheduling(client.model(self.subject.name).config) == scheduling(self._wanted)
+        except ClientError:
+            return False
+
+    def _failed(self, error: GraphkilnError) -> Failed:
+        """A server that does not answer may have been stopped by its owner as well as by the candidate."""
+        self._served = None
+        return excused(Failed(reason=str(error), passing=isinstance(error, ConnectionFailed)), oom_kills())
 
     def _serve(self, candidate: Candidate) -> ServedCandidate:
         if self._served is None or self._served.candidate != candidate:
@@ -157,8 +185,8 @@ class RunningTrials(Closeable):
             self._await_server()
             self._load(candidate)
             self._served = ServedCandidate(
-                candidate=candidate, model=self.subject.name, client=self.client, asking=self.client,
-                loading=self.loading,
+                candidate=candidate, model=self.subject.name, version=str(self.subject.version), client=self.client,
+                asking=self.client, loading=self.loading,
             )  # fmt: skip
         return self._served
 
@@ -180,16 +208,21 @@ class RunningTrials(Closeable):
             return False
 
     def _load(self, candidate: Candidate) -> None:
-        wanted = _without_cache(changed_document(self._original, changes_of(candidate, self.subject)))
+        wanted = without_cache(changed_document(self._original, changes_of(candidate, self.subject)))
+        is_first = self.before.original is None
         self.before.note(self._original, wanted)
         self._wanted = wanted
         with self._admin() as client:
-            client.load(self.subject.name, wanted)
+            try:
+                client.load(self.subject.name, wanted)
+            except ClientError as error:
+                if is_first and not isinstance(error, _UNANSWERED) and self._config(client) == self._original:
+                    self.before.settle()  # nothing was changed
+                raise
             served = client.model(self.subject.name).config
-        if _scheduling(served) != _scheduling(wanted):
+        if scheduling(served) != scheduling(wanted):
             raise MeasurementError(
-                f"{self._url} loaded '{self.subject.name}', but not with the configuration it was given",
-                hint="only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit",
+                f"{self._url} loaded '{self.subject.name}', but not with the configuration it was given", hint=_EXPLICIT
             )
 
     @property
@@ -198,19 +231,57 @@ class RunningTrials(Closeable):
 
     def _recover(self, served: Mapping[str, Any]) -> Mapping[str, Any]:
         """What is served once a candidate that a search left, if it is one, has given way."""
-        original = self.before.original or served
-        if _is_among(served, self.before.candidates) and not _is_among(served, [original]):
+        self._original = self.before.original or served
+        left = is_left(served, self._original, self.before.candidates)
+        if left:
             _log.warning("%s still serves what a search left that was killed: put back", self._url)
+        if left or is_among(served, [self._original]):  # a load that it began may not have ended
             with self._admin() as client:
-                self._put_back(client, original)
+                self._put_back(client, left=served)
                 served = client.model(self.subject.name).config
         self.before.settle()
         return served
 
-    def _put_back(self, client: Client, original: Mapping[str, Any]) -> None:
-        client.load(self.subject.name)  # as its repository has it
-        if client.model(self.subject.name).config != original:
-            client.load(self.subject.name, original)
+    def _put_back(self, client: Client, left: Mapping[str, Any] | None = None) -> None:
+        """Loads what was served before, unless the repository itself holds what is left: its owner has put it there."""
+        stored = self._stored(client)
+        is_owners = bool(left and stored) and scheduling(stored or {}) == scheduling(left or {})
+        if stored != self._original and not is_owners:
+            client.load(self.subject.name, self._original)
+
+    def _stored(self, client: Client) -> Mapping[str, Any] | None:
+        """What the repository has, which is served then; None where it cannot be loaded any more."""
+        try:
+            client.load(self.subject.name)
+        except (Unauthorized, *_UNANSWERED):
+            raise
+        except ClientError:
+            return None
+        return self._config(client)
+
+    def _config(self, client: Client) -> Mapping[str, Any] | None:
+        """What is served now; None for nothing."""
+        with suppress(ClientError):
+            return client.model(self.subject.name).config
+        return None
+
+    def _check_others(self) -> None:
+        """Refuses to take for the owner's configuration what a search has left that knew the server by another name."""
+        for other in self.before.elsewhere():
+            if is_left(self._original, other.original, other.candidates):
+                raise MeasurementError(
+                    f"{self._url} serves '{self.subject.name}' as a search of {other.server} has left it, which was "
+                    "killed or runs now",
+                    hint=f"one server? The same command with --url {other.server} puts back what was there. Two? "
+                    f"Delete {other.file}",
+                )
+
+    def _tell_difference(self) -> None:
+        """Today's configuration is that of the folder here; the server's owner may have loaded another one."""
+        today = changed_document(self._original, changes_of(self.today, self.subject))
+        if scheduling(today)[:-1] != scheduling(self._original)[:-1]:
+            said = "%s serves '%s' with another batch, queue or number of instances than %s has: today's is the latter"
+            _log.warning(said, self._url, self.subject.name, self.subject.folder)
 
     def _admin(self) -> Client:
         return Client(**{**self.client, "timeout_s": self.load_timeout_s})
@@ -219,21 +290,3 @@ class RunningTrials(Closeable):
 def _lost_connections(found: Measured | Failed) -> bool:
     """Whether requests found nobody to answer them, which no candidate need have done."""
     return isinstance(found, Failed) or ConnectionFailed.__name__ in found.errors
-
-
-def _without_cache(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Samples come again and again: all answers would be those of a cache, and none the model's."""
-    return {**config, "response_cache": {"enable": False}} if "response_cache" in config else config
-
-
-def _is_among(config: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> bool:
-    return any(_scheduling(config) == _scheduling(other) for other in others)
-
-
-def _scheduling(config: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What of a configuration a candidate changes, as both protocols show it."""
-    batching = config.get("dynamic_batching") or {}
-    groups = [int(group.get("count", 1)) for group in config.get("instance_group", [])]
-    parameters = {key: row.get("string_value", "") for key, row in config.get("parameters", {}).items()}
-    delay = int(batching.get("max_queue_delay_microseconds", 0))
-    return int(config.get("max_batch_size", 0)), delay, groups, parameters

@@ -3,20 +3,45 @@
 Triton keeps the configuration that came with a load in memory alone. So nothing on the server tells a candidate, which
 a search that died has left there, from what the server's owner has loaded. The file is locked as long as a search has
 the model: another one would measure its candidates.
+
+A server has many addresses (a name and a number, HTTP and gRPC). Those of this machine count as one name; of other
+addresses, what is served tells whether a search has left it there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from graphkiln.tuning.journal import Journal
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_client.transports.endpoint import Endpoint
 
 Config = Mapping[str, Any]
 _ORIGINAL, _CANDIDATE, _PUT_BACK = "original", "candidate", "put_back"
+_SERVER, _MODEL = "server", "model"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left:
+    """What a search has not put back yet: it was killed, or runs now.
+
+    Attributes:
+        server: The address that it was given.
+        original: What was served before.
+        candidates: What was loaded in its place.
+        file: That says so.
+    """
+
+    server: str
+    original: Config
+    candidates: list[Config]
+    file: Path
 
 
 class ServedBefore(Closeable):
@@ -32,8 +57,9 @@ class ServedBefore(Closeable):
     """
 
     def __init__(self, folder: Path, url: str, model: str) -> None:
-        name = hashlib.sha256(f"{url} {model}".encode()).hexdigest()[:16]
-        self._journal = Journal(folder / f"served-{name}.jsonl", {"server": url, "model": model})
+        self._server, self._model = _one_name(url), model
+        name = hashlib.sha256(f"{self._server} {model}".encode()).hexdigest()[:16]
+        self._journal = Journal(folder / f"served-{name}.jsonl", {_SERVER: self._server, _MODEL: model})
 
     @property
     def original(self) -> Config | None:
@@ -44,6 +70,11 @@ class ServedBefore(Closeable):
     def candidates(self) -> list[Config]:
         """What was loaded in its place."""
         return [event[_CANDIDATE] for event in self._left()]
+
+    def elsewhere(self) -> list[Left]:
+        """What searches have not put back that were given another address and a model of the same name."""
+        paths = sorted(self._journal.path.parent.glob("served-*.jsonl"))
+        return [left for path in paths if path != self._journal.path for left in _read(path, self._model)]
 
     def note(self, original: Config, candidate: Config) -> None:
         """Writes down what is to be put back, before a candidate is loaded.
@@ -72,7 +103,26 @@ class ServedBefore(Closeable):
         self._journal.close()
 
     def _left(self) -> list[dict[str, Any]]:
-        """The events since something was put back the last time."""
-        events = self._journal.events
-        last = max((number for number, event in enumerate(events, 1) if _PUT_BACK in event), default=0)
-        return events[last:]
+        return _since_put_back(self._journal.events)
+
+
+def _since_put_back(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events since something was put back the last time."""
+    last = max((number for number, event in enumerate(events, 1) if _PUT_BACK in event), default=0)
+    return events[last:]
+
+
+def _one_name(url: str) -> str:
+    """An address without what is secret in it, that of this machine by one name."""
+    endpoint = Endpoint.parse(url)
+    return str(replace(endpoint, host="localhost") if endpoint.is_local else endpoint)
+
+
+def _read(path: Path, model: str) -> Iterator[Left]:
+    """What another search has noted of a model of that name; it may be writing now, so that a torn line counts not."""
+    with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        said, *events = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
+        events = _since_put_back(events)
+        if said[_MODEL] == model and events:
+            candidates = [event[_CANDIDATE] for event in events]
+            yield Left(server=said[_SERVER], original=events[0][_ORIGINAL], candidates=candidates, file=path)

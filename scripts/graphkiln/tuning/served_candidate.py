@@ -54,6 +54,7 @@ class ServedCandidate:
     Attributes:
         candidate: Its values.
         model: Name of the model.
+        version: Its number; empty for the server's choice.
         client: Arguments of the client whose connection is loaded.
         asking: The same of the one that checks answers.
         loading: How it is loaded.
@@ -68,6 +69,7 @@ class ServedCandidate:
     loading: Loading
     placed: Placed | None = None
     watch: ServerWatch | None = None
+    version: str = ""
     _asked: int = 0
 
     def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
@@ -78,13 +80,13 @@ class ServedCandidate:
             seconds: How long to measure, after the warm-up.
             seed: Of the arrivals.
         """
-        target = Target(client=self.client, model=self.model)
+        target = Target(client=self.client, model=self.model, version=self.version)
         load = plan_load(shape, self.loading.arriving, seconds=seconds, warmup_s=_WARMUP_S, seed=seed)
         meters = _Meters(watch=self.watch, seconds=seconds)
         rate = shape.rate if isinstance(shape, OpenLoop) else 0.0
         with Client(**self.asking) as client, self._watch_answers(client, rate) as answers:
             try:
-                recording = self.loading.record(target, self.loading.questions.feeds, load, meters.begin)
+                recording = self.loading.record(target, self.loading.questions.sent, load, meters.begin)
             finally:
                 meters.end()
         self._asked = answers.next_question
@@ -101,7 +103,7 @@ class ServedCandidate:
         values, questions = self.candidate.values, self.loading.questions
         engine = self.placed.engine if self.placed else str(values.get(ENGINE, "the engine"))
         precision = str(values.get(PRECISION, questions.saved))
-        ask = client.model(self.model).infer
+        ask = client.model(self.model, self.version).infer
         return AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision)
 
     def _summary(self, recording: Recording, meters: _Meters, *, is_open: bool) -> Measured:

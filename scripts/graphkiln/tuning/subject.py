@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from graphkiln.tuning.ensembles import ensembles_of
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
@@ -18,12 +19,14 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.config_changes import NO_BATCHER, has_one_group
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.version_folders import version_folders
+from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 
 
@@ -42,6 +45,7 @@ class Subject:
         queue_delay_us: Microseconds that the dynamic batcher waits; `NO_BATCHER` without one.
         mixing: Why the rows of a batch cannot be computed together; empty where they can.
         config_sha256: Of its config.pbtxt; empty without one.
+        ensembles: Those of its store that it is a step of, by name, each with its largest batch.
     """
 
     folder: Path
@@ -54,6 +58,7 @@ class Subject:
     queue_delay_us: int = NO_BATCHER
     mixing: str = ""
     config_sha256: str = ""
+    ensembles: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -91,6 +96,7 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
         queue_delay_us=_queue_delay(completed),
         mixing=_mixing(deployment),
         config_sha256=_sha256_of_config(version.parent),
+        ensembles=ensembles_of(version.parent),
     )
 
 
@@ -125,6 +131,16 @@ def check_unchanged(subject: Subject) -> None:
             f"{subject.folder / CONFIG_FILE} was changed while it was tuned: what was measured is of another one",
             hint="the same command measures the new one",
         )
+
+
+def served_versions(subject: Subject) -> list[int]:
+    """The versions that a server takes from the model's folder, by its version policy, in ascending order.
+
+    Raises:
+        RepositoryError: The configuration is not usable any more.
+    """
+    config = read_config(subject.folder / CONFIG_FILE)
+    return select_versions(config, version_folders(subject.folder.iterdir()))
 
 
 def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:

@@ -81,6 +81,7 @@ class Tuning:
         arriving: How they come.
         budget_s: Seconds that measurements may take.
         client: Arguments of the client of a server that runs; None for servers of our own.
+        reach: Options of a command that lead to that server; what is secret in them is left out.
         folder: Where journals lie; the user's cache by default.
         limit: What of the space is searched, in words, where it is a part; the journal is that of this part.
         proves: Whether what is chosen is measured once more.
@@ -93,6 +94,7 @@ class Tuning:
     arriving: Arriving = field(default_factory=Arriving)
     budget_s: float = 1200.0
     client: Mapping[str, Any] | None = None
+    reach: tuple[str, ...] = ()
     folder: Path | None = None
     limit: str = ""
     proves: bool = True
@@ -183,7 +185,14 @@ class Tuning:
             return local
         before = stack.enter_context(ServedBefore(self._kept, self.server, self.subject.name))
         running = stack.enter_context(
-            RunningTrials(subject=self.subject, loading=loading, client=self.client, local=local, before=before)
+            RunningTrials(
+                subject=self.subject,
+                loading=loading,
+                client=self.client,
+                local=local,
+                before=before,
+                today=self.spanned.space.today,
+            )
         )
         running.open()
         return running
