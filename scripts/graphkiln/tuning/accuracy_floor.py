@@ -70,6 +70,6 @@ def undecided(questions: Questions, floor: float | None) -> str:
     told = 1 - (1 - CONFIDENCE) ** (1 / count)
     enough = "no number decides a floor of 0" if needed is None else f"it takes {needed}"
     return (
-        f"an accuracy floor of {floor:.3g} is not decided by {count} labelled samples: "
-        f"where none is lost, a loss below {told:.2g} may still be there (at 95%); {enough}"
+        f"an accuracy floor of {floor * 100:.3g}% is not decided by {count} labelled samples: "
+        f"where none is lost, a loss below {told * 100:.2g}% may still be there (at 95%); {enough}"
     )

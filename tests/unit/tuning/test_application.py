@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import replace
@@ -11,10 +12,11 @@ import pytest
 from digits_subject import digits_subject
 
 from graphkiln.tuning import application
-from graphkiln.tuning.application import apply, check_writable
+from graphkiln.tuning.application import Applied, check_writable, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+from graphkiln.tuning.trials import Bare
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
 from graphkiln_backend.repository.config import read_config
 
@@ -25,16 +27,16 @@ CHOSEN = Candidate.of(
 
 @pytest.fixture
 def subject(digits: Path, tmp_path: Path) -> Subject:
-    model = tmp_path / "digits"
+    """In a folder whose name a shell would take apart."""
+    model = tmp_path / "it's a store" / "digits"
     shutil.copytree(digits, model)
-    with vanishing_cache() as cache:
-        return read_subject(model / "1", cache)
+    return read_again(model)
 
 
-def read_again(subject: Subject) -> Subject:
+def read_again(model: Path) -> Subject:
     """The model as it is now."""
     with vanishing_cache() as cache:
-        return read_subject(subject.folder / "1", cache)
+        return read_subject(model / "1", cache)
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +44,20 @@ def questions(repository: Path) -> Questions:
     return read_questions(digits_subject(repository))
 
 
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The version that was tuned is proven, without a process that does it."""
+    monkeypatch.setattr(application, "probe_session", lambda *_: Bare(batch_s={1: 0.001}))
+
+
+def go_back(applied: Applied) -> None:
+    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+
+
 def test_a_configuration_is_written_and_the_server_would_take_it(subject: Subject, questions: Questions) -> None:
     before = (subject.folder / "config.pbtxt").read_text()
-    applied = apply(CHOSEN, subject, questions)
+    prove(CHOSEN, subject, questions)
+    applied = write(CHOSEN, subject)
     config = read_config(applied.config)
     assert config.max_batch_size == 8
     assert config.instance_group[0].count == 2
@@ -53,49 +66,104 @@ def test_a_configuration_is_written_and_the_server_would_take_it(subject: Subjec
     assert config.model_warmup[0].name == "one sample"
     assert applied.backup is not None
     assert applied.backup.read_text() == before
-    with vanishing_cache() as cache:
-        assert read_subject(subject.folder / "1", cache).deployment.plan.configs[0].threads == 1
+    assert read_again(subject.folder).deployment.plan.configs[0].threads == 1
     assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.untuned"]
 
 
-def test_smaller_batches_are_told(subject: Subject, questions: Questions) -> None:
-    assert apply(CHOSEN, subject, questions).notes == (
-        "requests of more than 8 rows are refused from now on; it was 32",
-    )
+def test_smaller_batches_are_told(subject: Subject) -> None:
+    assert write(CHOSEN, subject).notes == ("requests of more than 8 rows are refused from now on; it was 32",)
 
 
-def test_versions_that_were_not_tuned_are_told(subject: Subject, questions: Questions) -> None:
+def test_versions_that_were_not_tuned_are_told(subject: Subject) -> None:
     shutil.copytree(subject.folder / "1", subject.folder / "2")
-    assert apply(CHOSEN, subject, questions).notes[1:] == (
-        "version 2 is served with it, too: only version 1 was measured and proven",
+    assert write(CHOSEN, subject).notes[1:] == (
+        "version 2 is served with it, too, and loads: only version 1 was measured",
     )
 
 
-def test_whoever_could_read_it_still_can(subject: Subject, questions: Questions) -> None:
-    (subject.folder / "config.pbtxt").chmod(0o604)
-    assert apply(CHOSEN, subject, questions).config.stat().st_mode & 0o777 == 0o604
+def test_those_that_the_version_policy_leaves_out_are_not(subject: Subject) -> None:
+    shutil.copytree(subject.folder / "1", subject.folder / "2")
+    with (subject.folder / "config.pbtxt").open("a") as config:
+        config.write("version_policy { specific { versions: [1] } }\n")
+    applied = write(CHOSEN, read_again(subject.folder))
+    assert len(applied.notes) == 1
+    assert list(read_config(applied.config).version_policy.specific.versions) == [1]
 
 
-def test_the_way_back_goes_back(subject: Subject, questions: Questions) -> None:
-    before = (subject.folder / "config.pbtxt").read_text()
-    applied = apply(CHOSEN, subject, questions)
-    undo, load = applied.commands_back
-    subprocess.run(["bash", "-c", undo], check=True)
-    assert (subject.folder / "config.pbtxt").read_text() == before
-    assert load == "graphkiln load digits"
+@pytest.mark.usefixtures("built")
+def test_a_version_that_would_not_load_with_it_keeps_it_from_being_written(
+    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not load today, either, is nobody's business here."""
+    shutil.copytree(subject.folder / "1", subject.folder / "2")
+    asked: list[tuple[int, bool]] = []
+
+    def refusal(version: int, changes: application.ConfigChanges, _: Subject) -> str:
+        asked.append((version, bool(changes.parameters)))
+        return "its graph takes no batches" if changes.parameters or broken else ""
+
+    monkeypatch.setattr(application, "_refusal", refusal)
+    broken = False
+    with pytest.raises(VerificationError, match=r"version 2 is served with it, too, .*takes no batches.*version_policy"):
+        prove(CHOSEN, subject, questions)
+    assert asked == [(2, True), (2, False)]
+    broken = True
+    prove(CHOSEN, subject, questions)
 
 
-def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject, questions: Questions) -> None:
+@pytest.mark.usefixtures("built")
+def test_other_versions_are_really_built(subject: Subject, questions: Questions) -> None:
+    shutil.copytree(subject.folder / "1", subject.folder / "2")
+    prove(CHOSEN, subject, questions)
+    unknown = CHOSEN.with_values({"precision": "int8"})
+    with pytest.raises(VerificationError, match="version 2 is served with it, too"):
+        prove(unknown, subject, questions)
+
+
+def test_a_signature_that_is_broken_is_told(subject: Subject) -> None:
+    (subject.folder / "1" / "attestation.json").write_text("{}")
+    note = write(CHOSEN, subject).notes[-1]
+    assert note.startswith("it is signed no longer: servers with trusted keys serve on as before")
+    quoted = note[note.index("graphkiln sign ") :].rstrip(")")
+    said = subprocess.run(["bash", "-c", f"set -- {quoted}; echo $3"], check=True, capture_output=True, text=True)
+    assert said.stdout.strip() == str(subject.folder)
+
+
+def test_whoever_could_read_them_still_can(subject: Subject) -> None:
+    """Whatever the umask is: the way back leaves a file that the server can read."""
+    path = subject.folder / "config.pbtxt"
+    path.chmod(0o604)
+    before = os.umask(0o077)
+    try:
+        applied = write(CHOSEN, subject)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o604
+    go_back(applied)
+    assert path.stat().st_mode & 0o777 == 0o604
+
+
+def test_the_way_back_goes_back(subject: Subject) -> None:
+    before = (subject.folder / "config.pbtxt").read_bytes()
+    applied = write(CHOSEN, subject)
+    assert (subject.folder / "config.pbtxt").read_bytes() != before
+    go_back(applied)
+    assert (subject.folder / "config.pbtxt").read_bytes() == before
+    assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt"]
+    assert applied.commands_back[1] == "graphkiln load digits"
+
+
+def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject) -> None:
     (subject.folder / "config.pbtxt").unlink()
-    applied = apply(CHOSEN, read_again(subject), questions)
+    applied = write(CHOSEN, read_again(subject.folder))
     assert applied.backup is None
-    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+    assert read_again(subject.folder).config.max_batch_size == 8
+    go_back(applied)
     assert not applied.config.exists()
 
 
-def test_no_backup_is_written_over(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "_prove", lambda *_: None)
-    backups = [apply(CHOSEN, read_again(subject), questions).backup for _ in range(3)]
+def test_no_backup_is_written_over(subject: Subject) -> None:
+    backups = [write(CHOSEN, read_again(subject.folder)).backup for _ in range(3)]
     assert [backup.name for backup in backups if backup] == [
         "config.pbtxt.untuned", "config.pbtxt.untuned.1", "config.pbtxt.untuned.2",
     ]  # fmt: skip
@@ -105,19 +173,18 @@ def test_what_was_tuned_for_another_configuration_is_not_written(subject: Subjec
     with (subject.folder / "config.pbtxt").open("a") as config:
         config.write("# changed meanwhile\n")
     before = (subject.folder / "config.pbtxt").read_text()
-    with pytest.raises(RepositoryError, match="was changed while it was tuned"):
-        apply(CHOSEN, subject, questions)
+    for attempt in (lambda: prove(CHOSEN, subject, questions), lambda: write(CHOSEN, subject)):
+        with pytest.raises(RepositoryError, match="was changed while it was tuned"):
+            attempt()
     assert (subject.folder / "config.pbtxt").read_text() == before
 
 
-def test_what_cannot_be_proven_is_not_written(subject: Subject, questions: Questions) -> None:
-    before = (subject.folder / "config.pbtxt").read_text()
+def test_what_cannot_be_proven_is_refused(subject: Subject, questions: Questions) -> None:
     wrong = replace(questions, answers=tuple(reversed(questions.answers)))
     with pytest.raises(VerificationError, match="not written"):
-        apply(CHOSEN, subject, wrong)
+        prove(CHOSEN, subject, wrong)
     with pytest.raises(VerificationError, match="no bf16 kernels"):
-        apply(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
-    assert (subject.folder / "config.pbtxt").read_text() == before
+        prove(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
     assert len(list(subject.folder.iterdir())) == 2
 
 
@@ -130,50 +197,62 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
         check_writable(subject)
 
 
-def test_a_link_that_is_replaced_is_told(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "_prove", lambda *_: None)
+def test_a_full_disk_leaves_everything_as_it_was(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = (subject.folder / "config.pbtxt").read_text()
+    monkeypatch.setattr(application.os, "fsync", fail)
+    with pytest.raises(RepositoryError, match="No space left on device"):
+        write(CHOSEN, subject)
+    assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt"]
+    assert (subject.folder / "config.pbtxt").read_text() == before
+
+
+def test_a_link_that_is_replaced_is_a_link_again_on_the_way_back(subject: Subject) -> None:
     path = subject.folder / "config.pbtxt"
     shared = path.rename(subject.folder.parent / "shared.pbtxt")
-    path.symlink_to(shared)
+    path.symlink_to("../shared.pbtxt")
     before = shared.read_text()
-    applied = apply(CHOSEN, subject, questions)
+    applied = write(CHOSEN, subject)
     assert "config.pbtxt was a link" in applied.notes[-1]
     assert shared.read_text() == before
-    subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
+    assert read_config(path).max_batch_size == 8
+    go_back(applied)
+    assert path.is_symlink()
     assert path.read_text() == before
 
 
-def test_on_a_running_server_its_address_is_told(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "_prove", lambda *_: None)
-    applied = apply(CHOSEN, subject, questions, "http://h:1")
-    assert applied.commands_back[1] == applied.load_command == "graphkiln load digits --url http://h:1"
+def test_on_a_running_server_the_way_there_is_told(subject: Subject) -> None:
+    applied = write(CHOSEN, subject, ("--url", "https://h:1", "--ca-file", "/a b/ca.pem"))
+    assert applied.commands_back[1] == applied.load_command
+    assert applied.load_command == "graphkiln load digits --url https://h:1 --ca-file '/a b/ca.pem'"
 
 
-def test_where_the_cpp_backend_would_serve_it_that_is_told(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "_prove", lambda *_: None)
+def test_where_the_cpp_backend_would_serve_it_that_is_told(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     path = subject.folder / "config.pbtxt"
     path.write_text(path.read_text().replace('backend: "graphkiln"', 'backend: "onnxruntime"'))
     for installed, notes in (({"graphkiln"}, 1), ({"graphkiln", "onnxruntime"}, 0)):
         monkeypatch.setattr(application, "installed_backend_names", lambda found=installed: frozenset(found))
-        found = apply(CHOSEN, read_again(subject), questions).notes
+        found = write(CHOSEN, read_again(subject.folder)).notes
         assert len([note for note in found if "--replace-onnxruntime" in note]) == notes
 
 
-def test_what_somebody_wrote_beside_it_stays(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(application, "_prove", lambda *_: None)
+def test_what_somebody_wrote_beside_it_stays(subject: Subject) -> None:
     path = subject.folder / "config.pbtxt"
     text = path.read_text().replace("max_batch_size: 32", "max_batch_size: 32  # as clients send them")
     path.write_text(f"{text}\n# by the vision team\n")
-    applied = apply(CHOSEN, read_again(subject), questions)
+    applied = write(CHOSEN, read_again(subject.folder))
     written = applied.config.read_text()
     assert "max_batch_size: 8  # as clients send them\n" in written
     assert "\n# by the vision team\n" in written
     assert read_config(path).instance_group[0].count == 2
+
+
+def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
+    path = subject.folder / "config.pbtxt"
+    groups = "instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU name: \"night\" } ]\n"
+    path.write_text(path.read_text() + groups)
+    applied = write(CHOSEN, read_again(subject.folder))
+    assert groups in applied.config.read_text()
+    assert [group.count for group in read_config(path).instance_group] == [1, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_what_is_legal_has_none(subject: Subject) -> None:
     assert objection(subject, **openvino, precision="bf16", streams=2, threads=2) == ""
     assert objection(subject, **openvino, threads=1, instances=2) == ""
     assert objection(subject, max_batch_size=1, max_queue_delay_us=-1) == ""
+
+
+def test_a_step_of_an_ensemble_takes_its_batches(subject: Subject) -> None:
+    step = replace(subject, ensembles={"single": 0, "pipeline": 8})
+    assert objection(step, max_batch_size=8) == objection(step, max_batch_size=32) == ""
+    assert objection(step, max_batch_size=4) == "a step of an ensemble takes its batches: 'pipeline' takes batches of 8"
+    assert "pipeline" in objection(step, max_batch_size=1, max_queue_delay_us=-1)
 
 
 def test_what_serves_today_is_measured_whatever_it_is(subject: Subject) -> None:

@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from digits_subject import digits_subject
 from PIL import Image
 from task_outputs import DETECTION, detector_outputs
 
-from graphkiln.tuning.questions import Questions, check_floor, read_questions
+from graphkiln.tuning.questions import MOST_SAMPLES, Questions, read_questions
 from graphkiln.tuning.subject import Subject
-from graphkiln_backend.graph.errors import ConversionError, InvalidInput
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
 
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -74,12 +75,6 @@ def test_what_users_read_is_judged_and_not_the_order_of_detections() -> None:
     assert "detections" in asked.objection({0: moved}, engine="openvino", precision="fp32")
 
 
-def test_a_floor_is_for_classes(questions: Questions) -> None:
-    with pytest.raises(InvalidInput, match="counts right classes"):
-        check_floor(replace(questions, reading=DETECTION), 0.01)
-    check_floor(replace(questions, reading=DETECTION), None)
-
-
 def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labelled: Path) -> None:
     contract = replace(subject.deployment.version.contract, labels=LABELS)
     version = replace(subject.deployment.version, contract=contract)
@@ -87,7 +82,6 @@ def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labell
     assert found.targets is not None
     assert found.targets.tolist() == [8, 7, 3]
     assert found.accuracy(found.answers) == pytest.approx(2 / 3)
-    check_floor(found, 0.01)
 
 
 def test_samples_without_labels_have_no_accuracy(subject: Subject, tmp_path: Path) -> None:
@@ -97,9 +91,7 @@ def test_samples_without_labels_have_no_accuracy(subject: Subject, tmp_path: Pat
     assert len(found.feeds) == 5
     assert found.feeds[4]["INPUT_0"].shape == (1, 1, 32, 32)
     assert found.accuracy(found.answers) is None
-    with pytest.raises(InvalidInput, match="right classes are known"):
-        check_floor(found, 0.01)
-    check_floor(found, None)
+    assert found.unlabelled == f"{path} has none"
 
 
 def test_samples_that_do_not_fit_are_refused(subject: Subject, tmp_path: Path) -> None:
@@ -116,3 +108,40 @@ def test_a_bare_graph_gets_requests_that_are_made_up(subject: Subject) -> None:
     assert len(found.feeds) == 8
     assert not np.array_equal(found.feeds[0]["INPUT_0"], found.feeds[1]["INPUT_0"])
     assert found.objection({0: found.answers[0]}, engine="onnxruntime", precision="fp32") == ""
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.zeros((2, 3, 32, 32), np.float32), r"wrong size in dimension 1.*\[batch,1,32,32\].*\[1,3,32,32\]"),
+        (np.zeros((2, 1, 32, 32), np.uint8), "wrong dtype"),
+        (np.zeros((2, 32), np.float32), "wrong rank"),
+    ],
+)
+def test_samples_of_another_shape_are_refused(
+    subject: Subject, tmp_path: Path, array: npt.NDArray[np.generic], told: str
+) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, INPUT_0=array)
+    with pytest.raises(ConversionError, match=f"samples.npz do not fit the model: {told}"):
+        read_questions(subject, path)
+
+
+def test_who_does_not_say_what_is_right_is_told(subject: Subject, labelled: Path, questions: Questions) -> None:
+    assert questions.unlabelled == "golden samples have none"
+    (labelled / "three").rename(labelled / "thre")
+    for labels, told in (((), "the model has no labels"), (LABELS, "'thre' is no label of the model")):
+        contract = replace(subject.deployment.version.contract, labels=labels)
+        version = replace(subject.deployment.version, contract=contract)
+        asked = replace(subject, deployment=replace(subject.deployment, version=version))
+        found = read_questions(asked, labelled)
+        assert found.targets is None
+        assert found.unlabelled == told
+
+
+def test_more_samples_are_read_where_their_labels_count_and_few_are_sent(subject: Subject, tmp_path: Path) -> None:
+    path = tmp_path / "samples.npz"
+    np.savez(path, INPUT_0=np.zeros((400, 1, 32, 32), np.float32))
+    assert len(read_questions(subject, path).feeds) == MOST_SAMPLES
+    found = read_questions(subject, path, 300)
+    assert (len(found.feeds), len(found.sent)) == (300, 150)

@@ -15,14 +15,23 @@ from digits_subject import digits_subject
 from graphkiln.tuning import running_server
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.running_server import RunningTrials, check_knowable
+from graphkiln.tuning.questions import Questions, read_questions
+from graphkiln.tuning.running_server import RunningTrials
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
+from graphkiln.tuning.serving_keys import default_values
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.target import Objective
-from graphkiln.tuning.trials import Failed, Measured, OpenLoop
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, MeasurementError, ServerError, Unauthorized
+from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
+from graphkiln_backend.graph.errors import (
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    MeasurementError,
+    ModelNotFound,
+    ModelNotReady,
+    ServerError,
+    Unauthorized,
+)
 from graphkiln_client import Health
 
 STORED: dict[str, Any] = {
@@ -43,13 +52,23 @@ class FakeServer:
         self.deaf = False
         self.error: Exception | None = None
         self.deaths = 0
+        self.stored: Mapping[str, Any] = copy.deepcopy(STORED)
+        self.answers: Mapping[str, Any] | Exception = ModelNotFound("no such version")
+        self.asked: list[str] = []
+        self.has_broken_store = False
 
     @contextmanager
     def client(self, **_: Any) -> Iterator[FakeServer]:
         yield self
 
-    def model(self, _: str) -> FakeServer:
+    def model(self, _: str, version: str = "") -> FakeServer:
+        self.asked.append(version)
         return self
+
+    def infer(self, _: Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(self.answers, Exception):
+            raise self.answers
+        return self.answers
 
     def health(self) -> Health:
         self.deaths -= 1
@@ -64,10 +83,12 @@ class FakeServer:
     def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         assert name == "digits"
         self.loads.append(config)
+        if self.has_broken_store and config is None:
+            raise ServerError("config.pbtxt is damaged")
         if self.error:
             raise self.error
         if not self.deaf:
-            self.served = config or copy.deepcopy(STORED)
+            self.served = config or copy.deepcopy(self.stored)
 
 
 @pytest.fixture
@@ -83,18 +104,28 @@ def subject(repository: Path) -> Subject:
     return digits_subject(repository)
 
 
+@pytest.fixture(scope="module")
+def questions(subject: Subject) -> Questions:
+    return read_questions(subject)
+
+
 @pytest.fixture
-def open_trials(subject: Subject, tmp_path: Path) -> Callable[[], RunningTrials]:
+def open_trials(subject: Subject, questions: Questions, tmp_path: Path) -> Callable[..., RunningTrials]:
     """Begins a search; one that was begun before it has died."""
-    loading = Loading(questions=read_questions(subject))
+    loading = Loading(questions=questions)
     local = LocalTrials(subject=subject, loading=loading)
 
-    def open_() -> RunningTrials:
-        before = ServedBefore(tmp_path, "http://h:1", "digits")
+    def open_(url: str = "http://h:1", *, is_rehearsed: bool = True) -> RunningTrials:
+        before = ServedBefore(tmp_path, url, "digits")
         found = RunningTrials(
-            subject=subject, loading=loading, client={"url": "http://h:1"}, local=local, before=before
-        )
-        found.open()
+            subject=subject, loading=loading, client={"url": url}, local=local, before=before,
+            today=Candidate.of(default_values(subject)), is_rehearsed=is_rehearsed,
+        )  # fmt: skip
+        try:
+            found.open()
+        except MeasurementError:
+            before.close()
+            raise
         return found
 
     return open_
@@ -250,7 +281,7 @@ class TestAfterKill:
 
     @pytest.mark.parametrize("original", [STORED, OWNERS])
     def test_what_was_served_before_is_put_back(
-        self, server: FakeServer, open_trials: Callable[[], RunningTrials], original: Mapping[str, Any], tmp_path: Path
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials], original: Mapping[str, Any], tmp_path: Path
     ) -> None:
         server.served = original
         kill(open_trials())
@@ -264,7 +295,7 @@ class TestAfterKill:
         assert list(tmp_path.iterdir()) == []
 
     def test_what_its_owner_has_loaded_since_stays(
-        self, server: FakeServer, open_trials: Callable[[], RunningTrials]
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
     ) -> None:
         kill(open_trials())
         server.served = OWNERS
@@ -277,7 +308,7 @@ class TestAfterKill:
 
 
 @pytest.mark.usefixtures("server")
-def test_two_searches_have_no_model_in_common(open_trials: Callable[[], RunningTrials]) -> None:
+def test_two_searches_have_no_model_in_common(open_trials: Callable[..., RunningTrials]) -> None:
     first = open_trials()
     with pytest.raises(MeasurementError, match="another search's that runs now"):
         open_trials()
@@ -291,9 +322,161 @@ def kill(trials: RunningTrials) -> None:
     trials.before._journal.close()
 
 
-def test_what_is_not_known_there_is_not_searched_for() -> None:
-    for known in (Objective.LATENCY, Objective.THROUGHPUT):
-        check_knowable(known)
-    for unknown in (Objective.MEMORY, Objective.COST):
-        with pytest.raises(InvalidInput, match=f"--objective {unknown}: neither memory nor CPU time"):
-            check_knowable(unknown)
+class TestPutBack:
+    """Whatever became of the repository, the search, or the server meanwhile."""
+
+    def test_a_repository_that_was_damaged_meanwhile_is_not_needed(
+        self, trials: RunningTrials, server: FakeServer
+    ) -> None:
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        server.has_broken_store = True
+        trials.close()
+        assert server.served == STORED
+
+    def test_what_its_owner_has_written_into_the_repository_since_a_kill_stays(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+    ) -> None:
+        kill(open_trials())
+        server.stored = applied = copy.deepcopy(server.served)
+        following = open_trials()
+        assert server.served == applied
+        following.measure(CANDIDATE.with_values({"max_batch_size": 4}), OpenLoop(1), 1, 0)
+        following.close()
+        assert server.served == applied
+
+    def test_after_a_kill_a_load_that_has_not_ended_is_not_the_last_one(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+    ) -> None:
+        kill(open_trials())
+        server.served, loads = copy.deepcopy(STORED), len(server.loads)
+        open_trials().close()
+        assert server.loads[loads:] == [None]
+
+    def test_one_whose_end_nobody_waited_for_is_followed_by_another(
+        self, trials: RunningTrials, server: FakeServer
+    ) -> None:
+        server.error = DeadlineExceeded("no response within 600 s")
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        server.error = None
+        trials.close()
+        assert server.loads[1:] == [None]
+
+    def test_it_is_told(
+        self, trials: RunningTrials, server: FakeServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("INFO", "graphkiln.tuning")
+        trials.close()
+        assert caplog.text == ""
+        trials.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        trials.close()
+        assert "http://h:1 serves 'digits' again as it did before the search" in caplog.text
+        assert server.served == STORED
+
+
+class TestAnotherAddress:
+    """One server has many: what a killed search left is not taken for the owner's configuration."""
+
+    def test_what_a_search_left_that_knew_another_is_named(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+    ) -> None:
+        kill(open_trials())
+        with pytest.raises(MeasurementError, match=r"as a search of http://h:1 has left it.*--url http://h:1 puts back"):
+            open_trials("grpc://h:2")
+        open_trials("http://h:1").before.close()
+        assert server.served == STORED
+        open_trials("grpc://h:2")
+
+    @pytest.mark.usefixtures("server")
+    def test_another_server_with_the_same_configuration_can_be_told_from_it(
+        self, open_trials: Callable[..., RunningTrials], tmp_path: Path
+    ) -> None:
+        kill(open_trials())
+        with pytest.raises(MeasurementError) as told:
+            open_trials("http://other:1")
+        (file,) = tmp_path.glob("served-*.jsonl")
+        assert f"Two? Delete {file}" in told.value.hint
+        file.unlink()
+        open_trials("http://other:1")
+
+    def test_what_its_owner_has_loaded_is_no_matter(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+    ) -> None:
+        kill(open_trials())
+        server.served = OWNERS
+        open_trials("grpc://h:2")
+
+
+class TestRehearsal:
+    """What keeps a server from being measured is told before minutes go by with sessions alone."""
+
+    @pytest.fixture
+    def timed(self, monkeypatch: pytest.MonkeyPatch) -> list[Candidate]:
+        found: list[Candidate] = []
+
+        def probe(_: LocalTrials, session: Candidate) -> Bare:
+            found.append(session)
+            return Bare(batch_s={1: 0.001})
+
+        monkeypatch.setattr(LocalTrials, "probe", probe)
+        return found
+
+    @pytest.fixture
+    def fresh(self, server: FakeServer, open_trials: Callable[..., RunningTrials], questions: Questions) -> RunningTrials:
+        server.answers = questions.answers[0]
+        return open_trials(is_rehearsed=False)
+
+    def test_it_is_made_once(self, server: FakeServer, fresh: RunningTrials, timed: list[Candidate]) -> None:
+        for _ in range(2):
+            fresh.probe(CANDIDATE)
+        (config,) = server.loads
+        assert config is not None
+        assert config["parameters"]["engine"] == {"string_value": "onnxruntime"}, "today's, by its name"
+        assert "1" in server.asked, "the version that is tuned"
+        assert len(timed) == 2
+        fresh.close()
+        assert server.served == STORED
+
+    def test_it_is_made_for_a_measurement_only(self, server: FakeServer, fresh: RunningTrials) -> None:
+        """A search that was ended changes nothing when it is shown again."""
+        fresh.close()
+        assert server.loads == []
+
+    @pytest.mark.parametrize(
+        ("error", "told"),
+        [
+            (Unauthorized("the admin key is wrong"), "the admin key is wrong"),
+            (ServerError("load is not allowed"), r"does not load 'digits' with a configuration.*explicit mode"),
+            (InvalidInput("load is not allowed"), r"does not load 'digits' with a configuration.*explicit mode"),
+            (ModelNotReady("no extension"), r"does not load 'digits' with a configuration.*explicit mode"),
+        ],
+    )
+    def test_one_that_takes_no_configuration_is_told_and_left_as_it_is(
+        self, server: FakeServer, fresh: RunningTrials, timed: list[Candidate], error: Exception, told: str
+    ) -> None:
+        server.error = error
+        with pytest.raises((MeasurementError, Unauthorized), match=told), fresh:
+            fresh.probe(CANDIDATE)
+        assert len(server.loads) == 1, "nothing is to be put back"
+        assert timed == []
+        assert fresh.before.original is None
+
+    @pytest.mark.parametrize("is_other", [True, False])
+    def test_one_that_computes_something_else_is_told(
+        self, server: FakeServer, fresh: RunningTrials, timed: list[Candidate], questions: Questions, *, is_other: bool
+    ) -> None:
+        server.answers = questions.answers[1] if is_other else ModelNotFound("no version 1")
+        told = "answers otherwise than .*digits/1: " if is_other else "for version 1 of 'digits': no version 1"
+        with pytest.raises(MeasurementError, match=told), fresh:
+            fresh.probe(CANDIDATE)
+        assert server.served == STORED
+        assert timed == []
+
+
+def test_that_today_is_what_the_folder_has_is_told(
+    server: FakeServer, open_trials: Callable[..., RunningTrials], caplog: pytest.LogCaptureFixture
+) -> None:
+    open_trials().before.close()
+    assert caplog.text == ""
+    server.served = OWNERS
+    open_trials()
+    assert "with another batch, queue or number of instances than" in caplog.text

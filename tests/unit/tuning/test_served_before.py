@@ -41,3 +41,30 @@ def test_models_and_servers_have_one_each(tmp_path: Path) -> None:
 def test_it_is_one_searchs_at_a_time(tmp_path: Path) -> None:
     with ServedBefore(tmp_path, URL, "m"), pytest.raises(MeasurementError, match="another search's that runs now"):
         ServedBefore(tmp_path, URL, "m")
+
+
+def test_this_machine_has_one_name(tmp_path: Path) -> None:
+    with ServedBefore(tmp_path, "http://localhost:8000", "m") as before:
+        before.note(OTHER, FIRST)
+    with ServedBefore(tmp_path, "http://user:secret@127.0.0.1:8000/", "m") as before:
+        assert before.original == OTHER
+        before.settle()
+    with ServedBefore(tmp_path, "http://localhost:8002", "m") as before:
+        assert before.original is None
+        assert before.elsewhere() == []
+
+
+def test_what_was_left_under_another_address_is_known(tmp_path: Path) -> None:
+    with ServedBefore(tmp_path, URL, "m") as killed, ServedBefore(tmp_path, URL, "n") as another:
+        killed.note(OTHER, FIRST)
+        killed.settle()
+        killed.note(OTHER, SECOND)
+        another.note(OTHER, FIRST)
+    with ServedBefore(tmp_path, "grpc://h:2", "m") as before:
+        (left,) = before.elsewhere()
+        assert (left.server, left.original, left.candidates) == (URL, OTHER, [SECOND])
+        with left.file.open("a") as file:
+            file.write('{"candidate": {"max_')  # it is being written
+        assert [each.candidates for each in before.elsewhere()] == [[SECOND]]
+        left.file.write_text("no journal\n")
+        assert before.elsewhere() == []

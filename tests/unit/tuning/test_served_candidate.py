@@ -38,7 +38,7 @@ class FakeClient:
     def open(cls, **_: Any) -> Iterator[FakeClient]:
         yield cls()
 
-    def model(self, _: str) -> FakeClient:
+    def model(self, *_: str) -> FakeClient:
         return self
 
     def infer(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:

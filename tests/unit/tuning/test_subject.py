@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.tuning.subject import check_tunable, read_subject, vanishing_cache
+from graphkiln.tuning.subject import check_tunable, read_subject, served_versions, vanishing_cache
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config_changes import NO_BATCHER
 
@@ -63,3 +63,23 @@ def test_sequences_are_refused(repository: Path) -> None:
     check_tunable(subject)
     with pytest.raises(RepositoryError, match="schedule sequences"):
         check_tunable(replace(subject, schedules_sequences=True))
+
+
+def test_the_version_policy_says_what_is_served(digits: Path, repository: Path, tmp_path: Path) -> None:
+    model = tmp_path / "digits"
+    for version in ("1", "2", "7"):
+        shutil.copytree(digits / "1", model / version)
+    (model / "notes").mkdir()
+    subject = digits_subject(repository)
+    for policy, served in (("", [7]), ("all {}", [1, 2, 7]), ("latest { num_versions: 2 }", [2, 7])):
+        (model / "config.pbtxt").write_text(f"version_policy {{ {policy} }}\n" if policy else "")
+        assert served_versions(replace(subject, folder=model)) == served
+
+
+def test_ensembles_of_its_store_are_known(digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits, tmp_path / "digits")
+    (tmp_path / "both").mkdir()
+    step = 'ensemble_scheduling { step { model_name: "digits" model_version: -1 } }'
+    (tmp_path / "both" / "config.pbtxt").write_text(f'platform: "ensemble" max_batch_size: 4 {step}\n')
+    with vanishing_cache() as cache:
+        assert read_subject(tmp_path / "digits" / "1", cache).ensembles == {"both": 4}
