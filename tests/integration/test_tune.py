@@ -19,7 +19,7 @@ from browsing import CHROMIUM, browse
 from running import COMMAND, Server, StartServer
 from tune_command import digest, environment, journal, leftovers, measured, processes, temporary, tune
 
-from graphkiln.tuning.application import Applied, apply
+from graphkiln.tuning.application import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.subject import read_subject, vanishing_cache
@@ -34,7 +34,7 @@ FEW = ("--only", "spin")
 
 @pytest.fixture
 def model(digits: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "models" / "digits"
+    folder = tmp_path / "it's a store" / "digits"
     shutil.copytree(digits, folder)
     return folder
 
@@ -154,10 +154,11 @@ CHOSEN = Candidate.of(
 )
 
 
-def apply_chosen(model: Path, url: str = "") -> Applied:
+def apply_chosen(model: Path, *reach: str) -> Applied:
     with vanishing_cache() as cache:
         subject = read_subject(model / "1", cache)
-        return apply(CHOSEN, subject, read_questions(subject), url)
+        prove(CHOSEN, subject, read_questions(subject))
+        return write(CHOSEN, subject, reach)
 
 
 def largest_batch(server: Server) -> int:
@@ -192,7 +193,7 @@ def test_what_is_applied_is_served_by_a_server_in_poll_mode(model: Path, start_s
 def test_in_explicit_mode_the_commands_that_are_told_do_it(model: Path, start_server: StartServer) -> None:
     server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
     server.wait_ready()
-    applied = apply_chosen(model, server.url)
+    applied = apply_chosen(model, "--url", server.url)
     assert largest_batch(server) == 32
     run_shell(applied.load_command)
     assert largest_batch(server) == 8
@@ -243,11 +244,92 @@ def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Pat
         assert client.health().ready
 
 
+def served_config(server: Server) -> dict[str, Any]:
+    with Client(server.url) as client:
+        return client.model("digits").config
+
+
+def begin_beside(folder: Path, model: Path, server: Server) -> subprocess.Popen[str]:
+    """A search on a server that has loaded another configuration already."""
+    before = served_config(server)
+    words = [str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "240s", "--url", server.url]
+    process = subprocess.Popen(
+        [*COMMAND, "tune", *words], env=beside(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - as above
+    )  # fmt: skip
+    server.wait_until(lambda: process.poll() is not None or _may_differ(server, before))
+    assert process.poll() is None, process.communicate()[1]
+    return process
+
+
+def _may_differ(server: Server, before: dict[str, Any]) -> bool:
+    with contextlib.suppress(ClientError):
+        return served_config(server) != before
+    return False
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+def test_a_search_that_is_stopped_gives_a_running_server_its_configuration_back(
+    model: Path, tmp_path: Path, start_server: StartServer, signal_: signal.Signals
+) -> None:
+    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
+    server.wait_ready()
+    before = served_config(server)
+    process = begin_beside(tmp_path, model, server)
+    process.send_signal(signal_)
+    told = process.communicate(timeout=200)[1]
+    assert process.returncode == 128 + signal_, told
+    assert "serves 'digits' again as it did before the search" in told
+    assert served_config(server) == before
+    assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
+
+
+def test_after_a_kill_the_next_search_gives_it_back(model: Path, tmp_path: Path, start_server: StartServer) -> None:
+    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
+    server.wait_ready()
+    before = served_config(server)
+    process = begin_beside(tmp_path, model, server)
+    process.kill()
+    process.communicate(timeout=60)
+    assert served_config(server) != before
+    words = ["--p99", "2s", "--rate", "60/s", *FEW, "--budget", "20s"]
+    other = tune_beside(tmp_path, model, *words, "--url", f"http://127.0.0.1:{server.http_port}")
+    assert other.returncode == 1, other.stderr
+    assert "has left it, which was killed or runs now" in other.stderr
+    done = tune_beside(tmp_path, model, *words, "--url", server.url)
+    assert done.returncode in (0, 1), done.stderr
+    assert "still serves what a search left that was killed: put back" in done.stderr
+    assert served_config(server) == before
+    assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
+
+
+def test_a_server_that_takes_no_configuration_is_told_before_anything_is_measured(
+    model: Path, tmp_path: Path, start_server: StartServer
+) -> None:
+    server = start_server("--model-store", model.parent)
+    server.wait_ready()
+    before = served_config(server)
+    wrong = tmp_path / "key"
+    wrong.write_text("0123456789abcdef\n")
+    words = [model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "60s", "--url", server.url]
+    for more, told in ((["--admin-key-file", wrong], "admin key"), ([], "--model-control-mode=explicit")):
+        done = tune_beside(tmp_path, *words, *more)
+        assert done.returncode == 1, done.stderr
+        assert told in done.stderr
+        assert "its session alone" not in done.stderr
+        assert "Traceback" not in done.stderr
+        assert served_config(server) == before
+
+
+def beside(folder: Path) -> dict[str, str]:
+    """With the cache of the server: where its admin key is found."""
+    return {**os.environ, "COLUMNS": "80", "XDG_CACHE_HOME": str(folder / "cache")}
+
+
 def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """As `tune`, with the cache of the server: where its admin key is found."""
-    environment_ = {**os.environ, "COLUMNS": "80", "XDG_CACHE_HOME": str(folder / "cache")}
     return subprocess.run(
-        [*COMMAND, "tune", *map(str, words)], env=environment_, capture_output=True, text=True, timeout=400, check=False
+        [*COMMAND, "tune", *map(str, words)], env=beside(folder), capture_output=True, text=True, timeout=400, check=False
     )
 
 

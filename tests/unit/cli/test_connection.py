@@ -116,3 +116,15 @@ def test_options_of_tls_for_a_connection_without_it(option: str, tmp_path: Path)
     options = replace(DEFAULT_CONNECTION, url="http://h:8000", **{option: tmp_path / "file"})
     with pytest.raises(InvalidInput, match=f"--{option.replace('_', '-')}: the connection to .* is not secured"):
         options.connect()
+
+
+def test_the_words_that_lead_to_the_same_server_hold_no_secret(tmp_path: Path) -> None:
+    assert DEFAULT_CONNECTION.words() == ("--url", "http://localhost:8000")
+    options = ConnectionOptions(
+        url="https://me:secret@H.test", header=["Authorization: Bearer abc"], ca_file=Path("ca.pem"),
+        admin_key_file=tmp_path / "key",
+    )  # fmt: skip
+    assert options.words() == (
+        "--url", "https://h.test:443", "--ca-file", str(Path("ca.pem").absolute()), "--admin-key-file",
+        str(tmp_path / "key"), "--header", "Authorization: ...",
+    )  # fmt: skip

@@ -76,6 +76,7 @@ def test_a_server_that_is_named_is_tuned(run: RunVerb, ran: Ran, digits: Path, m
     done = run("tune", str(digits), "--p99", "50ms", "--url", "http://h.test:1")
     assert ran[0].client is not None
     assert ran[0].client["url"] == "http://h.test:1"
+    assert ran[0].reach == ("--url", "http://h.test:1")
     assert "cannot be read back" in done.err
     monkeypatch.setenv("GRAPHKILN_URL", "http://h.test:1")
     run("tune", str(digits), "--p99", "50ms")
@@ -95,7 +96,11 @@ def test_json_and_a_page(run: RunVerb, ran: Ran, digits: Path, tmp_path: Path) -
 def test_a_dry_run_measures_nothing(run: RunVerb, ran: Ran, digits: Path) -> None:
     done = run("tune", str(digits), "--p99", "50ms", "--dry-run")
     assert done.code == 0
-    assert "candidates of" in done.err
+    assert "candidates of" in done.out, "it is the result"
+    as_data = run("tune", str(digits), "--p99", "50ms", "--dry-run", "--json", "--only", "spin,engine")
+    space = json.loads(as_data.out)
+    assert set(space["axes"]["spin"]) == {True, False}
+    assert 0 < space["candidates"] < space["points"]
     assert ran == []
 
 
@@ -113,49 +118,68 @@ def test_what_is_stopped_says_how_to_go_on(
     assert "the same command goes on" in done.err
 
 
-def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch, digits: Path) -> list[Any]:
+    """Candidates that were written, were it real."""
     from graphkiln.tuning import application
 
-    applied: list[Any] = []
+    found: list[Any] = []
+    proven: list[Any] = []
 
-    def apply(candidate: Any, *_: Any) -> Any:
-        applied.append(candidate)
-        return application.Applied(config=digits / "config.pbtxt", backup=digits / "old", notes=("smaller",))
+    def write(candidate: Any, _: Any, reach: Any) -> application.Applied:
+        assert candidate in proven
+        found.append(candidate)
+        return application.Applied(
+            config=digits / "config.pbtxt", backup=digits / "old", notes=("smaller",), reach=tuple(reach)
+        )
 
-    monkeypatch.setattr(application, "apply", apply)
+    monkeypatch.setattr(application, "prove", lambda candidate, *_: proven.append(candidate))
+    monkeypatch.setattr(application, "write", write)
+    return found
+
+
+def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, written: list[Any]) -> None:
     done = run("tune", str(digits), "--p99", "50ms", "--apply")
     assert done.code == 0
-    assert applied[0]["engine"] == "openvino"
+    assert written[0]["engine"] == "openvino"
     assert f"mv {digits / 'old'} {digits / 'config.pbtxt'}" in done.err
     assert "graphkiln load digits" in done.err
     assert "poll mode takes the file by itself" in " ".join(done.err.split())
     assert "smaller" in done.err
     missed = run("tune", str(digits), "--p99", "1ms", "--apply")
     assert "nothing is written" in missed.err
-    assert len(applied) == 1, "nothing is written where nothing meets the target"
+    assert len(written) == 1, "nothing is written where nothing meets the target"
     assert len(ran) == 2
 
 
+@pytest.mark.usefixtures("ran", "written")
+def test_the_command_for_a_running_server_leads_there(run: RunVerb, digits: Path, tmp_path: Path) -> None:
+    """What is secret is not repeated."""
+    key = tmp_path / "the key"
+    key.write_text("0123\n")
+    words = ["--apply", "--url", "http://me:secret@h.test:1", "--admin-key-file", str(key), "--header", "X-Token: abc"]
+    done = run("tune", str(digits), "--p99", "50ms", *words)
+    told = f"graphkiln load digits --url http://h.test:1 --admin-key-file '{key}' --header 'X-Token: ...'"
+    assert told in done.err
+    assert not {"secret", "abc", "0123"} & {*done.err.replace("'", " ").replace(":", " ").split()}
+
+
 def test_what_was_fixed_is_written_though_nothing_else_changes(
-    run: RunVerb, digits: Path, monkeypatch: pytest.MonkeyPatch
+    run: RunVerb, digits: Path, monkeypatch: pytest.MonkeyPatch, written: list[Any]
 ) -> None:
     """`--fix` makes another configuration of what serves today: it is not taken for it."""
-    from graphkiln.tuning import application
 
     def search(self: Tuning, _: Callable[[Progress], None]) -> Any:
         found = finished(self.spanned.space, self.target)
         return replace(found, chosen=found.rows[1], default=None)  # the first value of each axis
 
     monkeypatch.setattr(Tuning, "run", search)
-    applied: list[Any] = []
-    done = application.Applied(config=digits / "config.pbtxt", backup=None)
-    monkeypatch.setattr(application, "apply", lambda candidate, *_: applied.append(candidate) or done)
     words = ["--p99", "50ms", "--apply", "--fix", "max_batch_size=4"]
     shown = run("tune", str(digits), *words)
     assert "chosen: max_batch_size=4" in shown.out
-    assert [each["max_batch_size"] for each in applied] == [4]
+    assert [each["max_batch_size"] for each in written] == [4]
     run("tune", str(digits), "--p99", "50ms", "--apply")
-    assert len(applied) == 1, "what serves today is not written again"
+    assert len(written) == 1, "what serves today is not written again"
 
 
 @pytest.mark.usefixtures("ran")
@@ -208,7 +232,7 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
         ("{digits} --p99 50ms --fix engine=tensorrt", "one of onnxruntime, openvino"),
         ("{digits} --p99 50ms --only engin", "engine"),
         ("{digits} --p99 50ms --fix threads=9 --fix instances=9", "no candidate is left"),
-        ("{digits} --p99 50ms --accuracy-floor 1%", "right classes are known"),
+        ("{digits} --p99 50ms --accuracy-floor 1%", "right classes are known: golden samples have none"),
         ("{digits} --p99 50ms --accuracy-floor 1", "a share such as 0.5%"),
         ("{digits} --p99 50ms --burst 2 --trace none.txt", "both say when"),
         ("{digits} --p99 50ms --trace none.txt", "none.txt cannot be read"),

@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 import tuned
 
-from graphkiln.cli.tune_together import check_store, parse_shares, refuse_options, show_together
+from graphkiln.cli.tune_together import apply_choices, check_store, parse_shares, refuse_options, show_together
+from graphkiln.tuning import application
+from graphkiln.tuning.application import Applied
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate
 from graphkiln.tuning.sharing import Plan, Response
 from graphkiln.tuning.target import Objective, Target
@@ -90,3 +92,32 @@ def test_json_has_the_rate_of_each(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert document["met"]
     assert {name: row["rate"] for name, row in document["models"].items()} == {"a": 75.0, "b": 25.0}
+
+
+def test_a_model_of_the_store_has_a_plain_name(tmp_path: Path) -> None:
+    (tmp_path / "a" / "1").mkdir(parents=True)
+    with pytest.raises(InvalidInput, match="has no model a/1, ../a"):
+        check_store(str(tmp_path), {"a": 1.0, "a/1": 1.0, "../a": 1.0})
+
+
+def test_nothing_is_written_before_all_are_proven(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(application, "prove", lambda _, subject, __: done.append(f"prove {subject}"))
+
+    def write(_: Candidate, subject: str, reach: tuple[str, ...]) -> Applied:
+        done.append(f"write {subject}")
+        return Applied(config=Path(f"/s/{subject}/config.pbtxt"), backup=None, reach=reach)
+
+    monkeypatch.setattr(application, "write", write)
+    asked: Any = {
+        name: SimpleNamespace(spanned=each.spanned, subject=name, questions=None, reach=())
+        for name, each in {**TUNINGS, "c": TUNINGS["a"]}.items()
+    }
+    other = ONE.with_values({INSTANCES: 2})
+    apply_choices({"a": other, "b": other, "c": ONE}, asked)
+    assert done == ["prove a", "prove b", "write a", "write b"]
+    told = capsys.readouterr().err
+    assert "what serves 'c' today is the best" in told
+    assert "rm /s/b/config.pbtxt" in told
