@@ -28,7 +28,8 @@ class ConfigChanges:
         parameters: Keys of `parameters` with their values; an empty value takes the key out.
         instances: How many, in the only instance group.
         max_batch_size: Largest batch.
-        queue_delay_us: Microseconds that the dynamic batcher waits for more requests; `NO_BATCHER` takes it out.
+        queue_delay_us: Microseconds that the dynamic batcher waits for more requests; `NO_BATCHER` takes it out, but for
+            its queues' own policies.
         preferred_batch_sizes: Sizes that the dynamic batcher prefers.
         on_gpu: Where instances run when the configuration names no group.
     """
@@ -130,10 +131,20 @@ def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
     `max_batch_size` above 1 without any choice would be completed to dynamic batching.
     """
     if delay_us == NO_BATCHER:
-        config.ClearField("dynamic_batching")
+        _clear_batcher(config)
         return
     config.dynamic_batching.SetInParent()
     config.dynamic_batching.max_queue_delay_microseconds = delay_us
+
+
+def _clear_batcher(config: ModelConfigProto) -> None:
+    """Takes the batcher out, but for what does not batch: priorities, and queue policies that refuse or time out."""
+    if not config.HasField("dynamic_batching"):
+        return
+    for field_ in ("preferred_batch_size", "max_queue_delay_microseconds"):
+        config.dynamic_batching.ClearField(field_)
+    if not config.dynamic_batching.ListFields():
+        config.ClearField("dynamic_batching")
 
 
 def _text_of(path: Path) -> str:

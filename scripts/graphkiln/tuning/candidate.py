@@ -16,6 +16,8 @@ ENGINE, PRECISION, THREADS, STREAMS, SPIN = "engine", "precision", "threads", "s
 INSTANCES, MAX_BATCH_SIZE, PREFERRED = "instances", "max_batch_size", "preferred_batch_sizes"
 QUEUE_DELAY_US = "max_queue_delay_us"
 """Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher."""
+NOTHING = "none"
+"""As people write a list of nothing."""
 SESSION_KEYS = (ENGINE, PRECISION, THREADS, STREAMS, SPIN)
 """What a bare session depends on; the other keys are the scheduler's."""
 
@@ -86,4 +88,4 @@ def format_value(value: Value | list[int]) -> str:
     """
     if isinstance(value, bool):
         return "on" if value else "off"
-    return "+".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
+    return "+".join(map(str, value)) or NOTHING if isinstance(value, tuple | list) else str(value)

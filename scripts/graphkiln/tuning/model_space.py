@@ -41,6 +41,7 @@ _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
     THREADS: ((INSTANCES,), range(1, 1 << 10)),
     STREAMS: ((ENGINE, THREADS, MAX_BATCH_SIZE), (1,)),
     QUEUE_DELAY_US: ((MAX_BATCH_SIZE,), (0, NO_BATCHER)),
+    PREFERRED: ((MAX_BATCH_SIZE, QUEUE_DELAY_US), ((),)),
 }
 """Key -> those that may leave it no choice, and what it then becomes."""
 _NEVER_TUNED = {
@@ -111,7 +112,7 @@ class _Axes:
         yield self.axis(MAX_BATCH_SIZE, self.batches())
         yield self.axis(QUEUE_DELAY_US, self.delays())
         if self.defaults[PREFERRED]:
-            yield self.axis(PREFERRED, ())
+            yield self.axis(PREFERRED, ((),))  # which smaller batches need
         if self.on_gpu:
             yield self.axis(LAYOUT, LAYOUTS)
             yield self.axis(CONV_SEARCH, CONV_SEARCHES)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from graphkiln.tuning.candidate import (
     INSTANCES,
     MAX_BATCH_SIZE,
+    NOTHING,
     PREFERRED,
     QUEUE_DELAY_US,
     SPIN,
@@ -103,7 +104,7 @@ def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
         return _SWITCHES[value]
     try:
         if key == PREFERRED:
-            return tuple(int(part) for part in value.split("+"))
+            return tuple(int(part) for part in value.split("+")) if value != NOTHING else ()
         number = int(value) if isinstance(example, int) else None
     except ValueError:
         raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None

@@ -114,3 +114,17 @@ def test_a_served_configuration_is_changed_as_json() -> None:
     assert changed["max_batch_size"] == 2
     assert changed["parameters"] == {"engine": {"string_value": "openvino"}}
     assert served["max_batch_size"] == 8
+
+
+def test_what_a_queue_refuses_is_no_matter_of_batches(path: Path) -> None:
+    """Requests that were refused, timed out or put first are so without batches, too."""
+    policy = "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 9 }"
+    path.write_text(TEXT.replace("max_queue_delay_microseconds: 100", f"max_queue_delay_microseconds: 100 {policy}"))
+    batching = change(path, ConfigChanges(max_batch_size=1, queue_delay_us=NO_BATCHER)).dynamic_batching
+    assert (batching.priority_levels, batching.default_queue_policy.max_queue_size) == (2, 9)
+    assert not batching.preferred_batch_size
+    assert not batching.max_queue_delay_microseconds
+    path.write_text(TEXT)
+    assert not change(path, ConfigChanges(max_batch_size=1, queue_delay_us=NO_BATCHER)).HasField("dynamic_batching")
+    path.write_text('name: "m"\n')
+    assert not change(path, ConfigChanges(queue_delay_us=NO_BATCHER)).HasField("dynamic_batching")

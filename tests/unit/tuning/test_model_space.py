@@ -157,3 +157,14 @@ class TestNarrowing:
             narrow(span(subject).space, [], {"threads": 2, "instances": 2})
         with pytest.raises(InvalidInput, match="'engin' is not tuned"):
             narrow(span(subject).space, ["engin"], {})
+
+
+def test_preferred_sizes_give_way_to_smaller_batches(subject: Subject) -> None:
+    preferring = changed(subject, preferred_batch_sizes=(4, 8))
+    spanned = span(preferring)
+    assert axes(spanned)["preferred_batch_sizes"] == ((4, 8), ())
+    assert "above max_batch_size" in objection(spanned, max_batch_size=2)
+    assert objection(spanned, max_batch_size=2, preferred_batch_sizes=()) == ""
+    alone = narrow(spanned.space, ["max_batch_size"], {})
+    assert {1, 2} <= {each["max_batch_size"] for each in alone.candidates}
+    assert "preferred_batch_sizes" not in axes(span(subject))

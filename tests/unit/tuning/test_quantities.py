@@ -40,6 +40,7 @@ def test_what_is_no_share_is_refused(text: str) -> None:
         ("threads=1", "threads", 1),
         ("spin=off", "spin", False),
         ("preferred_batch_sizes=2+8", "preferred_batch_sizes", (2, 8)),
+        ("preferred_batch_sizes=none", "preferred_batch_sizes", ()),
     ],
 )
 def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Value) -> None:
