@@ -142,10 +142,12 @@ def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
     try:
         with stage(replace(subject, version=version), changes) as store, vanishing_cache() as cache:
             staged = read_subject(store / subject.name / str(version), cache)
-            with staged.deployment.build(cache).session:
-                return ""
+            proven = staged.deployment.build(cache)
+            with proven.session:
+                pass
     except GraphkilnError as error:
         return str(error)
+    return ""
 
 
 def _other_versions(subject: Subject) -> list[int]:

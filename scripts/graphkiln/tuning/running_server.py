@@ -40,6 +40,8 @@ _BACK_S, _POLL_S = 60.0, 0.5
 """How long a server that does not answer is waited for, and how often it is asked."""
 _UNANSWERED = (ConnectionFailed, DeadlineExceeded)
 """What a server may do all the same, later."""
+_NO_REFUSAL = (Unauthorized, ConnectionFailed, DeadlineExceeded)
+"""What says nothing of the configuration that was to be loaded."""
 _EXPLICIT = "only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit"
 
 @dataclass(slots=True)
@@ -143,7 +145,7 @@ class RunningTrials(Closeable):
             return
         try:
             self._serve(self.today)
-        except (Unauthorized, *_UNANSWERED):
+        except _NO_REFUSAL:
             raise
         except ClientError as error:
             said = f"{self._url} does not load '{self.subject.name}' with a configuration that it is given: {error}"
@@ -253,7 +255,7 @@ class RunningTrials(Closeable):
         """What the repository has, which is served then; None where it cannot be loaded any more."""
         try:
             client.load(self.subject.name)
-        except (Unauthorized, *_UNANSWERED):
+        except _NO_REFUSAL:
             raise
         except ClientError:
             return None
