@@ -46,6 +46,7 @@ class Questions:
         reading: What users read from the outputs, or None.
         targets: The right class of each, `[requests]`; None where nobody says.
         unlabelled: Why nobody does, in words.
+        output: Name of the output whose classes the labels name; empty for the first one.
     """
 
     origin: str
@@ -55,6 +56,7 @@ class Questions:
     reading: Reading | None = None
     targets: npt.NDArray[np.int64] | None = None
     unlabelled: str = ""
+    output: str = ""
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
         """Why outputs are not those of the saved graph within the numeric policy; empty where they are.
@@ -90,7 +92,7 @@ class Questions:
         if self.targets is None:
             return None
         ranking = self.reading if isinstance(self.reading, Ranking) else None
-        classes = [_best_class(outputs, ranking) for outputs in found]
+        classes = [_best_class(outputs, ranking, self.output) for outputs in found]
         return float(np.mean(np.array(classes) == self.targets))
 
     @property
@@ -128,6 +130,7 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         reading=version.reading,
         targets=targets,
         unlabelled="" if targets is not None else _why_unlabelled(samples, version.contract.labels),
+        output=version.contract.output,
     )
 
 
@@ -205,7 +208,8 @@ def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
     return outputs if whole else {name: array[number : number + 1] for name, array in outputs.items()}
 
 
-def _best_class(outputs: Arrays, ranking: Ranking | None) -> int:
+def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
     if ranking:
         return int(outputs[ranking.indices].ravel()[0])
-    return int(next(iter(outputs.values())).ravel().argmax())
+    scores = outputs[name] if name in outputs else next(iter(outputs.values()))
+    return int(scores.ravel().argmax())

@@ -145,3 +145,12 @@ def test_more_samples_are_read_where_their_labels_count_and_few_are_sent(subject
     assert len(read_questions(subject, path).feeds) == MOST_SAMPLES
     found = read_questions(subject, path, 300)
     assert (len(found.feeds), len(found.sent)) == (300, 150)
+
+
+def test_the_classes_are_those_of_the_output_that_labels_name() -> None:
+    outputs = {"features": np.array([[9.0, 0.0]]), "scores": np.array([[0.0, 1.0]])}
+    asked = Questions(
+        origin="test", feeds=({},), answers=(outputs,), saved=Precision.FP32, targets=np.array([1]), output="scores"
+    )
+    assert asked.accuracy([outputs]) == 1.0
+    assert replace(asked, output="").accuracy([outputs]) == 0.0
