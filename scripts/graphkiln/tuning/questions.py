@@ -12,6 +12,7 @@ import numpy.typing as npt
 from graphkiln.tuning.subject import Subject, vanishing_cache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.registry import open_reference
+from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, MeasurementError, SignatureError, VerificationError
@@ -129,7 +130,7 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         saved=subject.deployment.saved,
         reading=version.reading,
         targets=targets,
-        unlabelled="" if targets is not None else _why_unlabelled(samples, version.contract.labels),
+        unlabelled="" if targets is not None else _why_unlabelled(samples, _labels_of(version.contract)),
         output=version.contract.output,
     )
 
@@ -151,7 +152,12 @@ def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...
     )
     _check_fit(subject.signature, feeds[0], samples)  # one array holds them all
     is_labelled = classifies(subject.deployment.version.reading)
-    return feeds, read_targets(samples, contract.labels, most) if is_labelled else None
+    return feeds, read_targets(samples, _labels_of(contract), most) if is_labelled else None
+
+
+def _labels_of(contract: Contract) -> tuple[str, ...]:
+    """Those of the scores, or of an embedded top-k."""
+    return contract.labels or (contract.ranking.labels if contract.ranking else ())
 
 
 def _check_fit(signature: Signature, feeds: Arrays, samples: Path) -> None:

@@ -16,6 +16,7 @@ from graphkiln.tuning.questions import MOST_SAMPLES, Questions, read_questions
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.ranking import Ranking
 
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -154,3 +155,12 @@ def test_the_classes_are_those_of_the_output_that_labels_name() -> None:
     )
     assert asked.accuracy([outputs]) == 1.0
     assert replace(asked, output="").accuracy([outputs]) == 0.0
+
+
+def test_the_labels_of_an_embedded_ranking_count(subject: Subject, labelled: Path) -> None:
+    ranking = Ranking(scores="OUTPUT_0", indices="OUTPUT_1", labels=LABELS)
+    contract = replace(subject.deployment.version.contract, labels=(), ranking=ranking)
+    version = replace(subject.deployment.version, contract=contract)
+    found = read_questions(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
+    assert found.targets is not None
+    assert found.targets.tolist() == [8, 7, 3]
