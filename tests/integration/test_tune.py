@@ -366,3 +366,23 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_p
         'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
     )
     assert (model / "config.pbtxt.untuned").read_text() == FOREIGN
+
+
+def test_an_int8_graph_is_made_tried_and_written(model: Path, repository: Path, tmp_path: Path) -> None:
+    """Five samples calibrate nothing that should be served; here they show the way."""
+    for image in (repository / "docs" / "digits").glob("*.png"):
+        for folder in (tmp_path / "calibration", tmp_path / "judged"):
+            folder.mkdir(exist_ok=True)
+            shutil.copy(image, folder)
+    words = ["--calibration", tmp_path / "calibration", "--samples", tmp_path / "judged", "--fix", "precision=int8"]
+    before = digest(model)
+    done = tune(tmp_path, model, "--p99", "2s", "--rate", "60/s", *FEW, *words, "--budget", "120s", "--apply", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["chosen"]["configuration"]["precision"] == "int8"
+    assert found["promise"]["placed"].startswith("onnxruntime on cpu in int")
+    manifest = json.loads((model / "2" / "manifest.json").read_text())
+    assert manifest["conversion"]["precision"] == "int8"
+    (undo,) = [line.removeprefix("graphkiln:   ") for line in done.stderr.splitlines() if "&& rm -r" in line]
+    run_shell(undo)
+    assert digest(model) == before

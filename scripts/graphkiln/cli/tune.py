@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,14 @@ def tune(
             metavar="PATH",
         ),
     ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            help="Samples, others than --samples, to make an int8 graph with, which is tried, too.",
+            show_default="no int8",
+            metavar="PATH",
+        ),
+    ] = None,
     burst: Annotated[int | None, typer.Option(help="Requests come so many at a time.", min=2, metavar="N")] = None,
     trace: Annotated[
         Path | None,
@@ -115,16 +124,18 @@ def tune(
     check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
     server = _server(connection, target) if _is_given(context, "url") else None
+    if server and calibration:
+        raise InvalidInput("--calibration: a running server has no int8 graph of it", hint="leave --url out")
     if share:
         given = {
             "--rate": rate, "--samples": samples, "--accuracy-floor": accuracy_floor, "--html": html,
-            "--dry-run": dry_run, "--price": price, "--url": server,
+            "--dry-run": dry_run, "--price": price, "--calibration": calibration, "--url": server,
         }  # fmt: skip
         refuse_options(given, target)
-    with ending_in_order(), search_folder(), vanishing_cache() as cache:
+    with ending_in_order(), search_folder() as folder, vanishing_cache() as cache:
         plan = partial(
-            _plan, target=target, samples=samples, arriving=(burst, trace), budget=budget, narrowed=(fix or [], only),
-            server=server, cache=cache,
+            _plan, target=target, samples=_Samples(samples, calibration, folder / "int8"), arriving=(burst, trace),
+            budget=budget, narrowed=(fix or [], only), server=server, cache=cache,
         )  # fmt: skip
         if share:
             raise typer.Exit(tune_models(model, share, plan, apply=apply, as_json=as_json))
@@ -140,6 +151,20 @@ def tune(
         if apply:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """What requests hold, what an int8 graph is calibrated on, and where that graph may lie."""
+
+    asked: Path | None
+    calibration: Path | None
+    folder: Path
+
+    def calibrated(self, subject: Subject) -> Subject:
+        from graphkiln.tuning.calibration import with_int8
+
+        return with_int8(subject, self.calibration, self.asked, self.folder) if self.calibration else subject
 
 
 def _check_libraries() -> None:
@@ -168,7 +193,7 @@ def _plan(
     model: str,
     target: Target,
     *,
-    samples: Path | None,
+    samples: _Samples,
     arriving: tuple[int | None, Path | None],
     budget: str,
     narrowed: tuple[list[str], str],
@@ -185,8 +210,8 @@ def _plan(
 
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
-    subject = _read_subject(model, cache)
-    questions = read_questions(subject, samples, samples_to_read(target.accuracy_floor))
+    subject = samples.calibrated(_read_subject(model, cache))
+    questions = read_questions(subject, samples.asked, samples_to_read(target.accuracy_floor))
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)
     client, reach = server or (None, ())

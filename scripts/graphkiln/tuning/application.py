@@ -13,7 +13,7 @@ from pathlib import Path
 from graphkiln.tuning.bare_session import BareJob, probe_session
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.serving_keys import changes_of, version_of
 from graphkiln.tuning.staging import stage
 from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, vanishing_cache
 from graphkiln.tuning.trials import Failed
@@ -22,6 +22,7 @@ from graphkiln_backend.repository.attestation import ATTESTATION_FILE
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, ModelConfigProto, read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges, changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.server.installed_names import installed_backend_names
 
 _DEADLINE_S = 600.0
@@ -35,12 +36,14 @@ class Applied:
     Attributes:
         config: The model's config.pbtxt.
         backup: What it was before; None where there was none.
+        version: Folder of the version that was added; None where none was.
         notes: What changes for clients and servers, a line each.
         reach: Options of a command that lead to the server that is to load it; empty where commands find it themselves.
     """
 
     config: Path
     backup: Path | None
+    version: Path | None = None
     notes: tuple[str, ...] = ()
     reach: tuple[str, ...] = ()
 
@@ -49,6 +52,8 @@ class Applied:
         """The two commands that go back."""
         config = shlex.quote(str(self.config))
         undo = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
+        if self.version:
+            undo += f" && rm -r {shlex.quote(str(self.version))}"
         return undo, self.load_command
 
     @property
@@ -88,7 +93,7 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
     found = probe_session(job, _DEADLINE_S)
     if reason := found.reason if isinstance(found, Failed) else found.accuracy:
         raise VerificationError("the configuration is not written: it cannot be proven any more", report=reason)
-    for version in _other_versions(subject):
+    for version in _beside(candidate, subject):
         _prove_version(version, changes_of(candidate, subject), subject)
 
 
@@ -106,21 +111,24 @@ def write(candidate: Candidate, subject: Subject, reach: Sequence[str] = ()) -> 
     check_unchanged(subject)
     path = subject.folder / CONFIG_FILE
     text, link = changed_text(path, changes_of(candidate, subject)), path.is_symlink()
-    backup = None
+    backup, version = None, None
     try:
         backup = _back_up(path)
+        version = _add_version(version_of(candidate, subject), subject.folder)
         _replace(path, text)
     except OSError as error:
         if backup:
             backup.unlink(missing_ok=True)
+        if version:
+            shutil.rmtree(version, ignore_errors=True)
         raise RepositoryError(
             f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
         ) from error
     notes = [
-        *_notes(candidate, subject),
+        *_notes(candidate, subject, int(version.name) if version else subject.version),
         *([f"{CONFIG_FILE} was a link, and is a file of its own now; the way back makes it a link again"] * link),
     ]
-    return Applied(config=path, backup=backup, notes=tuple(notes), reach=tuple(reach))
+    return Applied(config=path, backup=backup, version=version, notes=tuple(notes), reach=tuple(reach))
 
 
 def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:
@@ -150,8 +158,24 @@ def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
     return ""
 
 
-def _other_versions(subject: Subject) -> list[int]:
-    return [version for version in served_versions(subject) if version != subject.version]
+def _beside(candidate: Candidate, subject: Subject) -> list[int]:
+    """The versions that will be served beside the chosen one, as the version policy has it then."""
+    added = [max(version_folders(subject.folder.iterdir())) + 1] if version_of(candidate, subject) else []
+    chosen = added or [subject.version]
+    return [version for version in served_versions(subject, added) if version not in chosen]
+
+
+def _add_version(version: Path | None, model: Path) -> Path | None:
+    """Copies a version under the next number; a server sees all of it or nothing."""
+    if version is None:
+        return None
+    number = max(version_folders(model.iterdir())) + 1
+    hidden = model / f".{number}.{os.getpid()}"
+    try:
+        shutil.copytree(version, hidden)
+        return hidden.rename(model / str(number))
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
 
 
 def _back_up(path: Path) -> Path | None:
@@ -195,15 +219,18 @@ def _give_rights_of(path: Path, other: Path) -> None:
     other.chmod(status.st_mode)
 
 
-def _notes(candidate: Candidate, subject: Subject) -> list[str]:
+def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
     before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
     notes = [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []
     config = read_config(subject.folder / CONFIG_FILE)
     if DROP_IN_BACKEND not in installed_backend_names() and _is_drop_in(config):
         notes.append("Triton's C++ backend serves it here, unless graphkiln serve is given --replace-onnxruntime")
-    if others := ", ".join(map(str, _other_versions(subject))):
-        notes.append(f"version {others} is served with it, too, and loads: only version {subject.version} was measured")
-    if any((subject.folder / str(version) / ATTESTATION_FILE).exists() for version in served_versions(subject)):
+    served = served_versions(subject)
+    if others := ", ".join(str(version) for version in served if version != own):
+        notes.append(f"version {others} is served with it, and loads: only version {own} was measured")
+    if own not in served:
+        notes.append(f"version {own} was measured, and is not among those that are served: see version_policy")
+    if any((subject.folder / str(version) / ATTESTATION_FILE).exists() for version in served):
         notes.append(
             "it is signed no longer: servers with trusted keys serve on as before until it is signed again "
             f"(graphkiln sign {shlex.quote(str(subject.folder))})"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
-from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.serving_keys import changes_of, version_of
 from graphkiln.tuning.staging import PREFIX, stage
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln.tuning.trials import Bare, Failed
@@ -116,7 +116,7 @@ def run_job(job: BareJob) -> Bare | Failed:
     staged = session.with_values({MAX_BATCH_SIZE: max(job.batch_sizes)}) if max(job.batch_sizes) > 1 else session
     try:
         with (
-            stage(job.subject, changes_of(staged, job.subject)) as store,
+            stage(job.subject, changes_of(staged, job.subject), version_of(staged, job.subject)) as store,
             vanishing_cache() as cache,
         ):
             served = read_subject(store / job.subject.name / str(job.subject.version), cache)

@@ -13,7 +13,7 @@ from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
 from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.server_watch import Placed, ServerWatch, read_placement
-from graphkiln.tuning.serving_keys import changes_of
+from graphkiln.tuning.serving_keys import changes_of, version_of
 from graphkiln.tuning.staging import stage
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
@@ -89,7 +89,8 @@ class LocalTrials(Closeable):
     @contextmanager
     def _start(self, candidate: Candidate) -> Iterator[ServedCandidate]:
         flags = (*FLAGS, f"--load-deadline={self.deadline_s:g}")
-        with stage(self.subject, changes_of(candidate, self.subject)) as store, OwnedFolder() as folder:
+        changes, version = changes_of(candidate, self.subject), version_of(candidate, self.subject)
+        with stage(self.subject, changes, version) as store, OwnedFolder() as folder:
             log = folder.path / "server.log"
             with start_server(store, flags=flags, log=log, deadline_s=self.deadline_s) as server:
                 yield serve_as(candidate, self.subject.name, server, self.loading)

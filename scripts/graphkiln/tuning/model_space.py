@@ -141,10 +141,11 @@ class _Axes:
                 self.left_out.append(f"precision {precision}: {reason}")
             elif precision is not saved:
                 found.append(str(precision))
-        if saved is not Precision.INT8:
-            self.left_out.append(
-                "precision int8: needs an int8 graph (graphkiln convert --precision int8 --calibration)"
-            )
+        if self.subject.int8:
+            found.append(str(Precision.INT8))
+        elif saved is not Precision.INT8:
+            reason = self.subject.no_int8 or "needs an int8 graph: --calibration PATH makes one of samples"
+            self.left_out.append(f"precision int8: {reason}")
         return found
 
     def _lacking(self, precision: Precision) -> str:

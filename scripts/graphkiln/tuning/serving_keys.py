@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from graphkiln.tuning.candidate import (
     ENGINE,
     INSTANCES,
@@ -46,6 +48,16 @@ def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
     )
 
 
+def version_of(candidate: Candidate, subject: Subject) -> Path | None:
+    """Folder of the version that a candidate is served from; None for the subject's own.
+
+    Args:
+        candidate: With its precision.
+        subject: The model.
+    """
+    return subject.int8 if candidate.values.get(PRECISION) == Precision.INT8 else None
+
+
 def default_values(subject: Subject) -> dict[str, Value]:
     """What serves today, as the values of a candidate."""
     serving = subject.deployment.plan.configs[0]
@@ -88,7 +100,8 @@ def _streams(candidate: Candidate, subject: Subject) -> str:
 def _precision(value: str, subject: Subject) -> str:
     """Empty for the precision that the graph was saved in, unless the configuration names it: it needs no request."""
     requested = subject.deployment.settings.precision
-    return "" if Precision(value) == subject.deployment.saved and requested is None else value
+    saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
+    return "" if Precision(value) == saved and requested is None else value
 
 
 def _number(candidate: Candidate, key: str) -> int | None:

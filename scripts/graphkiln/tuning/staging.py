@@ -18,12 +18,13 @@ PREFIX = "graphkiln-tune-"
 
 
 @contextmanager
-def stage(subject: Subject, changes: ConfigChanges) -> Iterator[Path]:
+def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
     """A store that lives as long as the context.
 
     Args:
         subject: The model; its folder is only read.
         changes: To its configuration.
+        version: Folder of a version that stands in the place of the subject's; None for its own.
 
     Raises:
         RepositoryError: The configuration cannot be changed so.
@@ -33,5 +34,8 @@ def stage(subject: Subject, changes: ConfigChanges) -> Iterator[Path]:
     config.ClearField("version_policy")  # the version that is tuned is the only one there
     with OwnedFolder(prefix=PREFIX) as folder:
         store = folder.path / "store"
-        write_mirror(subject.folder, store / subject.name, [subject.version], config)
+        model = store / subject.name
+        write_mirror(subject.folder, model, [] if version else [subject.version], config)
+        if version:
+            (model / str(subject.version)).symlink_to(version)
         yield store

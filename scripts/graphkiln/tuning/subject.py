@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,6 +46,8 @@ class Subject:
         mixing: Why the rows of a batch cannot be computed together; empty where they can.
         config_sha256: Of its config.pbtxt; empty without one.
         ensembles: Those of its store that it is a step of, by name, each with its largest batch.
+        int8: Folder of a version with an int8 graph of it, beside its own; None without one.
+        no_int8: Why there is none, where one was asked for.
     """
 
     folder: Path
@@ -59,6 +61,8 @@ class Subject:
     mixing: str = ""
     config_sha256: str = ""
     ensembles: Mapping[str, int] = field(default_factory=dict)
+    int8: Path | None = None
+    no_int8: str = ""
 
     @property
     def name(self) -> str:
@@ -133,14 +137,18 @@ def check_unchanged(subject: Subject) -> None:
         )
 
 
-def served_versions(subject: Subject) -> list[int]:
+def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
     """The versions that a server takes from the model's folder, by its version policy, in ascending order.
+
+    Args:
+        subject: The model.
+        added: Versions that will be there, too.
 
     Raises:
         RepositoryError: The configuration is not usable any more.
     """
     config = read_config(subject.folder / CONFIG_FILE)
-    return select_versions(config, version_folders(subject.folder.iterdir()))
+    return select_versions(config, {*version_folders(subject.folder.iterdir()), *added})
 
 
 def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:

@@ -31,6 +31,7 @@ from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.graph.distributions import installed_version
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.repository.version import find_graph
 from graphkiln_client.transports.endpoint import Endpoint
 
 _PATIENCE = 20
@@ -114,6 +115,7 @@ class Tuning:
             "model": str(subject.folder),
             "version": subject.version,
             "graph": sha256_of(subject.deployment.version.graph_path),
+            **({"int8": sha256_of(find_graph(subject.int8))} if subject.int8 else {}),
             "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
             "software": {name: version for name in _SOFTWARE if (version := installed_version(name))},

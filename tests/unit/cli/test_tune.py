@@ -228,6 +228,8 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
         ("{digits} --p99 50ms --fix threads=0", "expected 1 or more"),
         ("{digits} --p99 50ms --fix threads=1 --fix threads=2", "'threads' has another value already"),
         ("{digits} --p99 50ms --objective memory --url http://h.test:1", "neither memory nor CPU time"),
+        ("{digits} --p99 50ms --calibration c.npz --url http://h.test:1", "a running server has no int8 graph"),
+        ("{digits} --p99 50ms --calibration none.npz", "none.npz"),
         ("{digits} --p99 50ms --html .", "is a folder"),
         ("{digits} --p99 50ms --fix engine=tensorrt", "one of onnxruntime, openvino"),
         ("{digits} --p99 50ms --only engin", "engine"),

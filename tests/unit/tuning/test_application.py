@@ -77,7 +77,8 @@ def test_smaller_batches_are_told(subject: Subject) -> None:
 def test_versions_that_were_not_tuned_are_told(subject: Subject) -> None:
     shutil.copytree(subject.folder / "1", subject.folder / "2")
     assert write(CHOSEN, subject).notes[1:] == (
-        "version 2 is served with it, too, and loads: only version 1 was measured",
+        "version 2 is served with it, and loads: only version 1 was measured",
+        "version 1 was measured, and is not among those that are served: see version_policy",
     )
 
 
@@ -256,3 +257,21 @@ def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
     applied = write(CHOSEN, read_again(subject.folder))
     assert groups in applied.config.read_text()
     assert [group.count for group in read_config(path).instance_group] == [1, 2]
+
+
+def test_an_int8_graph_becomes_the_next_version(subject: Subject) -> None:
+    """Here it is a copy of the same graph."""
+    before = (subject.folder / "config.pbtxt").read_text()
+    int8 = subject.folder.parent / "made" / "1"
+    shutil.copytree(subject.folder / "1", int8)
+    (subject.folder / "6").mkdir()
+    applied = write(CHOSEN.with_values({"precision": "int8"}), replace(subject, int8=int8))
+    assert applied.version == subject.folder / "7"
+    assert (subject.folder / "7" / "model.onnx").read_bytes() == (int8 / "model.onnx").read_bytes()
+    assert "precision" not in read_config(applied.config).parameters
+    assert sorted(path.name for path in subject.folder.iterdir()) == [
+        "1", "6", "7", "config.pbtxt", "config.pbtxt.untuned",
+    ]  # fmt: skip
+    go_back(applied)
+    assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "6", "config.pbtxt"]
+    assert (subject.folder / "config.pbtxt").read_text() == before

@@ -168,3 +168,11 @@ def test_preferred_sizes_give_way_to_smaller_batches(subject: Subject) -> None:
     alone = narrow(spanned.space, ["max_batch_size"], {})
     assert {1, 2} <= {each["max_batch_size"] for each in alone.candidates}
     assert "preferred_batch_sizes" not in axes(span(subject))
+
+
+def test_int8_is_tried_where_there_is_such_a_graph(subject: Subject, tmp_path: Path) -> None:
+    assert "int8" in axes(span(replace(subject, int8=tmp_path)))["precision"]
+    refused = span(replace(subject, no_int8="does not compute the same: 12% off"))
+    assert "int8" not in axes(refused)["precision"]
+    assert "precision int8: does not compute the same: 12% off" in refused.left_out
+    assert "precision int8: needs an int8 graph: --calibration PATH makes one of samples" in span(subject).left_out

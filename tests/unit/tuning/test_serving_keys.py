@@ -9,7 +9,7 @@ import pytest
 from digits_subject import digits_subject
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.serving_keys import SPIN_ENTRY, changes_of, default_values
+from graphkiln.tuning.serving_keys import SPIN_ENTRY, changes_of, default_values, version_of
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.config_changes import NO_BATCHER
@@ -83,3 +83,13 @@ def test_one_stream_is_written_where_an_accelerator_asks_for_more(subject: Subje
         for engine in ("openvino", "onnxruntime")
     }
     assert written == {"openvino": "1", "onnxruntime": ""}
+
+
+def test_int8_is_a_version_of_its_own_and_no_request(subject: Subject, tmp_path: Path) -> None:
+    candidate = Candidate.of({"precision": "int8"})
+    assert version_of(candidate, subject) is None
+    assert changes_of(candidate, subject).parameters == {"precision": "int8"}
+    calibrated = replace(subject, int8=tmp_path)
+    assert version_of(candidate, calibrated) == tmp_path
+    assert changes_of(candidate, calibrated).parameters == {"precision": ""}
+    assert version_of(Candidate.of({"precision": "fp32"}), calibrated) is None

@@ -46,3 +46,10 @@ def test_only_the_version_that_is_tuned_is_there(subject: Subject, tmp_path: Pat
     with stage(replace(subject, folder=folder), ConfigChanges()) as store:
         assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
         assert not read_config(store / "digits" / "config.pbtxt").HasField("version_policy")
+
+
+def test_another_graph_may_stand_in_its_place(subject: Subject, repository: Path) -> None:
+    other = repository / "model_repository" / "scenes-detector" / "1"
+    with stage(subject, ConfigChanges(), other) as store:
+        assert (store / "digits" / "1").resolve() == other
+        assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
