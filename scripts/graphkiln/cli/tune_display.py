@@ -51,11 +51,18 @@ def doubts(tuning: Tuning) -> Iterator[str]:
     """
     from graphkiln.tuning.accuracy_floor import undecided
     from graphkiln.tuning.foreign_server import NOT_THERE
+    from graphkiln.tuning.served_before import left_behind, one_name
     from graphkiln.tuning.subject import served_versions
 
     yield from NOT_THERE if tuning.client else ()
     if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
         yield doubt
+    for left in left_behind(tuning.kept):
+        if not tuning.client or (one_name(tuning.server), tuning.subject.name) != (left.server, left.model):
+            yield (
+                f"a search was killed that tuned '{left.model}' on {left.server}, and may have left a candidate there: "
+                f"graphkiln tune STORE/{left.model} --url {left.server} puts back what was there"
+            )
     own, served = tuning.subject.version, served_versions(tuning.subject)
     if own not in served:
         others = ", ".join(map(str, served)) or "none"

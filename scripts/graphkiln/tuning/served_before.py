@@ -20,6 +20,7 @@ from typing import Any
 
 from graphkiln.tuning.journal import Journal
 from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.graph.owned_folder import locked_if_dead
 from graphkiln_client.transports.endpoint import Endpoint
 
 Config = Mapping[str, Any]
@@ -33,12 +34,14 @@ class Left:
 
     Attributes:
         server: The address that it was given.
+        model: Name of the model.
         original: What was served before.
         candidates: What was loaded in its place.
         file: That says so.
     """
 
     server: str
+    model: str
     original: Config
     candidates: list[Config]
     file: Path
@@ -57,7 +60,7 @@ class ServedBefore(Closeable):
     """
 
     def __init__(self, folder: Path, url: str, model: str) -> None:
-        self._server, self._model = _one_name(url), model
+        self._server, self._model = one_name(url), model
         name = hashlib.sha256(f"{self._server} {model}".encode()).hexdigest()[:16]
         self._journal = Journal(folder / f"served-{name}.jsonl", {_SERVER: self._server, _MODEL: model})
 
@@ -74,7 +77,8 @@ class ServedBefore(Closeable):
     def elsewhere(self) -> list[Left]:
         """What searches have not put back that were given another address and a model of the same name."""
         paths = sorted(self._journal.path.parent.glob("served-*.jsonl"))
-        return [left for path in paths if path != self._journal.path for left in _read(path, self._model)]
+        found = [left for path in paths if path != self._journal.path for left in _read(path)]
+        return [left for left in found if left.model == self._model]
 
     def note(self, original: Config, candidate: Config) -> None:
         """Writes down what is to be put back, before a candidate is loaded.
@@ -106,23 +110,42 @@ class ServedBefore(Closeable):
         return _since_put_back(self._journal.events)
 
 
+def left_behind(folder: Path) -> list[Left]:
+    """What searches of this user have not put back that were killed, on whichever server.
+
+    Args:
+        folder: Where their files lie.
+    """
+    found: list[Left] = []
+    for path in sorted(folder.glob("served-*.jsonl")):
+        with locked_if_dead(path) as dead:
+            found += _read(path) if dead else ()
+    return found
+
+
 def _since_put_back(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The events since something was put back the last time."""
     last = max((number for number, event in enumerate(events, 1) if _PUT_BACK in event), default=0)
     return events[last:]
 
 
-def _one_name(url: str) -> str:
+def one_name(url: str) -> str:
     """An address without what is secret in it, that of this machine by one name."""
     endpoint = Endpoint.parse(url)
     return str(replace(endpoint, host="localhost") if endpoint.is_local else endpoint)
 
 
-def _read(path: Path, model: str) -> Iterator[Left]:
-    """What another search has noted of a model of that name; it may be writing now, so that a torn line counts not."""
+def _read(path: Path) -> Iterator[Left]:
+    """What a search has noted; it may be writing now, so that a torn line does not count."""
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
         said, *events = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
         events = _since_put_back(events)
-        if said[_MODEL] == model and events:
+        if events:
             candidates = [event[_CANDIDATE] for event in events]
-            yield Left(server=said[_SERVER], original=events[0][_ORIGINAL], candidates=candidates, file=path)
+            yield Left(
+                server=str(said[_SERVER]),
+                model=str(said[_MODEL]),
+                original=events[0][_ORIGINAL],
+                candidates=candidates,
+                file=path,
+            )

@@ -105,7 +105,7 @@ class Tuning:
         """Where this very search is kept: another model, machine, space or target has another file."""
         text = json.dumps(self.identity(), sort_keys=True)
         name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # of a file: 255 bytes at most
-        return self._kept / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+        return self.kept / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
         """What a journal must be of to be gone on with, by names that people understand."""
@@ -185,7 +185,7 @@ class Tuning:
         )
         if self.client is None:
             return local
-        before = stack.enter_context(ServedBefore(self._kept, self.server, self.subject.name))
+        before = stack.enter_context(ServedBefore(self.kept, self.server, self.subject.name))
         running = stack.enter_context(
             RunningTrials(
                 subject=self.subject,
@@ -205,7 +205,8 @@ class Tuning:
         return str(Endpoint.parse(str(self.client["url"]))) if self.client else ""
 
     @property
-    def _kept(self) -> Path:
+    def kept(self) -> Path:
+        """Where journals lie."""
         return self.folder or user_cache_folder("graphkiln-tune")
 
     def _trace_digest(self) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning.served_before import ServedBefore
+from graphkiln.tuning.served_before import ServedBefore, left_behind
 from graphkiln_backend.graph.errors import MeasurementError
 
 URL = "http://h:1"
@@ -68,3 +68,12 @@ def test_what_was_left_under_another_address_is_known(tmp_path: Path) -> None:
         assert [each.candidates for each in before.elsewhere()] == [[SECOND]]
         left.file.write_text("no journal\n")
         assert before.elsewhere() == []
+
+
+def test_what_was_left_behind_is_known_and_what_runs_is_not(tmp_path: Path) -> None:
+    with ServedBefore(tmp_path, "http://127.0.0.1:1", "m") as before:
+        before.note(OTHER, FIRST)
+        assert left_behind(tmp_path) == []
+    (left,) = left_behind(tmp_path)
+    assert (left.server, left.model, left.candidates) == ("http://localhost:1", "m", [FIRST])
+    assert left_behind(tmp_path / "none") == []
