@@ -329,7 +329,12 @@ def beside(folder: Path) -> dict[str, str]:
 def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """As `tune`, with the cache of the server: where its admin key is found."""
     return subprocess.run(
-        [*COMMAND, "tune", *map(str, words)], env=beside(folder), capture_output=True, text=True, timeout=400, check=False
+        [*COMMAND, "tune", *map(str, words)],
+        env=beside(folder),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
     )
 
 

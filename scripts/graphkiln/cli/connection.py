@@ -83,7 +83,6 @@ class ConnectionOptions:
             "admin_key": read_key(self.admin_key_file) if self.admin_key_file else "",
         }
 
-
     def words(self) -> tuple[str, ...]:
         """The options that lead to the same server, as a command takes them: without what is secret in them.
 

@@ -279,5 +279,3 @@ def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, 
     from graphkiln.tuning.document import Costs, document_of
 
     return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
-
-

@@ -1,4 +1,4 @@
-"""`--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, to be tried beside it."""
+"""`--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, and tried beside it."""
 
 from __future__ import annotations
 

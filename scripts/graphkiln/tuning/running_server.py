@@ -44,6 +44,7 @@ _NO_REFUSAL = (Unauthorized, ConnectionFailed, DeadlineExceeded)
 """What says nothing of the configuration that was to be loaded."""
 _EXPLICIT = "only a server in explicit mode takes one: graphkiln serve --model-control-mode=explicit"
 
+
 @dataclass(slots=True)
 class RunningTrials(Closeable):
     """Measures candidates on a running server. Closing it puts the configuration back that was served.

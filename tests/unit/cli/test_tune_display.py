@@ -31,7 +31,9 @@ def test_the_space_is_told_beside_a_result_and_is_that_of_a_dry_run(
     for as_json, dry_run, told in ((False, False, "err"), (False, True, "out"), (True, True, "out"), (True, False, "")):
         show_space(asked, as_json=as_json, dry_run=dry_run)
         captured = capsys.readouterr()
-        assert [name for name in ("out", "err") if "candidates" in getattr(captured, name)] == list(filter(None, [told]))
+        assert [name for name in ("out", "err") if "candidates" in getattr(captured, name)] == list(
+            filter(None, [told])
+        )
 
 
 def test_nothing_is_doubtful_where_nothing_is(subject: Subject, tmp_path: Path) -> None:

@@ -105,7 +105,9 @@ def test_a_version_that_would_not_load_with_it_keeps_it_from_being_written(
 
     monkeypatch.setattr(application, "_refusal", refusal)
     broken = False
-    with pytest.raises(VerificationError, match=r"version 2 is served with it, too, .*takes no batches.*version_policy"):
+    with pytest.raises(
+        VerificationError, match=r"version 2 is served with it, too, .*takes no batches.*version_policy"
+    ):
         prove(CHOSEN, subject, questions)
     assert asked == [(2, True), (2, False)]
     broken = True
@@ -252,7 +254,7 @@ def test_what_somebody_wrote_beside_it_stays(subject: Subject) -> None:
 
 def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
     path = subject.folder / "config.pbtxt"
-    groups = "instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU name: \"night\" } ]\n"
+    groups = 'instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU name: "night" } ]\n'
     path.write_text(path.read_text() + groups)
     applied = write(CHOSEN, read_again(subject.folder))
     assert groups in applied.config.read_text()

@@ -8,7 +8,7 @@ from graphkiln.tuning.ensembles import ensembles_of
 
 ENSEMBLE = """platform: "ensemble"
 max_batch_size: {batch}
-ensemble_scheduling {{ step [ {{ model_name: "first" model_version: -1 }}, {{ model_name: "last" model_version: -1 }} ] }}
+ensemble_scheduling {{ step [ {{ model_name: "first" model_version: -1 }}, {{ model_name: "last" }} ] }}
 """
 
 

@@ -361,9 +361,7 @@ class TestPutBack:
         trials.close()
         assert server.loads[1:] == [None]
 
-    def test_it_is_told(
-        self, trials: RunningTrials, server: FakeServer, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    def test_it_is_told(self, trials: RunningTrials, server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level("INFO", "graphkiln.tuning")
         trials.close()
         assert caplog.text == ""
@@ -380,7 +378,9 @@ class TestAnotherAddress:
         self, server: FakeServer, open_trials: Callable[..., RunningTrials]
     ) -> None:
         kill(open_trials())
-        with pytest.raises(MeasurementError, match=r"as a search of http://h:1 has left it.*--url http://h:1 puts back"):
+        with pytest.raises(
+            MeasurementError, match=r"as a search of http://h:1 has left it.*--url http://h:1 puts back"
+        ):
             open_trials("grpc://h:2")
         open_trials("http://h:1").before.close()
         assert server.served == STORED
@@ -421,7 +421,9 @@ class TestRehearsal:
         return found
 
     @pytest.fixture
-    def fresh(self, server: FakeServer, open_trials: Callable[..., RunningTrials], questions: Questions) -> RunningTrials:
+    def fresh(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials], questions: Questions
+    ) -> RunningTrials:
         server.answers = questions.answers[0]
         return open_trials(is_rehearsed=False)
 
