@@ -28,8 +28,8 @@ class ConfigChanges:
         parameters: Keys of `parameters` with their values; an empty value takes the key out.
         instances: How many, in the only instance group.
         max_batch_size: Largest batch.
-        queue_delay_us: Microseconds that the dynamic batcher waits for more requests; `NO_BATCHER` takes it out, but for
-            its queues' own policies.
+        queue_delay_us: Microseconds that the dynamic batcher waits for more requests; `NO_BATCHER` takes it out, but
+            for its queues' own policies.
         preferred_batch_sizes: Sizes that the dynamic batcher prefers.
         on_gpu: Where instances run when the configuration names no group.
     """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from graphkiln_backend.graph.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_backend.graph.errors import InvalidInput
@@ -107,7 +108,7 @@ _HINTS = get_type_hints(ConnectionOptions, include_extras=True)
 
 
 def with_connection(
-    *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False
+    *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False, url: OptionInfo | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a verb the options of a connection in place of its parameter `connection`.
 
@@ -116,12 +117,15 @@ def with_connection(
     Args:
         timeout_s: Default of `--timeout`; None for a verb without it.
         admin: Whether the verb may need the admin key.
+        url: What `--url` is there, where it is not the server that every verb asks.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
         left_out = {*(() if admin else (_ADMIN,)), *((_TIMEOUT,) if timeout_s is None else ())}
         default = replace(DEFAULT_CONNECTION, timeout=timeout_s or DEFAULT_TIMEOUT_S)
         options = [_parameter(field.name, default) for field in fields(default) if field.name not in left_out]
+        if url:
+            options[0] = options[0].replace(annotation=Annotated[str, url])
 
         @functools.wraps(verb)
         def wrapper(**given: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.models import OptionInfo
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import say
@@ -36,7 +37,13 @@ class Objective(StrEnum):
     COST = "cost"
 
 
-@with_connection(timeout_s=None, admin=True)
+_URL: OptionInfo = typer.Option(
+    help="A server in explicit mode to tune on: http://HOST:PORT or grpc://HOST:PORT; https and grpcs with TLS.",
+    show_default="servers of its own",
+)
+
+
+@with_connection(timeout_s=None, admin=True, url=_URL)
 def tune(
     context: typer.Context,
     model: Annotated[

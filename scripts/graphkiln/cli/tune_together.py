@@ -60,9 +60,7 @@ def tune_models(store: str, share: str, plan: Callable[[str], Tuning], *, apply:
         check_writable(tuning.subject)
     for name, tuning in tunings.items():
         space = tuning.spanned.space
-        say(
-            f"{name}: {len(space.candidates)} candidates of {space.points} combinations (--dry-run of it alone shows them)"
-        )
+        say(f"{name}: {len(space.candidates)} candidates of {space.points} combinations (--dry-run shows them, of one)")
     budget_s = next(iter(tunings.values())).budget_s
 
     def report(name: str, progress: Progress) -> None:
