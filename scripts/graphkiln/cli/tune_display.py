@@ -12,6 +12,7 @@ from graphkiln.cli.console import print_json, say
 from graphkiln.cli.report_file import write_html
 
 if TYPE_CHECKING:
+    from graphkiln.tuning.served_before import Left
     from graphkiln.tuning.tuner import Report, Tuning
 
 
@@ -51,18 +52,29 @@ def doubts(tuning: Tuning) -> Iterator[str]:
     """
     from graphkiln.tuning.accuracy_floor import undecided
     from graphkiln.tuning.foreign_server import NOT_THERE
-    from graphkiln.tuning.served_before import left_behind, one_name
-    from graphkiln.tuning.subject import served_versions
 
     yield from NOT_THERE if tuning.client else ()
     if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
         yield doubt
-    for left in left_behind(tuning.kept):
-        if not tuning.client or (one_name(tuning.server), tuning.subject.name) != (left.server, left.model):
-            yield (
-                f"a search was killed that tuned '{left.model}' on {left.server}, and may have left a candidate there: "
-                f"graphkiln tune STORE/{left.model} --url {left.server} puts back what was there"
-            )
+    yield from _left_behind(tuning)
+    yield from _not_served(tuning)
+
+
+def _left_behind(tuning: Tuning) -> Iterator[str]:
+    from graphkiln.tuning.served_before import left_behind, one_name
+
+    own = (one_name(tuning.server), tuning.subject.name) if tuning.client else None
+    return (_way_back(left) for left in left_behind(tuning.kept) if (left.server, left.model) != own)
+
+
+def _way_back(left: Left) -> str:
+    killed = f"a search was killed that tuned '{left.model}' on {left.server}, and may have left a candidate there"
+    return f"{killed}: graphkiln tune STORE/{left.model} --url {left.server} puts back what was there"
+
+
+def _not_served(tuning: Tuning) -> Iterator[str]:
+    from graphkiln.tuning.subject import served_versions
+
     own, served = tuning.subject.version, served_versions(tuning.subject)
     if own not in served:
         others = ", ".join(map(str, served)) or "none"

@@ -246,11 +246,13 @@ def apply_choices(chosen: Mapping[str, Candidate], tunings: Mapping[str, Tuning]
 
 
 def _tell(applied: Applied) -> None:
-    say(f"wrote {applied.config}")
-    for note in applied.notes:
-        say(note)
-    say("a server in poll mode takes the file by itself, another one that serves this folder when it is started again;")
-    say(f"one in explicit mode with: {applied.load_command}")
-    say("these two commands go back (the second one for explicit mode):")
-    for command in applied.commands_back:
-        say(f"  {command}")
+    written = [str(path) for path in (applied.config, applied.version) if path]
+    for line in (f"wrote {' and '.join(written)}", *applied.notes, *_ways(applied)):
+        say(line)
+
+
+def _ways(applied: Applied) -> Iterator[str]:
+    yield "a server in poll mode takes it by itself, another one that serves this folder when it is started again;"
+    yield f"one in explicit mode with: {applied.load_command}"
+    yield "these two commands go back (the second one for explicit mode):"
+    yield from (f"  {command}" for command in applied.commands_back)

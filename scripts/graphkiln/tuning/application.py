@@ -50,11 +50,13 @@ class Applied:
     @property
     def commands_back(self) -> tuple[str, str]:
         """The two commands that go back."""
+        return self._undo, self.load_command
+
+    @property
+    def _undo(self) -> str:
         config = shlex.quote(str(self.config))
-        undo = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
-        if self.version:
-            undo += f" && rm -r {shlex.quote(str(self.version))}"
-        return undo, self.load_command
+        back = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
+        return f"{back} && rm -r {shlex.quote(str(self.version))}" if self.version else back
 
     @property
     def load_command(self) -> str:

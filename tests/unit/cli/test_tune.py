@@ -144,7 +144,7 @@ def test_what_is_chosen_is_applied(run: RunVerb, ran: Ran, digits: Path, written
     assert written[0]["engine"] == "openvino"
     assert f"mv {digits / 'old'} {digits / 'config.pbtxt'}" in done.err
     assert "graphkiln load digits" in done.err
-    assert "poll mode takes the file by itself" in " ".join(done.err.split())
+    assert "poll mode takes it by itself" in " ".join(done.err.split())
     assert "smaller" in done.err
     missed = run("tune", str(digits), "--p99", "1ms", "--apply")
     assert "nothing is written" in missed.err
