@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -10,18 +11,19 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, ManifestError
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.images.formats import SUFFIXES, image_files
+from graphkiln_backend.images.formats import image_files, list_images
 from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.tasks import is_judged
 from graphkiln_converters.annotations import read_task_targets
 from graphkiln_converters.sources.base import InputSpec
 
 SEED = 20260101
+_log = logging.getLogger("graphkiln.converters")
 
 Arrays = Mapping[str, AnyArray]
 Targets = npt.NDArray[np.int64]
@@ -214,9 +216,8 @@ def _images(
             "images can be samples of a model with one image input only",
             hint="give an .npz with an array for every input",
         )
-    files = _chosen(folder, most)
-    if not files:
-        raise ConversionError(f"folder {folder} holds no image", hint=f"known endings: {' '.join(sorted(SUFFIXES))}")
+    known = _listed(folder)
+    files = [known[index] for index in _spread(len(known), most)]
     samples = [load_sample(file, preprocess) for file in files]
     for file, sample in zip(files, samples, strict=True):
         if sample.shape != samples[0].shape:
@@ -225,6 +226,17 @@ def _images(
                 hint="let --preprocess give all images one size: crop, letterbox, or resize to height and width",
             )
     return {next(iter(inputs)): np.stack(samples)}
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The images of a folder; those that are not decoded are told of."""
+    try:
+        files, left_out = list_images(folder)
+    except InvalidInput as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    if left_out:
+        _log.warning("%s", left_out)
+    return files
 
 
 def _chosen(folder: Path, most: int) -> list[Path]:

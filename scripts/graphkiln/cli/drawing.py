@@ -6,8 +6,10 @@ Sizes follow the image: a line that is right for 320 pixels is lost in 4,000.
 from __future__ import annotations
 
 import colorsys
+import math
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,8 +38,9 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
 
     Args:
         image: Upright, as the detections are.
-        detections: The best first.
+        detections: The best first; those that are nowhere, of a graph whose numbers overflow, are not drawn.
     """
+    detections = [found for found in detections if all(map(math.isfinite, astuple(found.box)))]
     pixels = np.asarray(to_color(image, "RGB")).copy()
     for found in reversed(detections):
         if found.mask is not None:
@@ -139,5 +142,5 @@ def _draw_points(
     canvas: ImageDraw.ImageDraw, points: np.ndarray[tuple[int, ...], np.dtype[np.float64]], radius: int
 ) -> None:
     for x, y, score in points:
-        if score > 0:
+        if score > 0 and math.isfinite(x + y):
             canvas.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(255, 255, 255), outline=(0, 0, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import typer
 
 from graphkiln.cli.console import printable, say
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.images.formats import OTHER_SUFFIXES, SUFFIXES, image_files
+from graphkiln_backend.images.formats import SUFFIXES, list_images
 from graphkiln_backend.images.other_formats import recognize_text
 
 if TYPE_CHECKING:
@@ -69,26 +70,10 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    """The images in a folder.
-
-    Raises:
-        InvalidInput: There are none.
-    """
-    files = image_files(folder, SUFFIXES | OTHER_SUFFIXES)
-    known = [file for file in files if file.suffix.lower() in SUFFIXES]
-    others = [file for file in files if file.suffix.lower() in OTHER_SUFFIXES]
-    endings = f"known endings: {' '.join(sorted(SUFFIXES))}"
-    if not files:
-        raise InvalidInput(f"folder {folder} holds no image", hint=endings)
-    if not known:
-        raise InvalidInput(f"folder {folder} holds {_count(others)} of other formats", hint=f"convert them; {endings}")
-    if others:
-        say(printable(f"{folder}: left out {_count(others)} of other formats ({endings})"))
-    return known
-
-
-def _count(files: Sequence[Path]) -> str:
-    return f"{len(files)} {'file' if len(files) == 1 else 'files'}, such as {files[0]},"
+    files, left_out = list_images(folder)
+    if left_out:
+        say(printable(left_out))
+    return files
 
 
 def check_place(image: Path) -> None:
@@ -194,7 +179,14 @@ def save_drawing(image: Image.Image, target: Path) -> None:
     """Writes a drawing, and the folder that it belongs to.
 
     Raises:
+        InvalidInput: It is larger than what its format holds.
         OSError: It cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    image.save(target)
+    try:
+        image.save(target)
+    except (OSError, ValueError, struct.error) as error:
+        if getattr(error, "errno", None) is not None:
+            raise  # of the disk
+        hint = "name it .png, which holds images of any size"
+        raise InvalidInput(f"{target}: its format cannot hold {image.width}x{image.height} pixels", hint=hint) from error

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from graphkiln.cli.vector_search import Neighbor
+    from graphkiln.cli.vector_search import Found, Neighbor
     from graphkiln_client.encoded_images import Form
 
 
@@ -57,12 +57,24 @@ def similar(
         if len(query) != file.features:
             raise InvalidInput(f"{vectors} holds vectors of {file.features} features, '{name}' gives {len(query)}")
         found = search(file.chunks(), query, top)
-    if found.skipped:
-        say(f"{found.skipped} of {found.rows} vectors have no direction: their length is 0 or not finite")
+    _tell_skipped(found, vectors)
     if as_json:
         print_json([{"source": each.source, "score": each.score} for each in found.neighbors])
     else:
         _print_table(found.neighbors)
+
+
+def _tell_skipped(found: Found, vectors: Path) -> None:
+    """Says how many vectors could not be compared.
+
+    Raises:
+        InvalidInput: None could.
+    """
+    why = "have no direction: their length is 0 or not finite"
+    if not found.neighbors:
+        raise InvalidInput(f"{vectors} holds no vectors" if not found.rows else f"all vectors of {vectors} {why}")
+    if found.skipped:
+        say(f"{found.skipped} of {found.rows} vectors {why}")
 
 
 def _embed(

@@ -22,6 +22,8 @@ SOURCE, VECTOR = "source", "vector"
 _PIECE_BYTES = 8 * MIB
 """Of vectors in memory at a time; the search, in float64, takes some six times that."""
 _MOST_ROWS = 1 << 16
+_BEGINNING = b"PAR1"
+"""Of a Parquet file. Source: the format's specification, "File format"."""
 
 
 @contextmanager
@@ -50,6 +52,20 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
         new.replace(target)
     finally:
         new.unlink(missing_ok=True)
+
+
+def check_replaceable(path: Path) -> None:
+    """Refuses to take the place of anything but Parquet: of the first image, where `--out` was followed by `*.jpg`.
+
+    Raises:
+        InvalidInput: There is something else.
+    """
+    if not os.path.isfile(path):  # noqa: PTH113 - of a name that is too long, `Path.is_file` fails
+        return  # `replaced_file` tells what may not be there
+    with path.open("rb") as file:
+        head = file.read(len(_BEGINNING))
+    if head not in (b"", _BEGINNING):
+        raise InvalidInput(f"cannot write {path}: there is a file that is no Parquet", hint="name another, or remove it")
 
 
 class VectorWriter:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,14 +53,16 @@ def save_vectors(
 
     Raises:
         EngineUnavailable: What writes Parquet is not installed.
+        InvalidInput: The file cannot be written, or something else is in its place.
         ClientError: Nothing could be embedded, or the version was replaced meanwhile.
         typer.Exit: Some images failed, which was said; there is a file where others did not.
     """
     check_extra("embed --out", ["pyarrow"])
-    from graphkiln.cli.vector_file import VectorWriter, replaced_file
+    from graphkiln.cli.vector_file import VectorWriter, check_replaceable, replaced_file
 
     paths = sorted(set(expand_folders(images)))
-    with replaced_file(out) as file, connection.connect() as client:
+    check_replaceable(out)
+    with _ending_in_order(), replaced_file(out) as file, connection.connect() as client:
         pinned, origin = identify(client, *model, form)
         with VectorWriter(file, origin) as writer, show_progress(len(paths), "embedding") as progress:
             answers = pinned.embed_many(
@@ -75,6 +78,18 @@ def save_vectors(
         _check_unchanged(client, origin)
     say(f"{out}: {writer.rows} vectors of {writer.features} features, {_lengths(writer.lengths)}, by {origin}")
     report_failures(failures)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Ends the block where SIGTERM or SIGHUP comes, too: the unfinished file would stay, under a hidden name."""
+    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+
+    try:
+        with stopping_in_order():
+            yield
+    except Stopped as stopped:
+        raise typer.Exit(stopped.exit_code) from None
 
 
 def _lengths(found: Sequence[float]) -> str:

@@ -127,3 +127,10 @@ def test_images_of_any_kind_are_drawn_on_as_models_see_them(image: Image.Image) 
 def test_a_label_without_any_letter_of_the_font_is_the_number_of_its_class() -> None:
     one, other = (drawn((320, 320), detection(10, 50, 90, 90, label=label)) for label in ("猫", ""))
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("place", [float("nan"), float("inf")])
+def test_what_is_nowhere_is_not_drawn(place: float) -> None:
+    assert not drawn((64, 64), detection(0, place, 8, 8)).any()
+    pixels = drawn((64, 64), detection(30, 30, 40, 40, keypoints=np.array([[place, 5, 1], [5, 5, 1]])))
+    assert (pixels[5, 5] == 255).all()

@@ -140,3 +140,12 @@ def test_an_image_as_text_is_no_path(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"is no path: it is (a data: URL|base64 text|SVG)") as caught:
         expand_folders([Path(text)])
     assert len(caught.value.message) < 140
+
+
+@pytest.mark.parametrize(("name", "size"), [("x.webp", (16384, 1)), ("x.jpg", (1, 65501)), ("x.gif", (65536, 1))])
+def test_a_drawing_that_its_format_cannot_hold_is_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidInput, match=rf"{name}: its format cannot hold {size[0]}x{size[1]} pixels \(name it"):
+        save_drawing(Image.new("RGB", size), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="Is a directory"):
+        save_drawing(Image.new("RGB", (1, 1)), tmp_path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from commands import FakeClient, RunVerb
 
@@ -18,10 +20,10 @@ from graphkiln_backend.graph.errors import InvalidInput, ModelNotFound
 SOURCES = {"p/far.png": [-1, 0], "p/[b]near[/].png": [2, 0.1], "p/equal.png": [3, 0], "p/none.png": [0, 0]}
 
 
-def write(path: Path, **origin: str) -> None:
+def write(path: Path, vectors: Mapping[str, Any] = SOURCES, **origin: str) -> None:
     made_by = Origin(**{"model": "m", "version": "3", "contract": "", **origin})
     with replaced_file(path) as file, VectorWriter(file, made_by) as writer:
-        for source, vector in SOURCES.items():
+        for source, vector in vectors.items():
             writer.add(Path(source), np.array(vector, np.float32))
 
 
@@ -133,3 +135,13 @@ def test_without_what_reads_parquet(similar: Any, monkeypatch: pytest.MonkeyPatc
 def test_how_the_image_travels(similar: Any, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
     assert similar(*flags).code == 0
     assert client.image_form == form
+
+
+def test_where_nothing_can_be_compared_that_is_the_error(similar: Any, tmp_path: Path) -> None:
+    """An empty table looked like an answer."""
+    pq.write_table(pq.read_table(tmp_path / "v").slice(0, 0), tmp_path / "v")
+    finished = similar("--json")
+    assert (finished.code, finished.out, "v holds no vectors" in finished.err) == (2, "", True)
+    write(tmp_path / "v", {"a": [0, 0], "b": [np.nan, 1]})
+    finished = similar()
+    assert (finished.code, "all vectors of v have no direction" in finished.err) == (2, True)

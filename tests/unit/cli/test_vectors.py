@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,12 +84,12 @@ def test_images_that_fail_are_listed_and_the_others_written(embed: Any, client: 
 def test_where_all_fail_nothing_is_written(embed: Any, client: FakeClient, tmp_path: Path, errors: list[str]) -> None:
     names = sorted(client.fake_model.answers)
     client.fake_model.answers = {name: InvalidInput(error) for name, error in zip(names, errors, strict=True)}
-    (tmp_path / OUT).write_bytes(b"old")
+    (tmp_path / OUT).write_bytes(b"PAR1 old")
     finished = embed()
     assert finished.code == (2 if len(set(errors)) == 1 else 1)
     assert finished.err.count("bad") == (1 if len(set(errors)) == 1 else 3)
     assert "vectors" not in finished.err
-    assert (tmp_path / OUT).read_bytes() == b"old"
+    assert (tmp_path / OUT).read_bytes() == b"PAR1 old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", OUT]
 
 
@@ -152,3 +153,28 @@ def test_whether_vectors_are_normalized_is_told(embed: Any, client: FakeClient, 
     for vector in client.fake_model.answers.values():
         vector[:] = value
     assert f"4 vectors of 3 features, {said} 'm'" in embed().err
+
+
+def test_a_file_of_something_else_is_not_written_over(embed: Any, client: FakeClient, tmp_path: Path) -> None:
+    """`embed --out *.jpg`, which the shell makes a list of: the first image became Parquet."""
+    for content, code in ((b"\xff\xd8\xff an image", 2), (b"PAR1 of before", 0), (b"", 0)):
+        (tmp_path / OUT).write_bytes(content)
+        finished = embed()
+        assert finished.code == code
+        assert ("there is a file that is no Parquet" in finished.err) == (code == 2)
+        assert ((tmp_path / OUT).read_bytes() == content) == (code == 2)
+    assert len(client.connected) == 2
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_file(
+    embed: Any, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def embed_many(images: list[Path], **_: Any) -> Iterator[Any]:
+        yield client.fake_model.answers[images[0].name]
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(client.fake_model, "embed_many", embed_many, raising=False)
+    assert embed().code == 128 + number
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]

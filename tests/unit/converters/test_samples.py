@@ -11,7 +11,7 @@ from graphs import draw
 from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding, Segmentation
 from graphkiln_backend.images.decoding import load_sample
@@ -163,6 +163,27 @@ class TestImages:
         with pytest.raises(ConversionError, match="holds no image") as caught:
             read_samples(tmp_path, IMAGE, SPEC, 256)
         assert ".png" in caught.value.hint
+
+    def test_of_other_formats_are_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        """Of a phone's images the proof knew those alone that were JPEG, and said nothing."""
+        folder = save_images(tmp_path, "a.png")
+        for name in ("b.HEIC", "c.avif"):
+            (folder / name).touch()
+        assert len(read_samples(folder, IMAGE, SPEC, 256)["INPUT_0"]) == 1
+        assert f"left out 2 files, such as {folder / 'b.HEIC'}, of other formats" in caplog.text
+        (folder / "a.png").unlink()
+        with pytest.raises(ConversionError, match=r"holds 2 files, such as .*b\.HEIC, of other formats"):
+            read_samples(folder, IMAGE, SPEC, 256)
+
+    @pytest.mark.parametrize("damage", [b"", b"no image", "gone"])
+    def test_one_that_cannot_be_read_is_named(self, tmp_path: Path, damage: bytes | str) -> None:
+        folder = save_images(tmp_path, "a.png", "c.png")
+        if isinstance(damage, str):
+            (folder / "b.png").symlink_to(folder / damage)
+        else:
+            (folder / "b.png").write_bytes(damage)
+        with pytest.raises(InvalidInput, match=r"b\.png"):
+            read_samples(folder, IMAGE, SPEC, 256)
 
     @pytest.mark.parametrize(
         ("specs", "preprocess"),

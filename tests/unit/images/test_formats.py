@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from graphkiln_backend.images.formats import SUFFIXES, image_files
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.images.formats import SUFFIXES, image_files, list_images
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -50,3 +54,38 @@ def test_an_empty_folder_and_none(tmp_path: Path) -> None:
 def test_every_ending_is_one_that_is_decoded() -> None:
     known = Image.registered_extensions()
     assert {suffix for suffix in SUFFIXES if known.get(suffix) not in Image.OPEN} == set()
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two folders the images of one were taken for all."""
+    closed, scandir = fill(tmp_path, "a/1.png", "b/2.png") / "b", os.scandir
+
+    def guarded(place: str) -> Any:
+        if Path(place) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(InvalidInput, match=f"the images in {closed} cannot be listed: Permission denied"):
+        image_files(tmp_path)
+
+
+def test_a_link_that_leads_nowhere_is_listed_and_so_told_of_by_who_opens_it(tmp_path: Path) -> None:
+    (tmp_path / "1.png").symlink_to(tmp_path / "gone.png")
+    assert image_files(tmp_path) == [tmp_path / "1.png"]
+
+
+def test_images_of_other_formats_are_told_of(tmp_path: Path) -> None:
+    folder = fill(tmp_path, "a/1.png", "b.txt")
+    assert list_images(folder) == ([folder / "a" / "1.png"], "")
+    files, said = list_images(fill(tmp_path, "z.HEIC", "c.avif"))
+    assert files == [folder / "a" / "1.png"]
+    assert said.startswith(f"{folder}: left out 2 files, such as {folder / 'c.avif'}, of other formats (known endings")
+
+
+@pytest.mark.parametrize(("name", "said"), [("a.txt", "holds no image"), ("a.HEIC", "holds 1 file, such as .*a.HEIC,")])
+def test_a_folder_without_images_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(InvalidInput, match=said):
+        list_images(fill(tmp_path, name))
