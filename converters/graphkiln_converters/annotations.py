@@ -9,6 +9,7 @@ Source: the COCO data format; the VOC devkit for 255, the pixels that do not cou
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Tas
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_backend.proof.metrics import UNKNOWN, Objects, TaskTargets
+
+_log = logging.getLogger("graphkiln.converters")
 
 ANNOTATIONS = "annotations.json"
 MASKS_SUFFIX = ".masks"
@@ -62,7 +65,11 @@ def _classes(files: Sequence[Path]) -> npt.NDArray[np.int64] | None:
     """The classes of images by their folders; None where no image has another one of its class, or all are of one."""
     names = [file.parent.name for file in files]
     classes = sorted(set(names))
-    if len(classes) < _FEWEST or min(map(names.count, classes)) < _FEWEST:
+    single = [name for name in classes if names.count(name) < _FEWEST]
+    if len(classes) < _FEWEST or len(single) == len(classes):
+        return None
+    if single:
+        _log.warning("recall@1 is not measured: there is one image alone of '%s'", single[0])
         return None
     return np.array([classes.index(name) for name in names], np.int64)
 

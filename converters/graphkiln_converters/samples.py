@@ -168,7 +168,10 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
     if not labels or not path.is_dir():
         return None
     names = [file.parent.name for file in _chosen(path, most)]
-    if not names or any(name not in labels for name in names):
+    unknown = sorted({*names} - {*labels})
+    if unknown and {name.casefold() for name in names} & {label.casefold() for label in labels}:
+        _log.warning("%s: what is right is not known, for no label is called '%s', as a folder is", path, unknown[0])
+    if unknown or not names:
         return None
     return np.array([labels.index(name) for name in names], np.int64)
 

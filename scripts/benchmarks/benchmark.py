@@ -25,6 +25,7 @@
     scripts/benchmark models       OneFlow's library of models, whole and split (--only NAME: this one, again)
     scripts/benchmark devices      the same on paper for two to eight GPUs, from counted costs and link speeds
     scripts/benchmark encoded      JPEG to top-5 decoded by the server, by our client, by FastAPI; decoders alone
+    scripts/benchmark scenes       the trained examples of tasks: how good, how long their training takes, how large
     scripts/benchmark score        whole data sets: beside what they cannot be faster than and Ray Data; memory; plans;
                                    faults; goes on where it was interrupted (--only int8: this part, again)
     scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default;
@@ -65,6 +66,7 @@ from precision_speed import benchmark_precision
 from queue_speed import benchmark_queue
 from rich.console import Console
 from rich.table import Table
+from scene_quality import benchmark_scenes
 from score_speed import benchmark_score
 from server_speed import benchmark_growth, benchmark_loading, benchmark_overhead, benchmark_serving
 from start_speed import benchmark_start
@@ -107,6 +109,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_score,
         "JPEG to top-5 of ResNet-50, ratio of a scorer to its parts alone, of whole runs to Ray Data",
     ),
+    "scenes": (benchmark_scenes, "trained examples of tasks, measured on digits that training has not seen"),
     "tune": (benchmark_tune, "highest rate within p99, ratio to the best of the same space"),
     "kills": (benchmark_kills, "graphkiln tune with the digits model, killed with SIGKILL and started again"),
     "encoded": (

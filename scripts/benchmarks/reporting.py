@@ -16,7 +16,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 MARKED = tuple(
-    REPOSITORY / page for page in ("README.md", "docs/deploying.md", "docs/how-to/story.md", "docs/parallel.md")
+    REPOSITORY / page
+    for page in ("README.md", "docs/deploying.md", "docs/how-to/story.md", "docs/parallel.md", "docs/tasks.md")
 )
 """Pages with tables between marks, which name the result and its columns."""
 

@@ -81,3 +81,10 @@ def test_int8_that_loses_it_is_refused(run: Convert, options: dict[str, Any], tm
         Image.new("L", (96, 96), 40).save(blank / f"{number}.png")
     with pytest.raises(VerificationError, match="mAP"):
         run(DETECTOR, **options, precision="int8", calibration=str(blank))
+
+
+def test_bf16_keeps_it_within_a_point(run: Convert, options: dict[str, Any]) -> None:
+    manifest = Manifest.read(run(DETECTOR, **options, precision="bf16") / "manifest.json")
+    before, after = measured(manifest.verification[1].verdict)
+    assert after >= before - 1
+    assert "detections matched at IoU 0.9" in manifest.verification[1].verdict

@@ -39,7 +39,7 @@ def decide_pixels(
 ) -> TaskDecision:
     """Compares the classes of all pixels.
 
-    A pixel that differs is a near tie where the reference itself scores the two classes no further apart than the noise:
+    A pixel that differs is a near tie where the reference scores its two classes no further apart than the noise is:
     that of fp32 where it is given, or what fp32 was seen to change here, as far as the row lets the numbers differ.
 
     Args:

@@ -37,13 +37,13 @@ class Decision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Whether enough samples agree, or the accuracy did not fall, or the samples are inconclusive."""
+        """Whether enough samples agree, or an accuracy that could fall did not, or the samples are inconclusive."""
         if self.inconclusive or self.agreeing >= limits.top1_agreement * self.samples:
             return True
         if self.accuracy is None or limits.metric_drop is None:
             return False
         before, after = self.accuracy
-        return before - after <= limits.metric_drop + _ROUNDING
+        return before > limits.metric_drop and before - after <= limits.metric_drop + _ROUNDING
 
     def __str__(self) -> str:
         if self.inconclusive:

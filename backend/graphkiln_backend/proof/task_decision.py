@@ -54,11 +54,11 @@ class TaskDecision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Whether enough of them agree and no metric fell; where labels may decide, the metric alone does."""
+        """Whether enough of them agree and no metric fell; where labels may decide, one that can fall does alone."""
         if self.metric:
             if self.metric.before - self.metric.after > limits.tasks.metric_drop + _ROUNDING:
                 return False
-            if limits.metric_drop is not None:
+            if limits.metric_drop is not None and self.metric.before > limits.tasks.metric_drop:
                 return True
         if self.inconclusive:
             return True

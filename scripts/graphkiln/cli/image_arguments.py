@@ -188,5 +188,5 @@ def save_drawing(image: Image.Image, target: Path) -> None:
     except (OSError, ValueError, struct.error) as error:
         if getattr(error, "errno", None) is not None:
             raise  # of the disk
-        hint = "name it .png, which holds images of any size"
-        raise InvalidInput(f"{target}: its format cannot hold {image.width}x{image.height} pixels", hint=hint) from error
+        size, hint = f"{image.width}x{image.height}", "name it .png, which holds images of any size"
+        raise InvalidInput(f"{target}: its format cannot hold {size} pixels", hint=hint) from error

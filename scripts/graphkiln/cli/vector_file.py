@@ -65,7 +65,7 @@ def check_replaceable(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(len(_BEGINNING))
     if head not in (b"", _BEGINNING):
-        raise InvalidInput(f"cannot write {path}: there is a file that is no Parquet", hint="name another, or remove it")
+        raise InvalidInput(f"cannot write {path}: there is a file that is no Parquet", hint="name another one")
 
 
 class VectorWriter:

@@ -141,13 +141,14 @@ def test_masks_that_do_not_fit(folder: Path) -> None:
         read(folder, SEGMENTATION)
 
 
-def test_classes_are_the_names_of_folders(tmp_path: Path) -> None:
+def test_classes_are_the_names_of_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("cat/1", "cat/2", "dog/3", "dog/4"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         Image.new("L", (2, 2)).save(tmp_path / f"{name}.png")
     np.testing.assert_array_equal(read(tmp_path, EMBEDDING, labels=()), [0, 0, 1, 1])
     (tmp_path / "dog" / "4.png").unlink()
     assert read(tmp_path, EMBEDDING) is None, "a class of one image has no neighbour"
+    assert "recall@1 is not measured: there is one image alone of 'dog'" in caplog.text
 
 
 @pytest.mark.parametrize("task", [DETECTION, SEGMENTATION, EMBEDDING, Classification(), None])

@@ -213,6 +213,14 @@ class TestTargets:
     def test_are_not_known_where_one_is_not_a_label(self, tmp_path: Path, labels: list[str]) -> None:
         assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
 
+    @pytest.mark.parametrize(("labels", "told"), [(["cat"], True), (["Cat", "dog"], True), (["mouse"], False)])
+    def test_folders_that_are_nearly_labels_are_told_of(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: list[str], told: bool
+    ) -> None:
+        """The accuracy was not measured, and nothing said why."""
+        assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
+        assert ("no label is called '" in caplog.text) == told
+
     def test_of_other_tasks_are_what_is_written_down(self, tmp_path: Path) -> None:
         folder = save_images(tmp_path, *(f"{name}/{number}.png" for name in ("cat", "dog") for number in (1, 2)))
         vectors, spec = Embedding(vectors="v"), Preprocess(resize=4, crop=(4, 4))

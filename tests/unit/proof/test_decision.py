@@ -131,6 +131,7 @@ class TestWithin:
             ((0.90, 0.89), INT8, True),  # 0.01 exactly, however it is rounded
             ((0.90, 0.88), INT8, False),
             ((0.90, 0.90), BF16, False),  # that row knows no accuracy
+            ((0.00, 0.00), INT8, False),  # nor does one that cannot fall decide
         ],
     )
     def test_accuracy_counts_instead_where_the_row_has_a_limit_for_it(
