@@ -17,6 +17,7 @@ from graphkiln_client.classification import (
     OnError,
     Progress,
     ResultReporter,
+    check_options,
     check_sizes,
     only,
     split_batches,
@@ -275,6 +276,7 @@ class AsyncModel:
         images: Iterable[ImageLike],
         options: ManyOptions,
     ) -> AsyncIterator[T | ClientError]:
+        check_options(options)
         batch_size, concurrency = options.get("batch_size", 16), options.get("concurrency", 8)
         batches = await self.task_batches(images, batch_size, concurrency)
         reporter = ResultReporter(options.get("on_error", "raise"), options.get("progress"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypedDict, TypeVar
+from typing import Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -28,15 +28,31 @@ class ManyOptions(TypedDict, total=False):
     progress: Progress | None
 
 
+def check_options(options: ManyOptions) -> None:
+    """Refuses an option that does not exist, as any call does: with `threshold=0.9` as much was found as without it.
+
+    Raises:
+        TypeError: There is one.
+    """
+    known = ManyOptions.__annotations__
+    if unknown := sorted(options.keys() - known.keys()):
+        raise TypeError(f"unexpected keyword argument '{unknown[0]}': there are {', '.join(known)}")
+
+
 class ResultReporter:
     """Hands results to the caller of `classify_many` and its like: errors raised or returned, progress reported.
 
     Args:
         on_error: Whether an error is raised or returned.
         progress: Called with the number of results so far.
+
+    Raises:
+        InvalidInput: `on_error` is neither.
     """
 
     def __init__(self, on_error: OnError, progress: Progress | None) -> None:
+        if on_error not in get_args(OnError):
+            raise InvalidInput(f"on_error must be 'raise' or 'return', got {on_error!r}")
         self._on_error = on_error
         self._progress = progress
         self._done = 0

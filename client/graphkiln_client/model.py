@@ -12,7 +12,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.async_model import AsyncModel
-from graphkiln_client.classification import ManyOptions, OnError, Progress, ResultReporter
+from graphkiln_client.classification import ManyOptions, OnError, Progress, ResultReporter, check_options
 from graphkiln_client.image_tasks import Detections, Vector
 from graphkiln_client.ordered_map import map_in_threads
 from graphkiln_client.results import Result
@@ -201,6 +201,7 @@ class Model:
         images: Iterable[ImageLike],
         options: ManyOptions,
     ) -> Iterator[T | ClientError]:
+        check_options(options)
         batch_size, concurrency = options.get("batch_size", 16), options.get("concurrency", 8)
         batches = run(self._model.task_batches(images, batch_size, concurrency))
         reporter = ResultReporter(options.get("on_error", "raise"), options.get("progress"))

@@ -12,7 +12,14 @@ import pytest
 from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
-from graphkiln_client.classification import ResultReporter, rank_scores, read_ranking, split_batches, split_samples
+from graphkiln_client.classification import (
+    ResultReporter,
+    check_options,
+    rank_scores,
+    read_ranking,
+    split_batches,
+    split_samples,
+)
 from graphkiln_client.results import Result
 from graphkiln_client.transports.base import InferResponse
 
@@ -145,6 +152,17 @@ class TestResultReporter:
 
     def test_progress_need_not_be_reported(self) -> None:
         assert ResultReporter("return", None).report(self.RESULT) is self.RESULT
+
+    def test_a_way_with_errors_that_does_not_exist_is_refused(self) -> None:
+        """Anything but "raise" returned them, "Raise" and "ignore" too."""
+        with pytest.raises(InvalidInput, match=r"on_error must be 'raise' or 'return', got 'ignore'"):
+            ResultReporter("ignore", None)  # type: ignore[arg-type]
+
+
+def test_options_that_exist_pass_and_others_are_named() -> None:
+    check_options({"batch_size": 1, "on_error": "return"})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'size': there are batch_size, concurrency, on"):
+        check_options({"size": 1})  # type: ignore[typeddict-unknown-key]
 
 
 @pytest.mark.parametrize(
