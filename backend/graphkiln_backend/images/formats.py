@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import InvalidInput
@@ -23,13 +23,14 @@ OTHER_SUFFIXES = frozenset(
 """Endings of images that are not decoded here, in lower case: whoever looks for images in a folder is told of them."""
 
 _ENDINGS = f"known endings: {' '.join(sorted(SUFFIXES))}"
-_NO_IMAGE = "._"
-"""What macOS names a file after an image with, for what it knows of it besides: on FAT, in archives, on shares. Source:
-AppleDouble, RFC 1740."""
 
 
 def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]:
-    """The images below a folder, sorted by path; links that lead nowhere are among them, for they are meant to be some.
+    """The images below a folder, sorted by path; as for `score`, linked folders are followed, hidden names left out.
+
+    Those are thumbnails, and what macOS keeps of an image beside it (`._NAME`, AppleDouble, RFC 1740).
+
+    Links that lead nowhere are among them: whoever opens one is told of it.
 
     Args:
         folder: Where to look, at any depth.
@@ -38,9 +39,7 @@ def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]
     Raises:
         InvalidInput: A folder there may not be looked into.
     """
-    places = os.walk(folder, onerror=_refuse)
-    files = (Path(place, name) for place, _, names in places for name in names)
-    return sorted(file for file in files if _is_named_so(file, suffixes))
+    return sorted(file for file in _files(folder, ()) if file.suffix.lower() in suffixes)
 
 
 def list_images(folder: Path) -> tuple[list[Path], str]:
@@ -63,12 +62,20 @@ def _count(files: Sequence[Path]) -> str:
     return f"{len(files)} {'file' if len(files) == 1 else 'files'}, such as {files[0]},"
 
 
-def _is_named_so(path: Path, suffixes: frozenset[str]) -> bool:
-    """Whether a file is an image by its name."""
-    return path.suffix.lower() in suffixes and not path.name.startswith(_NO_IMAGE)
-
-
-def _refuse(error: OSError) -> None:
-    """Refuses a folder whose images would be passed over; of one that is not there, there are none."""
-    if not isinstance(error, FileNotFoundError | NotADirectoryError):
-        raise InvalidInput(f"the images in {error.filename} cannot be listed: {error.strerror}") from error
+def _files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """What is no folder below one, but hidden files; a link back to a folder that holds it would never end."""
+    try:
+        status = folder.stat()
+        with os.scandir(folder) as entries:
+            places = [folder / entry.name for entry in entries if not entry.name.startswith(".")]
+        folders = {place for place in places if place.is_dir()}
+    except (FileNotFoundError, NotADirectoryError):  # there are none
+        return
+    except OSError as error:
+        raise InvalidInput(f"the images in {folder} cannot be listed: {error.strerror}") from error
+    here = (status.st_dev, status.st_ino)
+    for place in places if here not in above else ():
+        if place in folders:
+            yield from _files(place, (*above, here))
+        else:
+            yield place

@@ -89,3 +89,18 @@ def test_images_of_other_formats_are_told_of(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         list_images(fill(tmp_path, name))
+
+
+def test_linked_folders_are_followed_unless_they_lead_back(tmp_path: Path) -> None:
+    """As `score` does: with a link to the photos of a year, `embed` knew none of them."""
+    fill(tmp_path, "other/2.png", "photos/1.png")
+    photos, other = tmp_path / "photos", tmp_path / "other"
+    (photos / "year").symlink_to(other)
+    for place, target in ((photos / "self", photos), (other / "back", photos), (photos / "loop", photos / "loop")):
+        place.symlink_to(target)
+    assert image_files(photos) == [photos / "1.png", photos / "year" / "2.png"]
+
+
+def test_hidden_names_are_left_out(tmp_path: Path) -> None:
+    folder = fill(tmp_path / ".mine", "1.png", ".2.png", ".thumbnails/1.png")
+    assert image_files(folder) == [folder / "1.png"]
