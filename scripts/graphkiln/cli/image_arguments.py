@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -185,7 +184,7 @@ def save_drawing(image: Image.Image, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         image.save(target)
-    except (OSError, ValueError, struct.error) as error:
+    except (OSError, OverflowError, ValueError) as error:
         if getattr(error, "errno", None) is not None:
             raise  # of the disk
         size, hint = f"{image.width}x{image.height}", "name it .png, which holds images of any size"
