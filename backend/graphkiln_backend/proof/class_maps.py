@@ -122,8 +122,9 @@ def _observed_noise(task: Segmentation, reference: Arrays, outputs: Arrays, limi
     if not task.scores or limits.relative_l2 > OTHER_ENGINE.relative_l2:
         return 0.0
     pairs = zip(reference[task.scores], outputs[task.scores], strict=True)
-    differences, squares = zip(*(_measure(expected, found) for expected, found in pairs), strict=True)
-    return min(max(differences), limits.relative_l2 * math.sqrt(sum(squares) / len(squares)))
+    measured = [_measure(expected, found) for expected, found in pairs]
+    signal = math.sqrt(sum(square for _, square in measured) / len(measured))
+    return min(max(largest for largest, _ in measured), limits.relative_l2 * signal)
 
 
 def _measure(expected: AnyArray, found: AnyArray) -> tuple[float, float]:
