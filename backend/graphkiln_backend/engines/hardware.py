@@ -6,13 +6,11 @@ of `nvidia-smi`.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +99,9 @@ def gpus() -> tuple[Gpu, ...]:
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
+    import csv  # these two take an instance without GPUs 3 ms
+    import subprocess
+
     command = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 _MOST = 40
@@ -27,5 +26,7 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The known name that is most like another one; empty where none is."""
+    import difflib  # for who misspells
+
     near = difflib.get_close_matches(name, known, n=1)
     return near[0] if near else ""

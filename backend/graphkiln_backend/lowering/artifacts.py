@@ -27,11 +27,11 @@ from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
 from graphkiln_backend.repository.onnx_reading import graph_sha256
-from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 from graphkiln_backend.repository.version import ModelVersion
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.parallel.part_artifacts import SplitSource
+    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 
 _log = logging.getLogger("graphkiln.lowering")
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Reading
+from graphkiln_backend.graph.task import Reading, is_classification
 from graphkiln_backend.graph.text import as_text
-from graphkiln_backend.proof.decision import Decision, decide
-from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
-from graphkiln_backend.proof.ranks import scatter_scores, score_indices
-from graphkiln_backend.proof.task_decision import TaskDecision
-from graphkiln_backend.proof.tasks import check_controls, is_judged, judge
+from graphkiln_backend.proof.ranks import score_indices
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from graphkiln_backend.proof import decision, tasks
+    from graphkiln_backend.proof.decision import Decision
+    from graphkiln_backend.proof.metrics import TaskTargets
+    from graphkiln_backend.proof.task_decision import TaskDecision
+else:
+    decision = LazyModule("graphkiln_backend.proof.decision")  # what converts asks for these two, and few instances
+    tasks = LazyModule("graphkiln_backend.proof.tasks")
 
 _CONTROL_SCALE = 3.0
 """The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
@@ -107,12 +115,16 @@ def prove(
     task = None if isinstance(reading, Ranking) else reading
     if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
         ranking = None  # of a part of the outputs
-    judgment = judge(task, reference, outputs, limits, noise=noise or 0.0, targets=targets)
-    trusted, judged = score_indices(reference, judgment.outputs, ranking) if ranking else (reference, judgment.outputs)
-    errors, decisions = compare(trusted, judged), list[Decision | TaskDecision](judgment.decisions)
-    if noise is not None and not is_judged(task) and not any(error.fault for error in errors):
+    judged = outputs
+    decisions: list[Decision | TaskDecision] = []
+    if reads_task := not is_classification(task):
+        judgment = tasks.judge(task, reference, outputs, limits, noise=noise or 0.0, targets=targets)
+        judged, decisions = judgment.outputs, [*judgment.decisions]
+    trusted, judged = score_indices(reference, judged, ranking) if ranking else (reference, judged)
+    errors = compare(trusted, judged)
+    if noise is not None and not reads_task and not any(error.fault for error in errors):
         classes = targets if isinstance(targets, np.ndarray) else None
-        decisions += _decide_outputs(reference, outputs, limits, noise=noise, targets=classes, ranking=ranking)
+        decisions += decision.decide_outputs(reference, outputs, limits, noise=noise, targets=classes, ranking=ranking)
     findings: list[OutputError | Decision | TaskDecision] = [*errors, *decisions]
     failures = [str(finding) for finding in findings if not finding.within(limits)]
     count = len(next(iter(reference.values()))) if samples is None else samples
@@ -125,7 +137,8 @@ def prove(
         raise VerificationError("the outputs changed", report=report, relative_l2=verification.relative_l2)
     _check_says_something(trusted)
     _check_negative_control(trusted, limits)
-    check_controls(task, reference, limits)
+    if reads_task:
+        tasks.check_controls(task, reference, limits)
     return verification
 
 
@@ -159,30 +172,6 @@ def _record(
         worst_element_limit=max((error.limits(limits).worst_element or 0.0 for error in errors), default=0.0) or None,
         verdict=f"{limits.name}: {', '.join(figures)} - {'PASS' if passed else 'FAIL'}",
     )
-
-
-def _decide_outputs(
-    reference: Mapping[str, AnyArray],
-    outputs: Mapping[str, AnyArray],
-    limits: Limits,
-    *,
-    noise: float,
-    targets: npt.NDArray[np.int64] | None,
-    ranking: Ranking | None,
-) -> list[Decision]:
-    """A decision for each score output (floating-point, `[samples, classes]`); a ranked one counts for all classes."""
-    if ranking and reference[ranking.scores].ndim == 2:
-        classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
-        reference, outputs = (
-            {**arrays, ranking.scores: scatter_scores(arrays[ranking.scores], arrays[ranking.indices], classes)}
-            for arrays in (reference, outputs)
-        )
-    scores = [name for name, array in reference.items() if array.ndim == 2 and array.shape[1] > 1 and _is_float(array)]
-    return [
-        decide(reference[name], outputs[name], limits, noise=noise, targets=targets)
-        for name in scores
-        if name in outputs
-    ]
 
 
 def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> OutputError:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.proof.ranks import scatter_scores
 
 _CONFIDENCE = 0.95
 _CONCLUSIVE = 3.0
@@ -53,6 +56,42 @@ class Decision:
             return text
         before, after = self.accuracy
         return f"{text}, accuracy {after:.1%} instead of {before:.1%}"
+
+
+def decide_outputs(
+    reference: Mapping[str, AnyArray],
+    outputs: Mapping[str, AnyArray],
+    limits: Limits,
+    *,
+    noise: float,
+    targets: npt.NDArray[np.int64] | None,
+    ranking: Ranking | None,
+) -> list[Decision]:
+    """A decision for each score output (floating-point, `[samples, classes]`); a ranked one counts for all classes.
+
+    Args:
+        reference: Trusted outputs by name, `[samples, ...]` each.
+        outputs: Outputs to judge.
+        limits: Row of the policy.
+        noise: As for `decide`.
+        targets: As for `decide`.
+        ranking: Which outputs the graph ranks, or None.
+    """
+    if ranking and reference[ranking.scores].ndim == 2:
+        classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
+        reference, outputs = (
+            {**arrays, ranking.scores: scatter_scores(arrays[ranking.scores], arrays[ranking.indices], classes)}
+            for arrays in (reference, outputs)
+        )
+    return [
+        decide(array, outputs[name], limits, noise=noise, targets=targets)
+        for name, array in reference.items()
+        if name in outputs and _are_scores(array)
+    ]
+
+
+def _are_scores(array: AnyArray) -> bool:
+    return array.ndim == 2 and array.shape[1] > 1 and DType.from_numpy(array.dtype).is_float
 
 
 def decide(

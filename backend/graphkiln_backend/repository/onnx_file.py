@@ -17,13 +17,17 @@ from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSp
 from graphkiln_backend.repository.external_data import check_external_data, external_locations
 from graphkiln_backend.repository.graph_facts import GraphFacts, known_facts
 from graphkiln_backend.repository.onnx_reading import read_graph, read_whole_graph
-from graphkiln_backend.repository.row_mixing import find_mixing, find_row_outputs
-from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, find_replaced, with_tensor_outputs
 
 if TYPE_CHECKING:
     import onnx
+
+    from graphkiln_backend.repository import row_mixing, tensor_outputs
+    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 else:
     onnx = LazyModule("onnx")
+    # A graph whose facts are known is not read.
+    row_mixing = LazyModule("graphkiln_backend.repository.row_mixing")
+    tensor_outputs = LazyModule("graphkiln_backend.repository.tensor_outputs")
 
 _PROTOBUF_LIMIT = 1 << 30
 """A message ends at 2 GiB."""
@@ -61,7 +65,7 @@ def read_signature(path: Path) -> Signature:
     if facts := known_facts(path):
         return facts.signature
     model = read_graph(path)
-    with_tensor_outputs(model)
+    tensor_outputs.with_tensor_outputs(model)
     graph = model.graph
     if not graph.output:
         raise _without_outputs(graph, path)
@@ -98,7 +102,7 @@ def read_mixing(path: Path) -> str:
         ManifestError: An element type cannot be carried by Triton.
     """
     model = read_graph(path)
-    with_tensor_outputs(model)
+    tensor_outputs.with_tensor_outputs(model)
     given = {tensor.name for tensor in model.graph.initializer}
     inputs = tuple(_spec(value, model.graph, path) for value in model.graph.input if value.name not in given)
     return _find_mixing(model, inputs, tuple(_spec(value, model.graph, path) for value in model.graph.output))
@@ -153,7 +157,7 @@ def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
     Raises:
         RepositoryError: The file is damaged.
     """
-    return () if known_facts(path) else find_replaced(read_graph(path).graph)
+    return () if known_facts(path) else tensor_outputs.find_replaced(read_graph(path).graph)
 
 
 def read_facts(path: Path) -> GraphFacts | None:
@@ -176,7 +180,7 @@ def save_with_tensor_outputs(path: Path, target: Path) -> None:
     """
     model = read_whole_graph(path)
     onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
-    with_tensor_outputs(model)
+    tensor_outputs.with_tensor_outputs(model)
     external = model.ByteSize() > _PROTOBUF_LIMIT
     onnx.save(model, target, save_as_external_data=external, location=f"{target.name}.data" if external else None)
 
@@ -222,7 +226,7 @@ def _with_rows(
     one = [spec.name for spec in outputs if spec.shape[:1] == (1,)]
     if not one or not inputs or not all(spec.varies for spec in inputs):
         return outputs
-    rows = find_row_outputs(model)
+    rows = row_mixing.find_row_outputs(model)
     return tuple(
         replace(spec, shape=(inputs[0].shape[0], *spec.shape[1:])) if spec.name in one and spec.name in rows else spec
         for spec in outputs
@@ -231,7 +235,7 @@ def _with_rows(
 
 def _find_mixing(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
     varies = all(spec.varies for spec in (*inputs, *outputs))
-    return find_mixing(model) if varies and inputs else ""
+    return row_mixing.find_mixing(model) if varies and inputs else ""
 
 
 def _spec(value: onnx.ValueInfoProto, graph: onnx.GraphProto, path: Path) -> TensorSpec:

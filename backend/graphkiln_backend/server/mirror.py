@@ -47,7 +47,10 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """
 
-_IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
+_IMAGES = """from graphkiln_backend.triton.lean_numpy import import_numpy
+
+import_numpy()
+from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
 _NOTE = """

@@ -48,10 +48,18 @@ BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 """All names that graphkiln's backend can have in a configuration."""
 _MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
 
+import gc
 import sys
 
+gc.disable()  # what is imported stays: to look for garbage in it took a twentieth of its time
 sys.path.sort(key=lambda folder: not folder)  # a stub looks first in the working folder, the empty one
+from graphkiln_backend.triton.lean_numpy import import_numpy
+
+import_numpy()
 from graphkiln_backend.triton.model import TritonPythonModel
+
+gc.freeze()
+gc.enable()
 '''
 _ROOM_BYTES = 16 << 20
 """What a run needs for Triton's Python backend (3 MB), and something more."""

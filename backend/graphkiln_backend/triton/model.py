@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -35,7 +35,6 @@ from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.repository.agreement import check_agreement
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
 from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -52,13 +51,13 @@ from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
-from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.refusal import Refusal
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
-from graphkiln_backend.triton.sequences import SequenceExecutor
-from graphkiln_backend.triton.snapshot import serving_versions
+
+if TYPE_CHECKING:
+    from graphkiln_backend.triton.sequences import SequenceExecutor
 
 _log = logging.getLogger("graphkiln.triton")
 
@@ -77,6 +76,9 @@ class TritonPythonModel:
             TritonModelException: The configuration contradicts the graph, the graph cannot be read, or it is not for
                 the requests of the versions that it would be served with.
         """
+        from graphkiln_backend.repository.agreement import check_agreement  # `serve` seldom has Triton ask
+        from graphkiln_backend.triton.snapshot import serving_versions
+
         document = config.as_dict()
         log_to_triton(document["name"])
         version = Path(pb_utils.get_model_dir())
@@ -127,6 +129,8 @@ class TritonPythonModel:
         executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | Refusal = executor
         if sequence:
+            from graphkiln_backend.triton.sequences import SequenceExecutor  # few models have sequences
+
             self._executor = SequenceExecutor(executor, sequence)
         _prepare_arrays(self._session.signature, batching=config.max_batch_size > 0)
         phases.seconds |= proven.phases
@@ -215,6 +219,8 @@ def _read_deployment(
 def _build_executor(proven: ProvenSession, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
     session = proven.session
     if tensors := tensors.of_graph(session.signature):
+        from graphkiln_backend.triton.ragged import RaggedExecutor  # fewer still have ragged batches
+
         return RaggedExecutor(session, tensors, input_ranks=config.input_ranks, contract=contract)
     return Executor(
         session,

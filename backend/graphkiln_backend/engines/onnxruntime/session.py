@@ -11,14 +11,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement
 from graphkiln_backend.engines.compute_limit import current_limit
-from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
 from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
 from graphkiln_backend.engines.onnxruntime.profile import seconds_of_nodes, summarize_profile
@@ -29,6 +28,9 @@ from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, SignatureError
 from graphkiln_backend.graph.signature import Signature
+
+if TYPE_CHECKING:
+    from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
 
@@ -79,6 +81,8 @@ class OnnxRuntimeSession(Closeable):
         self._limit = current_limit()
         self._runner: CudaGraphRunner | None = None
         if cuda_graphs:  # plain runs stand beside the captured ones, for the profile
+            from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
+
             self._run_options.add_run_config_entry("gpu_graph_id", NO_CAPTURE)
             if not (self._has_bf16 or self._has_strings):
                 self._runner = CudaGraphRunner(self._session, device_id=int(self._providers[0][1]["device_id"]))
