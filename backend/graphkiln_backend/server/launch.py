@@ -23,6 +23,7 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.hidden_arguments import start_hidden
 from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.instance_limits import check_instances
 from graphkiln_backend.server.keepers import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.memory_limit import default_limit
@@ -34,7 +35,7 @@ from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_view import StoreView
-from graphkiln_backend.server.thread_limit import check_threads, pool_size
+from graphkiln_backend.server.thread_limit import pool_size
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
 _LOAD_MARGIN_S = 30.0
@@ -118,7 +119,7 @@ class Launch:
             loads = may_all_load(flags.arguments, found)
         self.readiness.choose(flags, loads=loads)
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
-        check_threads(memory.instances)
+        check_instances(memory.instances)
         line = command_line(
             self.installation, folder, stores, flags, memory, complete=complete, readiness=self.readiness.arguments
         )

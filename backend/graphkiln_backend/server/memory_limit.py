@@ -16,16 +16,11 @@ from __future__ import annotations
 import resource
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.memory_groups import memory_groups
 
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = LazyModule("psutil")
-
+_MEMORY = Path("/proc/meminfo")
+_AVAILABLE = "MemAvailable:"
 _LEAST_BYTES = 2 << 30
 """tritonserver starts with 0.8 GB of address space that counts."""
 _SHARE = 2
@@ -85,5 +80,7 @@ def default_limit() -> int:
 
 
 def free_memory() -> int:
-    """Bytes that a new program could take, of the machine and of the container."""
-    return min([psutil.virtual_memory().available, *(group.free_bytes for group in memory_groups())])
+    """Bytes that a new program could take, of the machine and of the container. Source: proc(5), /proc/meminfo."""
+    lines = map(str.split, _MEMORY.read_text().splitlines())
+    available = next(int(line[1]) << 10 for line in lines if line[0] == _AVAILABLE)
+    return min([available, *(group.free_bytes for group in memory_groups())])

@@ -22,8 +22,6 @@ _HASHED_BYTES = 2 << 30
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
 _BEING_WRITTEN_S = 3600
-_INSTANCE_BYTES = 45 << 20
-"""What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,8 +211,8 @@ def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
     """Whether all models fit into the memory that is there."""
-    import psutil
-
+    from graphkiln_backend.server.instance_limits import INSTANCE_BYTES
+    from graphkiln_backend.server.memory_limit import free_memory
     from graphkiln_backend.server.shared_memory import free_shared_memory
 
     instances = sum(need.instances for need in needs)
@@ -226,8 +224,8 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
         hint=f"docker run --shm-size={2 * shared >> 20}m, or a smaller max_batch_size" if shared > free else "",
         facts={"needed_bytes": shared, "free_bytes": free, "instances": instances},
     )
-    graphs, available = sum(need.graph_bytes for need in needs), psutil.virtual_memory().available
-    processes = instances * _INSTANCE_BYTES
+    graphs, available = sum(need.graph_bytes for need in needs), free_memory()
+    processes = instances * INSTANCE_BYTES
     scarce = graphs + processes > available
     yield Finding(
         subject="memory",
@@ -237,17 +235,19 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
         hint="serve fewer models here, or fewer instances: instance_group { count: 1 }" if scarce else "",
         facts={"graph_bytes": graphs, "instance_bytes": processes, "available_bytes": available},
     )
-    yield from find_too_few_threads(instances)
+    yield from find_too_few(instances)
 
 
-def find_too_few_threads(instances: int) -> Iterator[Finding]:
-    """Whether as many threads may run as the instances of all models have."""
+def find_too_few(instances: int) -> Iterator[Finding]:
+    """Whether the instances of all models may have as many threads and open files as they need."""
+    from graphkiln_backend.server.file_limit import check_files
     from graphkiln_backend.server.thread_limit import check_threads
 
-    try:
-        check_threads(instances)
-    except GraphkilnError as error:
-        yield Finding(subject="threads", level=Level.ERROR, message=error.message, hint=error.hint)
+    for subject, check in (("threads", check_threads), ("open files", check_files)):
+        try:
+            check(instances)
+        except GraphkilnError as error:
+            yield Finding(subject=subject, level=Level.ERROR, message=error.message, hint=error.hint)
 
 
 def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:

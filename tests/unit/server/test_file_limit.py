@@ -6,7 +6,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import file_limit as module
-from graphkiln_backend.server.file_limit import raise_file_limit
+from graphkiln_backend.server.file_limit import check_files, raise_file_limit
 
 ANY = module.resource.RLIM_INFINITY
 
@@ -43,3 +43,15 @@ def test_too_little_is_one_line_with_the_fix(limits: list[tuple[int, int]]) -> N
     limits.append((32, 64))
     with pytest.raises(ServerSetupError, match=r"no more than 64 files .* needs 256, .*ulimit -n 4096.*nofile"):
         raise_file_limit()
+
+
+def test_hundreds_of_instances_need_more(limits: list[tuple[int, int]]) -> None:
+    limits.append((512, 512))
+    check_files(85)
+    with pytest.raises(ServerSetupError, match=r"no more than 512 files .* of 86 model instances needs 514, .*-n 4096"):
+        check_files(86)
+    with pytest.raises(ServerSetupError, match=r"ulimit -n 6512.*nofile=6512:6512"):
+        check_files(1000)
+    for unlimited in ((ANY, ANY), (1024, ANY)):
+        limits.append(unlimited)
+        check_files(1000)

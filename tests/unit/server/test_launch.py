@@ -291,6 +291,13 @@ class TestPrepare:
         with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here"):
             make_launch(installation, store).prepare(folder)
 
+    def test_too_few_open_files_are_an_error(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphkiln_backend.server.file_limit.resource.getrlimit", lambda _: (257, 257))
+        with pytest.raises(ServerSetupError, match="no more than 257 files may be open at once: a server of 1 model"):
+            make_launch(installation, store).prepare(folder)
+
     def test_a_store_with_a_space_is_linked(
         self, installation: Installation, folder: RunFolder, store: Path, tmp_path: Path
     ) -> None:
