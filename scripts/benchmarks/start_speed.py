@@ -13,15 +13,16 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import psutil
 from cpp_server import check_backend, start_cpp_server
+from first_requests import first_requests
 from inputs import exported_graph
 from measurement import show_progress
-from stores import DIGITS, add_model
+from stores import DIGITS, LARGEST_BATCH, add_model
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
@@ -55,10 +56,18 @@ _STATES = ("cold", "warm")
 
 @dataclass
 class _Start:
-    """One start: seconds by phase, and the peaks of all processes' memory together in MB."""
+    """One start.
+
+    Attributes:
+        seconds: By phase.
+        peak_mb: The peaks of all processes' memory together.
+        first: The first request of a batch size, over the median of later ones: of the size and the model where that is
+            most; 0 where nothing was asked.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_mb: float = 0.0
+    first: float = 0.0
 
 
 _Run = Callable[[], Iterator[tuple[str, _Start]]]
@@ -118,7 +127,8 @@ def _runs(subject: _Subject, folder: Path, cpp_backend: Path | None) -> Iterator
     if cpp_backend:
         backends, store = check_backend(cpp_backend), subject.store(folder, DROP_IN_BACKEND)
         yield partial(_start_cpp, backends, store)
-    yield partial(_start_twice, subject.store(folder, BACKEND))
+    asked = {graph: model for model, graph in subject.graphs.items()}.values()  # one model of each graph
+    yield partial(_start_twice, subject.store(folder, BACKEND), tuple(asked))
 
 
 def _start_bare(graphs: Sequence[Path]) -> Iterator[tuple[str, _Start]]:
@@ -133,23 +143,24 @@ def _start_cpp(backends: Path, store: Path) -> Iterator[tuple[str, _Start]]:
         yield CPP, _Start({"ready": time.time() - begun}, _peak_mb([psutil.Process(server.pid)]))
 
 
-def _start_twice(store: Path) -> Iterator[tuple[str, _Start]]:
+def _start_twice(store: Path, asked: Sequence[str]) -> Iterator[tuple[str, _Start]]:
     with tempfile.TemporaryDirectory() as cache:
         for state in _STATES:
-            yield state, _start(store, Path(cache))
+            yield state, _start(store, asked, Path(cache))
 
 
-def _start(store: Path, cache: Path) -> _Start:
+def _start(store: Path, asked: Sequence[str], cache: Path) -> _Start:
     begun, log = time.time(), cache.with_suffix(".log")
     try:
         with start_server(store, flags=("--cache", str(cache)), log=log) as server:
-            ready = time.time()
-            return _read(server, begun, ready)
+            start = _read(server, begun, ready=time.time())
+            ratios = (first_requests(server.grpc_url, model, LARGEST_BATCH) for model in asked)
+            return replace(start, first=max(max(of_model.values()) for of_model in ratios))
     finally:
         log.unlink(missing_ok=True)
 
 
-def _read(server: LocalServer, begun: float, ready: float) -> _Start:
+def _read(server: LocalServer, begun: float, *, ready: float) -> _Start:
     """What the files of the instances and the kernel say of a server that has just become ready."""
     supervisor = psutil.Process(server.pid)
     processes = supervisor.children(recursive=True)
@@ -196,6 +207,7 @@ def _table(names: Sequence[str], starts: Mapping[str, Sequence[_Start]]) -> list
     return [
         *(_row(f"{phase} s", columns, partial(_seconds, starts, phase)) for phase in phases),
         _row("peak MB", columns, lambda name: _median_mb(starts[name])),
+        _row("worst first request of a batch size, ratio to later ones", columns, partial(_median_first, starts)),
         *(row for peer in (_BARE_STATE, CPP) for row in _peer_rows(peer, columns, starts)),
     ]
 
@@ -229,6 +241,10 @@ def _ratio(starts: Sequence[_Start], bare: Sequence[_Start]) -> float:
 
 def _median(starts: Sequence[_Start], phase: str) -> float:
     return statistics.median(start.seconds.get(phase, 0.0) for start in starts)
+
+
+def _median_first(starts: Mapping[str, Sequence[_Start]], name: str) -> float:
+    return round(statistics.median(start.first for start in starts[name]), 2)
 
 
 def _median_mb(starts: Sequence[_Start]) -> float:

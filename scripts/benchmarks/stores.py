@@ -13,6 +13,8 @@ from graphkiln_backend.repository.config import BACKEND, config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
+LARGEST_BATCH = 8
+"""Of what `add_model` adds."""
 
 
 def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND) -> None:
@@ -21,7 +23,7 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str
     folder.mkdir(parents=True)
     (folder / "model.onnx").symlink_to(graph)
     with _reference_signature(graph) as signature:
-        text = config_text(name, signature, max_batch_size=8, labels_file=None)
+        text = config_text(name, signature, max_batch_size=LARGEST_BATCH, labels_file=None)
     text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
 
