@@ -18,6 +18,8 @@ _log = logging.getLogger("graphkiln.server")
 _SOON_S = 1.0
 """Until the next attempt after an error."""
 _SETTLE_ATTEMPTS = 3
+_END_S = 10.0
+"""Nothing that is under way when a server has ended takes longer, but a store on a disk that does not answer."""
 
 
 class AdmissionStopped(Exception):
@@ -56,12 +58,12 @@ class Rollout:
             keeper: What to do.
             on_settled: Called once everything is as good as it gets: at once, where nothing need be done.
         """
-        self._stop.clear()
+        self._stop = stop = threading.Event()
         settled = self._check(keeper)
         if settled:
             on_settled()
         if not settled or keeper.ticks:
-            steps = (keeper, None if settled else on_settled)
+            steps = (keeper, None if settled else on_settled, stop)
             self._thread = threading.Thread(target=self._run, args=steps, name="rollout", daemon=True)
             self._thread.start()
 
@@ -73,7 +75,9 @@ class Rollout:
         """Ends it; call it when the server has ended, which ends a load that is under way."""
         self.halt()
         if self._thread:
-            self._thread.join()
+            self._thread.join(_END_S)
+            if self._thread.is_alive():  # it does nothing more once the store answers
+                _log.warning("a model store has not answered for %g s: going on without waiting for it", _END_S)
             self._thread = None
 
     def stopped(self) -> bool:
@@ -87,19 +91,19 @@ class Rollout:
             _log.warning("cannot look after the models: %s", error)
             return True
 
-    def _run(self, keeper: Keeper, on_settled: Callable[[], None] | None) -> None:
+    def _run(self, keeper: Keeper, on_settled: Callable[[], None] | None, stop: threading.Event) -> None:
         if on_settled:
-            self._settle(keeper)
-            if self.stopped():
+            self._settle(keeper, stop)
+            if stop.is_set():
                 return
             on_settled()
         pause: float | None = 0.0
-        while pause is not None and not self._stop.wait(pause):
+        while pause is not None and not stop.wait(pause):
             pause = self._try(keeper.tick)
 
-    def _settle(self, keeper: Keeper) -> None:
+    def _settle(self, keeper: Keeper, stop: threading.Event) -> None:
         for _ in range(_SETTLE_ATTEMPTS):
-            if self._try(keeper.settle) is None or self._stop.wait(_SOON_S):
+            if self._try(keeper.settle) is None or stop.wait(_SOON_S):
                 return
 
     def _try(self, step: Callable[[], float | None]) -> float | None:

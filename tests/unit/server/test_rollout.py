@@ -115,6 +115,34 @@ def test_a_stopped_admission_ends_it() -> None:
     rollout.end()
 
 
+def test_a_store_that_does_not_answer_delays_no_end(monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
+    monkeypatch.setattr(module, "_END_S", 0.01)
+    asked, answered = threading.Event(), threading.Event()
+    later: list[str] = []
+
+    def hang() -> float | None:
+        asked.set()
+        answered.wait(60)
+        return 0.0
+
+    rollout = Rollout()
+    rollout.begin(Steps(lambda: None, hang, lambda: later.append("looked again")), lambda: None)
+    assert asked.wait(10)
+    hanging = rollout._thread
+    rollout.end()
+    assert logged == ["a model store has not answered for 0.01 s: going on without waiting for it"]
+    next_one = Steps(lambda: None)
+    rollout.begin(next_one, lambda: None)  # of the next server
+    assert next_one.done.wait(10)
+    answered.set()
+    assert hanging is not None
+    hanging.join(10)
+    assert not hanging.is_alive()
+    assert later == [], "nobody waits for what it finds"
+    monkeypatch.setattr(module, "_END_S", 10.0)
+    rollout.end()
+
+
 def test_the_end_without_a_beginning() -> None:
     Rollout().end()
 
