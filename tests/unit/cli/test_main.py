@@ -70,6 +70,19 @@ class TestHelp:
         assert not heavy & set(loaded.split())
 
 
+def test_a_command_imports_its_own_verb_alone() -> None:
+    program = (
+        "import sys; sys.argv = ['graphkiln', 'health', '--help']\n"
+        "from graphkiln.cli.main import VERBS, main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*(verb for verb in VERBS if f'graphkiln.cli.{VERBS[verb]}' in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "Usage: graphkiln health" in done.stdout
+    assert done.stderr.split() == ["health"]
+
+
 class TestMistakes:
     @pytest.mark.parametrize(
         ("words", "named"),
@@ -95,7 +108,7 @@ class TestErrors:
         def fail(**_: object) -> None:
             raise error
 
-        monkeypatch.setattr(command, "app", fail)
+        monkeypatch.setattr(command, "application", lambda _: fail)
 
     @pytest.mark.parametrize(
         ("error", "code", "line"),
@@ -122,7 +135,10 @@ class TestErrors:
             run("models")
 
     def test_what_packages_log_is_shown(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(command, "app", lambda **_: logging.getLogger("graphkiln.cache").info("built"))
+        def log(**_: object) -> None:
+            logging.getLogger("graphkiln.cache").info("built")
+
+        monkeypatch.setattr(command, "application", lambda _: log)
         assert run("lower").err == "graphkiln: built\n"
 
 
@@ -134,7 +150,7 @@ def test_grpc_logs_nothing_unless_it_is_asked_to(
     monkeypatch.setenv("GRPC_VERBOSITY", given or "removed at once")
     if given is None:
         monkeypatch.delenv("GRPC_VERBOSITY")
-    monkeypatch.setattr(command, "app", lambda **_: seen.append(os.environ.get("GRPC_VERBOSITY")))
+    monkeypatch.setattr(command, "application", lambda _: lambda **_: seen.append(os.environ.get("GRPC_VERBOSITY")))
     run("models")
     assert seen == [kept]
 
@@ -170,7 +186,7 @@ class TestWhatTheMachineSays:
         def fail(**_: object) -> None:
             raise error
 
-        monkeypatch.setattr(command, "app", fail)
+        monkeypatch.setattr(command, "application", lambda _: fail)
         with pytest.raises(SystemExit) as caught:
             command.main()
         assert caught.value.code == 1
@@ -179,9 +195,10 @@ class TestWhatTheMachineSays:
 
 def test_what_pillow_says_to_programmers_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an image of 100 million pixels, a warning of its own, with the path of its code. In tests it is an error."""
-    monkeypatch.setattr(
-        command, "app", lambda **_: warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")
-    )
+    def warn(**_: object) -> None:
+        warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")
+
+    monkeypatch.setattr(command, "application", lambda _: warn)
     command.main()
 
 
@@ -195,7 +212,11 @@ def test_the_version(run: RunVerb) -> None:
 )
 def test_output_that_cannot_be_written_at_the_end(reader: str, said: str) -> None:
     """Python's own way is a code of 120, and two lines about an exception that is ignored."""
-    program = "from graphkiln.cli import main as command; command.app = lambda **_: print('lost'); command.main()"
+    program = (
+        "from graphkiln.cli import main as command\n"
+        "command.application = lambda _: lambda **_: print('lost')\n"
+        "command.main()"
+    )
     reading, writing = os.pipe()
     os.close(reading)
     with Path("/dev/full").open("wb") as full, os.fdopen(writing, "wb") as pipe:

@@ -32,7 +32,8 @@ def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch:
 
 def test_the_face_and_the_command_import_none_of_it() -> None:
     program = (
-        "import sys, graphkiln.scoring, graphkiln.cli.main; from graphkiln.scoring import score, verify; "
+        "import sys, graphkiln.scoring, graphkiln.cli.main; graphkiln.cli.main.app; "
+        "from graphkiln.scoring import score, verify; "
         "print(*sorted({'ray', 'pyarrow', 'onnxruntime', 'rich.table', 'fsspec'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
