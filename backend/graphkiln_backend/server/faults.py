@@ -35,6 +35,10 @@ _log = logging.getLogger("graphkiln.server")
 _STOPPED_S = 1.5
 """A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""
 _STUBS_EVERY_S = 1.0
+_YOUNG_S = 10.0
+"""A process that has died so soon after its start may not have got as far as telling tritonserver that it runs."""
+_UNASKED_S = 10.0
+"""Of any other end of a child, tritonserver asks within two seconds, or goes on serving without it."""
 
 
 class Cause(StrEnum):
@@ -101,6 +105,7 @@ class Watchdog:
         self._seen_ready: set[int] = set()
         self._stubs: dict[int, tuple[str, float]] = {}
         self._stubs_at = 0.0
+        self._stillborn: dict[int, float] = {}
 
     def look(self, instances: Snapshot) -> Fault | None:
         """The first fault that is found, if any. To be called about once a second.
@@ -117,6 +122,7 @@ class Watchdog:
             or _wrong(instances)
             or self._stopped(instances, states, now)
             or self._late(instances, now)
+            or self._unborn(now)
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
@@ -148,7 +154,11 @@ class Watchdog:
         if now - self._stubs_at > _STUBS_EVERY_S:
             self._stubs_at = now
             stubs = read_stubs(self._server)
-            self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in stubs}
+            living = [stub for stub in stubs if not stub.ended]
+            self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in living}
+            ended = {stub.pid: stub.age_s for stub in stubs if stub.ended}
+            young = [pid for pid, age_s in ended.items() if pid in self._stillborn or age_s < _YOUNG_S]
+            self._stillborn = {pid: self._stillborn.get(pid, now) for pid in young}
         files = instances.loading.values()
         loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
         self._seen_ready &= loading.keys() | instances.ready  # another process will get the number of one that is gone
@@ -185,6 +195,12 @@ class Watchdog:
             if progress.computing and now - progress.begun_at > self._limits.compute:
                 what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
                 return Fault(cause=Cause.COMPUTE_LIMIT, what=what)
+        return None
+
+    def _unborn(self, now: float) -> Fault | None:
+        """A process that died before it told tritonserver (24.10) that it runs, for which that waits without an end."""
+        if any(now - since > _UNASKED_S for since in self._stillborn.values()):
+            return Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
         return None
 
     def _is_stopped(self, process: int, state: str, now: float) -> bool:

@@ -29,29 +29,38 @@ class Stub:
         model: Model name.
         version: Model version.
         age_s: Seconds since it was started.
+        ended: Whether it has ended, and tritonserver has not asked how; nothing else is known of it then, nor whether
+            it was one of ours.
     """
 
     pid: int
     model: str
     version: str
     age_s: float
+    ended: bool = False
 
 
 def read_stubs(server: int) -> list[Stub]:
-    """The stubs below a tritonserver; those of the user's own Python backends are not ours to judge."""
+    """The stubs below a tritonserver, and its own children that have ended, whatever they were.
+
+    Those of the user's own Python backends that run are not ours to judge.
+    """
     try:
         descendants = psutil.Process(server).children(recursive=True)
     except psutil.NoSuchProcess:
         return []
-    found = (_read(process) for process in descendants)
+    found = (_read(process, server) for process in descendants)
     return [stub for stub in found if stub]
 
 
-def _read(process: psutil.Process) -> Stub | None:
+def _read(process: psutil.Process, server: int) -> Stub | None:
     """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
     try:
-        folder = _model_folder(process.cmdline())
         age_s = process_age_s(process.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            is_own = process.ppid() == server
+            return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
+        folder = _model_folder(process.cmdline())
     except (psutil.Error, OSError):  # it has just ended
         return None
     if folder is None:

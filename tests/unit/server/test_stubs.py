@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -79,6 +80,25 @@ def test_stubs_of_every_name_of_the_backend(start: Start) -> None:
 def test_stubs_of_other_backends_are_not_ours(start: Start) -> None:
     process = start("theirs graphkiln", "/store/other/12")
     assert wait_for(process, 1) == ["other 12"]
+
+
+def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
+    program = "import os; os.fork() or os._exit(1); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            deadline = time.monotonic() + 20
+            while not (found := read_stubs(process.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            (stub,) = found
+            assert (stub.ended, stub.model) == (True, "")
+            assert -1 < stub.age_s < 60
+            assert read_stubs(os.getpid()) == [], "children of others are theirs to ask about"
+        finally:
+            process.kill()
 
 
 def test_a_server_that_is_gone_has_none() -> None:
