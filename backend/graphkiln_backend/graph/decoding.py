@@ -13,6 +13,7 @@ import reprlib
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkiln_backend.graph.errors import ManifestError
@@ -46,7 +47,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
     """
     if not isinstance(value, Mapping):
         raise _wrong(path, "an object", value)
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in value:
         if key not in fields:
@@ -140,6 +141,12 @@ def decode_value(hint: Any, value: object, path: str) -> Any:
     return _decode_scalar(hint, value, path)
 
 
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    """The types of a dataclass's fields; to evaluate them takes longer than to decode a value."""
+    return typing.get_type_hints(cls)
+
+
 def _decode_union(options: tuple[Any, ...], value: object, path: str) -> Any:
     if value is None and type(None) in options:
         return None
@@ -158,7 +165,7 @@ def _kinds(options: Sequence[Any]) -> dict[str, type[Any]]:
     """The dataclasses of a union by the value of their field `kind`; none where one has no such field."""
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return {}
-    kinds = {typing.get_args(typing.get_type_hints(option).get("kind")): option for option in options}
+    kinds = {typing.get_args(_hints(option).get("kind")): option for option in options}
     return {} if () in kinds else {kind[0]: option for kind, option in kinds.items()}
 
 
