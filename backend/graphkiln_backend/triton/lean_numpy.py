@@ -16,6 +16,7 @@ from graphkiln_backend.graph.lazy_module import LazyModule
 DEFERRED = (
     "numpy.core._add_newdocs",
     "numpy.core._add_newdocs_scalars",
+    "numpy.ctypeslib",
     "numpy.fft",
     "numpy.ma",
     "numpy.polynomial",

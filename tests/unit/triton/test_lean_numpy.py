@@ -11,7 +11,7 @@ import pytest
 from graphkiln_backend.triton import lean_numpy
 
 PROGRAM = """
-import json, sys, threading
+import ctypes, json, sys, threading
 import graphkiln_backend.triton.lean_numpy as lean_numpy
 lean_numpy.import_numpy()
 import numpy as np
@@ -32,6 +32,7 @@ results = {
     "masked": int(np.ma.masked_equal([1, 2, 2], 2).sum()),
     "fitted": np.polynomial.Polynomial([1.0, 2.0])(3.0),
     "transformed": np.fft.fft([1.0, 1.0]).real.tolist(),
+    "viewed": int(np.ctypeslib.as_array((ctypes.c_int * 2)(1, 2)).sum()),
     "solved": np.linalg.inv(np.eye(2) * 2).tolist(),
 }
 print(json.dumps(results))
@@ -51,6 +52,7 @@ def test_what_is_deferred_is_there_when_it_is_read() -> None:
         "masked": 1,
         "fitted": 7.0,
         "transformed": [2.0, 0.0],
+        "viewed": 3,
         "solved": [[0.5, 0.0], [0.0, 0.5]],
     }
 
