@@ -146,4 +146,6 @@ def _cpu() -> str:
     """Model name and a digest of the instruction sets."""
     fields = _fields()
     digest = hashlib.sha256(" ".join(sorted(_flags())).encode()).hexdigest()[:16]
-    return f"{fields.get('model name', platform.processor() or platform.machine())}, instruction sets {digest}"
+    # platform.processor() starts a program, which no processor of x86 needs.
+    name = fields.get("model name") or platform.processor() or platform.machine()
+    return f"{name}, instruction sets {digest}"

@@ -47,9 +47,9 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """
 
-_IMAGES = """from graphkiln_backend.triton.lean_numpy import import_numpy
+_IMAGES = """from graphkiln_backend.triton.lean_imports import import_libraries
 
-import_numpy()
+import_libraries()
 from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 

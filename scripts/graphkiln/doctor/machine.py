@@ -61,7 +61,7 @@ def find_processor(cpuinfo: str, usable: int, cores: int) -> Finding:
     fields = dict(re.findall(r"^([^\t\n]+?)\s*: (.*)$", cpuinfo, re.MULTILINE))
     present = set((fields.get("flags") or fields.get("Features", "")).split())
     notable = [name for name in _NOTABLE if name in present]
-    model = fields.get("model name", platform.processor() or platform.machine())
+    model = fields.get("model name") or platform.processor() or platform.machine()
     of_all = "" if usable == cores else f" of {cores} (affinity or cgroup quota)"
     return Finding(
         subject="processor",

@@ -195,6 +195,7 @@ class TestWhatTheMachineSays:
 
 def test_what_pillow_says_to_programmers_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an image of 100 million pixels, a warning of its own, with the path of its code. In tests it is an error."""
+
     def warn(**_: object) -> None:
         warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")
 

@@ -191,9 +191,7 @@ class TestLoading:
         assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
-    def test_one_that_died_as_soon_as_it_was_started(
-        self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_one_that_died_as_soon_as_it_was_started(self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
         """Triton waits for it without an end, and nothing says so."""
         monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
         now = time.monotonic()

@@ -295,7 +295,9 @@ class TestPrepare:
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("graphkiln_backend.server.file_limit.resource.getrlimit", lambda _: (257, 257))
-        with pytest.raises(ServerSetupError, match=r"no more than 257 files may be open at once: a server of \d+ model"):
+        with pytest.raises(
+            ServerSetupError, match=r"no more than 257 files may be open at once: a server of \d+ model"
+        ):
             make_launch(installation, store).prepare(folder)
 
     def test_a_store_with_a_space_is_linked(

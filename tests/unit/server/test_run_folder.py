@@ -345,10 +345,13 @@ class TestBackends:
             assert names == BACKEND_NAMES
             for name in names:
                 source = (folder.backends / name / "model.py").read_text()
-                (statement,) = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
-                assert statement.module == "graphkiln_backend.triton.model"
-                assert [alias.name for alias in statement.names] == ["TritonPythonModel"]
-                assert find_spec(statement.module) is not None
+                statements = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
+                imported = [(node.module, [alias.name for alias in node.names]) for node in statements]
+                assert imported == [
+                    ("graphkiln_backend.triton.lean_imports", ["import_libraries"]),
+                    ("graphkiln_backend.triton.model", ["TritonPythonModel"]),
+                ]
+                assert all(find_spec(module) for module, _ in imported if module)
 
     def test_an_installed_onnxruntime_backend_is_kept_unless_it_is_to_be_replaced(
         self, installation: Installation

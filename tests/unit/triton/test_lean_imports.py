@@ -1,4 +1,4 @@
-"""numpy without what no instance needs of it."""
+"""Libraries without what no instance needs of them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import sys
 
 import pytest
 
-from graphkiln_backend.triton import lean_numpy
+from graphkiln_backend.triton import lean_imports
 
 PROGRAM = """
 import ctypes, json, sys, threading
-import graphkiln_backend.triton.lean_numpy as lean_numpy
-lean_numpy.import_numpy()
+import graphkiln_backend.triton.lean_imports as lean_imports
+lean_imports.import_libraries()
 import numpy as np
-left = [name for name in lean_numpy.DEFERRED if name in sys.modules]
+left = [name for names in lean_imports.DEFERRED.values() for name in names if name in sys.modules]
+from google.protobuf import descriptor_pb2, json_format, text_format
 found = []
 def draw():
     found.append(np.random.default_rng(7).integers(1 << 40))
@@ -32,6 +33,8 @@ results = {
     "masked": int(np.ma.masked_equal([1, 2, 2], 2).sum()),
     "fitted": np.polynomial.Polynomial([1.0, 2.0])(3.0),
     "transformed": np.fft.fft([1.0, 1.0]).real.tolist(),
+    "parsed": json_format.Parse('{"name": "m"}', descriptor_pb2.FileDescriptorProto()).name,
+    "told": text_format.MessageToString(descriptor_pb2.FileDescriptorProto(name="m")),
     "viewed": int(np.ctypeslib.as_array((ctypes.c_int * 2)(1, 2)).sum()),
     "solved": np.linalg.inv(np.eye(2) * 2).tolist(),
 }
@@ -52,13 +55,15 @@ def test_what_is_deferred_is_there_when_it_is_read() -> None:
         "masked": 1,
         "fitted": 7.0,
         "transformed": [2.0, 0.0],
+        "parsed": "m",
+        "told": 'name: "m"\n',
         "viewed": 3,
         "solved": [[0.5, 0.0], [0.0, 0.5]],
     }
 
 
-def test_a_numpy_that_is_imported_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_imported_already_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(sys.modules)
-    monkeypatch.setattr(lean_numpy, "import_module", pytest.fail)
-    lean_numpy.import_numpy()
+    monkeypatch.setattr(lean_imports, "import_module", pytest.fail)
+    lean_imports.import_libraries()
     assert sys.modules == before
