@@ -4,8 +4,8 @@ numpy 1.26 imports all of its packages at once, and writes the documentation of 
 of these at their first use by itself. protobuf imports its implementation in Python beside the compiled one. Every
 instance is a process, and pays for that at each start.
 
-Source: `numpy/__init__.py` and `numpy/core/__init__.py` of numpy 1.26, `google/protobuf/internal/builder.py` of protobuf
-6.33: they import these names, and use none of them.
+Source: `numpy/__init__.py` and `numpy/core/__init__.py` of numpy 1.26, `google/protobuf/internal/builder.py` of
+protobuf 6.33: they import these names, and use none of them.
 """
 
 from __future__ import annotations
