@@ -29,7 +29,6 @@ FORBIDDEN = {
     "csv",
     "difflib",
     "email",
-    "google.protobuf.text_format",
     "graphkiln_backend.engines.onnxruntime.cuda_graphs",
     "graphkiln_backend.proof.decision",
     "graphkiln_backend.proof.tasks",

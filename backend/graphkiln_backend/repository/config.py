@@ -6,15 +6,14 @@ The rest of the project reads a configuration through `repository.model_config.M
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from google.protobuf import json_format
+from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
-from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.signature import Signature, TensorSpec
@@ -27,11 +26,6 @@ from graphkiln_backend.repository.sequence_tensors import (
     read_sequence_tensors,
     refuse_text_id,
 )
-
-if TYPE_CHECKING:
-    from google.protobuf import text_format
-else:
-    text_format = LazyModule("google.protobuf.text_format")  # an instance is handed JSON
 
 BACKEND = "graphkiln"
 DROP_IN_BACKEND = "onnxruntime"
