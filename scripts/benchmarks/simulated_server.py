@@ -10,7 +10,7 @@ Source: G. M. Amdahl, AFIPS 30 (1967); Triton's documentation, "Dynamic Batcher"
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,11 +27,14 @@ from graphkiln.tuning.candidate import (
 )
 from graphkiln.tuning.space import Axis, Space
 from graphkiln.tuning.statistics import Latency, Seconds, throughput
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import WARM_S, Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _LOAD_S, _WARMUP_S, _HANG_S = 2.0, 0.5, 20.0
 _MOST = 50_000
 """Requests of one measurement: what is offered beyond waits outside."""
+
+Standstills = Sequence[tuple[float, float]]
+"""From when to when, in ascending order."""
 
 
 def steady(_now_s: float) -> float:
@@ -76,8 +79,12 @@ class SimulatedServer:
         noise: Standard deviation of a run's time, as a share of it; a measurement as a whole has a third of that.
         speed: Moment of virtual time -> speed of the machine.
         fault: Candidate -> `load`, `hang`, `crash`, or nothing.
+        stalls: Moments of virtual time at which the whole machine stands still, each with how long.
+        pauses: Candidate -> every how many seconds it stands still by its own doing, and how long; 0 for never.
+        inputs: What runs take in turn, by what requests hold, as multiples of what a run costs.
         now_s: Virtual time.
         measured: Every call of `measure`, in order.
+        served: The candidate whose server runs.
     """
 
     model: SimulatedModel = field(default_factory=SimulatedModel)
@@ -85,8 +92,12 @@ class SimulatedServer:
     noise: float = 0.0
     speed: Callable[[float], float] = steady
     fault: Callable[[Candidate], str] = field(default=lambda _candidate: "")
+    stalls: Sequence[tuple[float, float]] = ()
+    pauses: Callable[[Candidate], tuple[float, float]] = field(default=lambda _candidate: (0.0, 0.0))
+    inputs: Sequence[float] = (1.0,)
     now_s: float = 0.0
     measured: list[tuple[Candidate, LoadShape, float, int]] = field(default_factory=list)
+    served: Candidate | None = None
 
     def clock(self) -> float:
         """Virtual seconds."""
@@ -96,19 +107,23 @@ class SimulatedServer:
         """The bare session's times, and whether its outputs are right."""
         self.now_s += 1.0
         wrong = [str(value) for value in session.values.values() if value in self.model.wrong]
-        times = {batch: self.model.run_s(session, batch) / self.speed(self.now_s) for batch in (1, 8)}
+        self.served, fastest = None, min(self.inputs) / self.speed(self.now_s)
+        times = {batch: self.model.run_s(session, batch) * fastest for batch in (1, 8)}
         return Bare(batch_s=times, accuracy=f"{wrong[0]}: outputs differ by 0.3, allowed 0.02" if wrong else "")
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """Loads the candidate, warms up, and measures."""
         self.measured.append((candidate, load, seconds, seed))
         fault = self.fault(candidate)
+        self.served = None if fault else candidate
         self.now_s += _HANG_S if fault == "hang" else _LOAD_S
         if fault:
             return Failed(reason=_REASONS[fault])
         speed = self.speed(self.now_s)
-        self.now_s += _WARMUP_S + seconds
-        due, done = self._serve(candidate, load, seconds, seed, speed)
+        begin_s = self.now_s + _WARMUP_S
+        self.now_s = begin_s + seconds
+        still = self._standstills(candidate, begin_s, seconds)
+        due, done = self._serve(candidate, load, seconds, seed, speed, still)
         within = done[done < seconds]
         memory = candidate.number(INSTANCES) * self.model.instance_bytes
         return Measured(
@@ -119,6 +134,19 @@ class SimulatedServer:
             server_cores=self._cores_used(candidate, within.size / seconds),
             memory_bytes=memory + candidate.number(MAX_BATCH_SIZE) * (1 << 20),
         )
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """Loads the candidate, and nothing else."""
+        del load
+        self.served = candidate
+        self.now_s += _LOAD_S + WARM_S
+
+    def _standstills(self, candidate: Candidate, begin_s: float, seconds: float) -> Standstills:
+        """Those of a measurement, in seconds after its begin: the machine's, and the candidate's own."""
+        every_s, own_s = self.pauses(candidate)
+        times = range(int(begin_s / every_s), int((begin_s + seconds) / every_s) + 1) if every_s else ()
+        found = [*self.stalls, *((number * every_s, own_s) for number in times)]
+        return sorted((at - begin_s, at + long_s - begin_s) for at, long_s in found if at + long_s > begin_s)
 
     def capacity(self, candidate: Candidate) -> float:
         """Requests per second when all instances always run full batches."""
@@ -135,7 +163,7 @@ class SimulatedServer:
         return min(self.cores, rate * self._run_s(candidate, batch) / batch * candidate.number(THREADS))
 
     def _serve(
-        self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, speed: float
+        self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, speed: float, still: Standstills
     ) -> tuple[Seconds, Seconds]:
         """When each request was due and when it was done."""
         generator = np.random.default_rng(seed)  # the same arrivals for each candidate
@@ -144,11 +172,11 @@ class SimulatedServer:
         whole = float(np.exp(noisy.normal(0.0, self.noise / 3)))
         largest = _largest_batch(candidate)
         run_s = [0.0, *(self._run_s(candidate, size) * whole / speed for size in range(1, largest + 1))]
-        jitter = np.exp(noisy.normal(0.0, self.noise, 4096)).tolist()
+        jitter = (np.exp(noisy.normal(0.0, self.noise, 4096)) * np.resize(self.inputs, 4096)).tolist()
         delay_s = max(0, candidate.number(QUEUE_DELAY_US, 0)) * 1e-6
         closed_s = seconds if isinstance(load, ClosedLoop) else 0.0
         instances = candidate.number(INSTANCES)
-        return _queue(arrivals, run_s, jitter, delay_s=delay_s, instances=instances, closed_s=closed_s)
+        return _queue(arrivals, run_s, jitter, still, delay_s=delay_s, instances=instances, closed_s=closed_s)
 
 
 _REASONS = {
@@ -171,7 +199,14 @@ def _arrivals(load: LoadShape, seconds: float, generator: np.random.Generator) -
 
 
 def _queue(
-    arrivals: list[float], run_s: list[float], jitter: list[float], *, delay_s: float, instances: int, closed_s: float
+    arrivals: list[float],
+    run_s: list[float],
+    jitter: list[float],
+    still: Standstills,
+    *,
+    delay_s: float,
+    instances: int,
+    closed_s: float,
 ) -> tuple[Seconds, Seconds]:
     """Forms batches and runs them: as soon as an instance is free, or when the oldest request has waited long enough.
 
@@ -179,6 +214,7 @@ def _queue(
         arrivals: When requests are due, in ascending order.
         run_s: Batch size -> seconds of a run.
         jitter: What the runs' times are multiplied with, in turn.
+        still: When nothing goes on.
         delay_s: How long the oldest request waits for a full batch.
         instances: How many run batches.
         closed_s: Until when whoever has a response sends the next request; 0 in an open loop.
@@ -193,7 +229,7 @@ def _queue(
         while len(batch) < largest and arrivals and arrivals[0] <= until:
             batch.append(heapq.heappop(arrivals))
         begin = max(begin, batch[-1]) if len(batch) == largest else until
-        end = begin + run_s[len(batch)] * jitter[number % len(jitter)]
+        end = _end_of(begin, run_s[len(batch)] * jitter[number % len(jitter)], still)
         number += 1
         heapq.heappush(free, end)
         due += batch
@@ -202,6 +238,14 @@ def _queue(
             for _ in batch:
                 heapq.heappush(arrivals, end)
     return np.array(due), np.array(done)
+
+
+def _end_of(begin: float, seconds: float, still: Standstills) -> float:
+    """When work is done that takes so long where nothing stands still."""
+    for stop, again in still:
+        if stop < begin + seconds and again > begin:
+            seconds += again - max(stop, begin)
+    return begin + seconds
 
 
 def simulated_space(cores: int = 4) -> Space:

@@ -54,9 +54,13 @@ class Budget:
         """What a bare session takes; 0 before there was one."""
         return max(self._probes, default=0.0)
 
+    def serves(self, candidate: Candidate) -> bool:
+        """Whether a server of the candidate runs: the measurement before was of it."""
+        return candidate == self._served
+
     def needed_s(self, candidate: Candidate, seconds: float) -> float:
         """What a measurement of so many seconds takes."""
-        return seconds + (max(self._warmups, default=_WARMUP_S) if candidate == self._served else self.start_s)
+        return seconds + (max(self._warmups, default=_WARMUP_S) if self.serves(candidate) else self.start_s)
 
     def affords(self, candidate: Candidate, seconds: float) -> bool:
         """Whether a measurement fits before the time that is kept for the confirmation."""
@@ -72,5 +76,5 @@ class Budget:
         """A measurement of so many seconds was made, which took longer than that."""
         self.spent_s += took_s
         if not failed:
-            (self._warmups if candidate == self._served else self._starts).append(max(0.0, took_s - seconds))
+            (self._warmups if self.serves(candidate) else self._starts).append(max(0.0, took_s - seconds))
         self._served = None if failed else candidate

@@ -30,14 +30,12 @@ from typing import TypeVar
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.statistics import Interval
-from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import WARM_S, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 TOLERANCE = 0.08
 """How far a reading may be from the level, as a share of it: what is nearer changes no choice."""
 _EVERY_S = 45.0
 """Seconds between readings: a reading costs a tenth of that."""
-_WARM_S = 1.0
-"""Of the load before a reading."""
 _AGREEING = 2
 """Readings in a row that must say the same."""
 _REMEMBERED = 4
@@ -163,14 +161,16 @@ class Reference:
     def _is_due(self, candidate: Candidate) -> bool:
         """Whether it is time for a reading, and the budget bears it; a second warm-up comes with it."""
         is_time = self.trials.spent_s - self.readings[-1].spent_s >= _EVERY_S
-        return is_time and self.affords(candidate, 2 * _WARM_S + self._seconds)
+        return is_time and self.affords(candidate, 2 * WARM_S + self._seconds)
 
     def _read_in_turn(self, candidate: Candidate) -> list[Reading]:
         """Readings, until one says that nothing changed; nothing where the reference fails."""
         found: list[Reading] = []
         while len(found) < _AGREEING and (not found or self.affords(candidate, self._seconds)):
             if isinstance(self._read(candidate, warms_up=not found), Failed):
-                self.notes.append(f"the reference failed at {self._now}")
+                unwatched = "the machine's speed was not watched from there on"
+                self.notes.append(f"the reference failed at {self._now}: {unwatched}")
+                self.candidate = None
                 return []
             found.append(self.readings[-1])
             if not self._side(found[-1]):
@@ -199,7 +199,7 @@ class Reference:
     def _read(self, candidate: Candidate, *, warms_up: bool) -> Measured | Failed:
         load = ClosedLoop(2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE)))
         seed = self._seed * 1_000_000 + _SEEDS * _SEEDS // 2 + len(self.readings)
-        warm = self.trials.measure(candidate, load, _WARM_S, seed + _SEEDS) if warms_up else None
+        warm = self.trials.measure(candidate, load, WARM_S, seed + _SEEDS) if warms_up else None
         outcome = warm if isinstance(warm, Failed) else self.trials.measure(candidate, load, self._seconds, seed)
         if isinstance(outcome, Measured):
             self._note_reading(outcome, load.callers)

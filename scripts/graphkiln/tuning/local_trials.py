@@ -16,7 +16,7 @@ from graphkiln.tuning.server_watch import Placed, ServerWatch, read_placement
 from graphkiln.tuning.serving_keys import changes_of, version_of
 from graphkiln.tuning.staging import stage
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
+from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.owned_folder import OwnedFolder
@@ -74,6 +74,10 @@ class LocalTrials(Closeable):
             self.close()  # what is wrong with a server must not stay for the next load
             return excused(found, kills)
         return found
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """See `Trials.warm`."""
+        self.measure(candidate, load, WARM_S, 0)
 
     def close(self) -> None:
         """Stops the server that runs, if one does."""

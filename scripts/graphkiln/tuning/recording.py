@@ -1,27 +1,27 @@
 """Trials with a memory: what the journal holds is not measured again, and the time that it took counts as spent.
 
 A search asks for the same measurements in the same order whenever it gets the same outcomes, so that one that was
-killed goes on where it was. What a candidate takes down with it includes the tuner: a measurement that was begun
-`_ATTEMPTS` times and never ended has failed. What may have been the machine's fault is measured again by the next run.
+killed goes on where it was. What a kill costs is charged to nobody: neither the measurement that it cut off, nor the
+second start of the server that was running, which is warmed up as it was. What a candidate takes down with it includes
+the tuner (`deaths`). What may have been the machine's fault is measured again by the next run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.deaths import Deaths, machine_now
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.records import Outcome, load_as_json, outcome_as_json, outcome_from_json
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.graph.errors import MeasurementError
 
-_ATTEMPTS = 3
 _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
@@ -45,10 +45,13 @@ class RecordedTrials:
         self._trials, self._journal, self._clock = trials, journal, clock
         self._known: dict[str, tuple[Outcome, float]] = {}
         self._asked: set[str] = set()
-        self._begun: Counter[str] = Counter()
+        self._failed: dict[Candidate, Failed] = {}
+        self._deaths = Deaths()
+        self._running: Candidate | None = None
         self.budget = Budget(math.inf)
         for number, event in enumerate(journal.events, 2):
             self._remember(number, event)
+        self._deaths.close(machine_now())
 
     @property
     def spent_s(self) -> float:
@@ -68,18 +71,41 @@ class RecordedTrials:
     def probe(self, session: Candidate) -> Bare | Failed:
         """As `Trials.probe`, once."""
         task = {"probe": session.as_json()}
-        outcome, took_s = self._once(task, lambda: self._trials.probe(session))
+        outcome, took_s = self._once(task, lambda: self._trials.probe(session), self._stop)
         if self._is_first(task):
             self.budget.take_probe(took_s)
         return outcome
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """As `Trials.measure`, once for the same arguments."""
+        """As `Trials.measure`, once for the same arguments.
+
+        A candidate that failed once has failed: what crashed under one load is not asked how it does under another.
+        """
+        if candidate in self._failed:
+            return self._failed[candidate]
         task = {"measure": candidate.as_json(), "load": load_as_json(load), "seconds": seconds, "seed": seed}
-        outcome, took_s = self._once(task, lambda: self._trials.measure(candidate, load, seconds, seed))
+        outcome, took_s = self._once(
+            task, lambda: self._trials.measure(candidate, load, seconds, seed), lambda: self._keep_warm(candidate, load)
+        )
+        if isinstance(outcome, Failed):
+            self._failed[candidate] = outcome
         if self._is_first(task):
             self.budget.take(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
         return outcome
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """As `Trials.warm`; nothing is kept of it."""
+        self._trials.warm(candidate, load)
+
+    def _stop(self) -> None:
+        """A bare session is timed alone."""
+        self._running = None
+
+    def _keep_warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """Where the tuner died since a server ran that would run now, another one takes its place."""
+        if self.budget.serves(candidate) and self._running != candidate:
+            self._trials.warm(candidate, load)
+        self._running = candidate
 
     def _is_first(self, task: dict[str, Any]) -> bool:
         """Whether this run asks for it for the first time."""
@@ -88,20 +114,25 @@ class RecordedTrials:
         self._asked.add(key)
         return is_first
 
-    def _once(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> tuple[_Outcome | Failed, float]:
+    def _once(
+        self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None]
+    ) -> tuple[_Outcome | Failed, float]:
         key = _key(task)
         if key not in self._known:
-            self._known[key] = self._new(task, work)
+            self._known[key] = self._new(task, work, prepare)
         outcome: Any
         outcome, took_s = self._known[key]
         return outcome, took_s
 
-    def _new(self, task: dict[str, Any], work: Callable[[], _Outcome | Failed]) -> tuple[Outcome, float]:
-        if self._begun[_key(task)] >= _ATTEMPTS:
-            return self._finish(task, Failed(reason=f"the tuner died {_ATTEMPTS} times while it was measured"), 0.0)
-        self._journal.append({"begun": task})
-        begun_s = self._clock()
+    def _new(
+        self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None]
+    ) -> tuple[Outcome, float]:
+        if reason := self._deaths.verdict(_key(task)):
+            return self._finish(task, Failed(reason=reason), 0.0)
+        self._journal.append({"begun": task, "machine": machine_now()})
         try:
+            prepare()
+            begun_s = self._clock()
             outcome = work()
         except (KeyboardInterrupt, Exception):  # asked for, or the tuner's own fault: not the candidate's doing
             with suppress(MeasurementError):  # a full disk may be the fault
@@ -110,16 +141,19 @@ class RecordedTrials:
         return self._finish(task, outcome, self._clock() - begun_s)
 
     def _finish(self, task: dict[str, Any], outcome: Outcome, seconds: float) -> tuple[Outcome, float]:
-        self._journal.append({"done": task, "took_s": seconds, "outcome": outcome_as_json(outcome)})
-        return outcome, seconds
+        """Keeps an outcome; what is gone on with is what another run will read."""
+        kept = outcome_as_json(outcome)
+        self._journal.append({"done": task, "took_s": seconds, "outcome": kept})
+        return outcome_from_json(kept), seconds
 
     def _remember(self, number: int, event: dict[str, Any]) -> None:
         try:
             if "begun" in event:
-                self._begun[_key(event["begun"])] += 1
+                self._deaths.begin(_key(event["begun"]), event.get("machine") or {})
             elif "interrupted" in event:
-                self._begun[_key(event["interrupted"])] -= 1
+                self._deaths.end()
             else:
+                self._deaths.end()
                 self._remember_done(_key(event["done"]), outcome_from_json(event["outcome"]), float(event["took_s"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise MeasurementError(
@@ -127,9 +161,7 @@ class RecordedTrials:
             ) from error
 
     def _remember_done(self, key: str, outcome: Outcome, took_s: float) -> None:
-        if isinstance(outcome, Failed) and outcome.passing:
-            self._begun[key] -= 1  # it ended
-        else:
+        if not (isinstance(outcome, Failed) and outcome.passing):
             self._known[key] = (outcome, took_s)
 
 

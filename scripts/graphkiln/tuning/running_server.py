@@ -20,7 +20,7 @@ from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.served_config import is_among, is_left, scheduling, without_cache
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
+from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import (
     ClientError,
@@ -120,6 +120,10 @@ class RunningTrials(Closeable):
         if isinstance(found, Failed):
             self._served = None
         return found
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """See `Trials.warm`; raises what `measure` does."""
+        self.measure(candidate, load, WARM_S, 0)
 
     def close(self) -> None:
         """Loads the model as it was served.

@@ -10,6 +10,8 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.statistics import Interval, Latency
 
 _KEEPS_UP = 0.97
+WARM_S = 1.0
+"""Of a load that does not count: a server that has just started is slower than it will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,5 +139,12 @@ class Trials(Protocol):
             load: What requests come.
             seconds: How long to measure, after the warm-up.
             seed: Of the arrivals; another number gives other moments.
+        """
+        ...
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        """Serves a candidate, and loads it for a moment that does not count.
+
+        What goes wrong with it is told by the measurement that follows.
         """
         ...

@@ -233,6 +233,9 @@ class _Reported:
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         return self._told(candidate, load, self._trials.measure(candidate, load, seconds, seed))
 
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        self._trials.warm(candidate, load)
+
     def _told(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
         count, spent_s = (self.recorded.count, self.recorded.spent_s) if self.recorded else (0, 0.0)
         self._report(Progress(number=count + 1, spent_s=spent_s, candidate=candidate, load=load, outcome=outcome))

@@ -65,3 +65,12 @@ def test_an_endless_budget_affords_everything() -> None:
     budget = Budget(math.inf)
     budget.take(ONE, 1e6, 1e6)
     assert budget.affords(OTHER, 1e9)
+
+
+def test_who_serves_is_known() -> None:
+    budget = Budget(100.0)
+    assert not budget.serves(ONE)
+    budget.take(ONE, 1.0, 4.0)
+    assert (budget.serves(ONE), budget.serves(OTHER)) == (True, False)
+    budget.take_probe(1.0)
+    assert not budget.serves(ONE)

@@ -173,3 +173,9 @@ class TestPlacement:
     )
     def test_what_is_not_known_is_not_refused(self, values: dict[str, str], precision: str) -> None:
         check_placement(Candidate.of(values), (Placed(engine="onnxruntime", precision=precision, device="cpu"),))
+
+
+def test_what_warms_a_server_up_is_a_load_of_its_own(trials: LocalTrials, events: list[str]) -> None:
+    trials.warm(FIRST, OpenLoop(7))
+    trials.measure(FIRST, OpenLoop(1), 1, 0)
+    assert events == ["start 4", "load 7", "load 1"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from graphkiln.tuning import recording
 from graphkiln.tuning.candidate import ENGINE, Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.recording import RecordedTrials
@@ -22,6 +24,7 @@ class Scripted:
 
     def __init__(self, work: Callable[[], Measured | Failed] | None = None) -> None:
         self.calls, self.work = 0, work
+        self.warmed: list[LoadShape] = []
 
     def clock(self) -> float:
         return 2.0 * self.calls
@@ -29,6 +32,11 @@ class Scripted:
     def probe(self, session: Candidate) -> Bare | Failed:
         self.calls += 1
         return Bare(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        assert candidate == CANDIDATE
+        self.warmed.append(load)
+        self.calls += 1
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         del candidate, load
@@ -71,7 +79,12 @@ def test_probes_are_kept_too(tmp_path: Path) -> None:
         assert trials.calls == expected
 
 
-def test_a_measurement_that_kills_the_tuner_three_times_has_failed(tmp_path: Path) -> None:
+def test_a_measurement_that_takes_the_memory_and_the_tuner_three_times_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = itertools.count()
+    monkeypatch.setattr(recording, "machine_now", lambda: {"boot": "a", "oom_kills": next(kills)})
+
     def die() -> Measured:
         raise SystemExit
 
@@ -80,8 +93,48 @@ def test_a_measurement_that_kills_the_tuner_three_times_has_failed(tmp_path: Pat
             measure(tmp_path / "j", Scripted(die), OpenLoop(5.0))
     trials = Scripted(die)
     outcomes, _ = measure(tmp_path / "j", trials, OpenLoop(5.0))
-    assert outcomes == [Failed(reason="the tuner died 3 times while it was measured")]
+    (failed,) = outcomes
+    assert isinstance(failed, Failed)
+    assert failed.reason.startswith("the tuner died 3 times while it was measured, for want of memory")
     assert trials.calls == 0
+
+
+def test_a_tuner_that_is_killed_ten_times_at_the_same_measurement_makes_it_at_last(tmp_path: Path) -> None:
+    def die() -> Measured:
+        raise SystemExit
+
+    for _ in range(10):
+        with pytest.raises(SystemExit):
+            measure(tmp_path / "j", Scripted(die), OpenLoop(5.0))
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+def test_a_server_that_a_kill_took_is_warm_again_and_charged_to_nobody(tmp_path: Path) -> None:
+    first = Scripted()
+    measure(tmp_path / "j", first, OpenLoop(5.0), OpenLoop(6.0))
+    assert first.warmed == []
+    trials = Scripted()
+    _, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0), OpenLoop(7.0), OpenLoop(8.0))
+    assert trials.warmed == [OpenLoop(7.0)], "once: from then on it runs"
+    assert spent_s == 8.0, "as if nothing had happened"
+
+
+def test_what_was_probed_since_is_started_again_as_ever(tmp_path: Path) -> None:
+    for expected in ([], []):
+        trials = Scripted()
+        with Journal(tmp_path / "j", {}) as journal:
+            recorded = RecordedTrials(trials, journal, trials.clock)
+            recorded.measure(CANDIDATE, OpenLoop(5.0), 5.0, 7)
+            recorded.probe(CANDIDATE)
+            recorded.measure(CANDIDATE, OpenLoop(6.0 + trials.calls), 5.0, 7)
+        assert trials.warmed == expected
+
+
+def test_what_crashed_under_one_load_is_not_asked_about_another(tmp_path: Path) -> None:
+    trials = Scripted(lambda: Failed(reason="under load, tritonserver was killed or crashed"))
+    outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0))
+    assert outcomes == [Failed(reason="under load, tritonserver was killed or crashed")] * 2
+    assert (trials.calls, spent_s) == (1, 2.0)
 
 
 def test_stopping_it_by_hand_is_not_the_candidates_doing(tmp_path: Path) -> None:

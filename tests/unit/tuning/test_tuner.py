@@ -48,6 +48,10 @@ class FakeTrials:
         assert self.open
         return Bare(batch_s={1: 0.001, **dict.fromkeys(self.facts["batch_sizes"], 0.001)})
 
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        del candidate, load
+        assert self.open
+
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured:
         del load, seconds, seed
         self.interrupt_at -= 1
