@@ -25,6 +25,7 @@ from graphkiln.tuning.candidate import (
     THREADS,
     Candidate,
 )
+from graphkiln.tuning.offered_load import Arriving
 from graphkiln.tuning.space import Axis, Space
 from graphkiln.tuning.statistics import Latency, Seconds, throughput
 from graphkiln.tuning.trials import WARM_S, Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
@@ -82,6 +83,7 @@ class SimulatedServer:
         stalls: Moments of virtual time at which the whole machine stands still, each with how long.
         pauses: Candidate -> every how many seconds it stands still by its own doing, and how long; 0 for never.
         inputs: What runs take in turn, by what requests hold, as multiples of what a run costs.
+        arriving: How the requests of a rate come.
         now_s: Virtual time.
         measured: Every call of `measure`, in order.
         served: The candidate whose server runs.
@@ -95,6 +97,7 @@ class SimulatedServer:
     stalls: Sequence[tuple[float, float]] = ()
     pauses: Callable[[Candidate], tuple[float, float]] = field(default=lambda _candidate: (0.0, 0.0))
     inputs: Sequence[float] = (1.0,)
+    arriving: Arriving = field(default_factory=Arriving)
     now_s: float = 0.0
     measured: list[tuple[Candidate, LoadShape, float, int]] = field(default_factory=list)
     served: Candidate | None = None
@@ -162,12 +165,17 @@ class SimulatedServer:
         batch = max(1, _largest_batch(candidate) // 2)
         return min(self.cores, rate * self._run_s(candidate, batch) / batch * candidate.number(THREADS))
 
+    def _arrivals(self, load: LoadShape, seconds: float, seed: int) -> list[float]:
+        if isinstance(load, ClosedLoop):
+            return [0.0] * load.callers
+        moments = self.arriving.moments(load.rate, min(seconds, 2 * _MOST / load.rate), seed)
+        return list(moments[:_MOST].tolist()) or [0.0]
+
     def _serve(
         self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, speed: float, still: Standstills
     ) -> tuple[Seconds, Seconds]:
         """When each request was due and when it was done."""
-        generator = np.random.default_rng(seed)  # the same arrivals for each candidate
-        arrivals = _arrivals(load, seconds, generator)
+        arrivals = self._arrivals(load, seconds, seed)  # the same for each candidate
         noisy = np.random.default_rng([seed, int(candidate.id, 16)])
         whole = float(np.exp(noisy.normal(0.0, self.noise / 3)))
         largest = _largest_batch(candidate)
@@ -188,14 +196,6 @@ _REASONS = {
 
 def _largest_batch(candidate: Candidate) -> int:
     return 1 if candidate.number(QUEUE_DELAY_US, 0) < 0 else max(1, candidate.number(MAX_BATCH_SIZE))
-
-
-def _arrivals(load: LoadShape, seconds: float, generator: np.random.Generator) -> list[float]:
-    if isinstance(load, ClosedLoop):
-        return [0.0] * load.callers
-    gaps = generator.exponential(1.0, min(_MOST, int(load.rate * seconds * 1.3) + 100)) / load.rate
-    moments = np.cumsum(gaps)
-    return list(moments[moments < seconds].tolist()) or [0.0]
 
 
 def _queue(

@@ -25,6 +25,8 @@ _CERTAIN, _COUNTED = 1, 100
 """The same where several requests say as much as an independent one, counted in those; and how many requests of a
 measurement tell how many these are."""
 _SHORTEST_S = 5.0
+_LONGER = 2
+"""Times as long as the first one is the second measurement of a load that did not hold."""
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
 """Shares of the promised rate at which latency is measured, beside the rate itself."""
 
@@ -39,13 +41,14 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         level: Speed of the machine now, as a share of that of the scores.
 
     Returns:
-        The load that held with what was measured, and nothing; or None and the reason.
+        The load that held with what was measured, and how the same load did not hold before, if so; or None and the
+        reason.
     """
     is_free = target.objective is Objective.THROUGHPUT
     rate = standing.score.lower * min(level, 1.0) if is_free else target.rate
     budget, candidate = trials.budget, standing.candidate
     reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
-    inflation = _inflation_of(standing, target.p99_s)
+    inflation, doubt = _inflation_of(standing, target.p99_s), ""
     for number in range(_TRIES):
         if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
             return None, f"{reason}, and the budget is spent"
@@ -53,36 +56,46 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
             rate *= _LARGE_STEP  # the last one that fits: rather a lower promise than none
         load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
         per_s = _requests_per_s(load, standing)
-        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation))
+        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1))
         outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
         if isinstance(outcome, Failed):
             return None, outcome.reason
         p99 = outcome.latency.p99
         if outcome.latency.p99_at_most_s <= target.p99_s and outcome.keeps_up:
-            return Point(load=load, measured=outcome), ""
+            return Point(load=load, measured=outcome), doubt
         reason = _missed(outcome, target.p99_s)
         if p99.value <= target.p99_s:
             inflation = outcome.latency.inflation  # of a queue that grows it says nothing
         if rate and is_free:
             rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
-        elif number and p99.lower > target.p99_s:
-            break
+        elif p99.value > target.p99_s or not outcome.keeps_up:
+            if doubt:
+                break
+            doubt = reason  # once, it may have been the machine that stood still
     return None, reason
 
 
-def sweep(trials: RecordedTrials, candidate: Candidate, promise: Point, seconds: float) -> tuple[Point, ...]:
-    """Latency against rate, around the rate that was promised; as many points as the time allows."""
+def sweep(
+    trials: RecordedTrials, candidate: Candidate, promise: Point, seconds: float
+) -> tuple[tuple[Point, ...], str]:
+    """Latency against rate, around the rate that was promised; as many points as the time allows.
+
+    Returns:
+        The points by rate, and how the candidate failed at another one; empty where it did not.
+    """
     if not isinstance(promise.load, OpenLoop):
-        return ()
-    points = [promise]
+        return (), ""
+    points, failure = [promise], ""
     for share in _CURVE:
         if trials.budget.left_s < 1.5 * trials.budget.needed_s(candidate, seconds):
             break
         load = OpenLoop(float(f"{promise.load.rate * share:.4g}"))
         outcome = trials.measure(candidate, load, seconds, _SEED - 1)
-        if not isinstance(outcome, Failed):
-            points.append(Point(load=load, measured=outcome))
-    return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0))
+        if isinstance(outcome, Failed):
+            failure = f"beside the promise, at {load.rate:g} requests per second, it failed: {outcome.reason}"
+            break
+        points.append(Point(load=load, measured=outcome))
+    return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0)), failure
 
 
 def _missed(measured: Measured, p99_s: float) -> str:

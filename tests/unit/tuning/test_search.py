@@ -216,7 +216,7 @@ class MortalServer(SlowToStart):
 def test_killed_at_random_moments_it_comes_to_the_same_choice_and_measures_nothing_twice(
     tune, tiny: Space, tmp_path: Path
 ) -> None:
-    """Four times in a row at the same one; what a kill costs is charged to nobody, or the budget would end elsewhere."""
+    """Four times in a row at the same one. What a kill costs is charged to nobody, or the budget ended elsewhere."""
     tune = partial(tune, within=tiny, budget_s=400)
     generator, noise = random.Random(5), {"cores": CORES, "noise": 0.05}
     undisturbed = tune(SlowToStart(**noise), file="undisturbed")
