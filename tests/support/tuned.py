@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,16 @@ def finished(space: Space, target: Target, *, met: bool = True) -> Result:
     )
     return Result(
         target=target, chosen=rows[0] if met else None, promise=rows[0].best_point if met else None,
-        closest=None if met else rows[2], default=rows[1], rows=rows, front=(rows[0], rows[2]), exclusions=(),
+        closest=None if met else _missed(rows[2]), default=rows[1], rows=rows, front=(rows[0], rows[2]), exclusions=(),
         curve=curve if met else (), knee=300.0 if met else None, readings=(), notes=("the machine became slower",),
         spent_s=600.0, measurements=42,
     )  # fmt: skip
+
+
+def _missed(found: Row) -> Row:
+    """The same of a candidate that no load met the target with."""
+    score = found.standing.score
+    return replace(found, standing=replace(found.standing, score=Interval(score.value, 0.0, score.upper)))
 
 
 def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:

@@ -31,6 +31,7 @@ class Budget:
         self._starts: deque[float] = deque(maxlen=_REMEMBERED)
         self._warmups: deque[float] = deque(maxlen=_REMEMBERED)
         self._probes: deque[float] = deque(maxlen=_REMEMBERED)
+        self._longest: dict[str, float] = {}
 
     @property
     def left_s(self) -> float:
@@ -66,15 +67,30 @@ class Budget:
         """Whether a measurement fits before the time that is kept for the confirmation."""
         return self.needed_s(candidate, seconds) <= self.searching_s
 
+    @property
+    def longest(self) -> str:
+        """What took longest beside what was to be measured, to go on a sentence with; empty where there was nothing."""
+        what = max(self._longest, key=lambda each: self._longest[each], default="")
+        return f": {what.format(self._longest[what])}" if what else ""
+
+    def _note(self, what: str, took_s: float) -> None:
+        self._longest[what] = max(took_s, self._longest.get(what, 0.0))
+
     def take_probe(self, took_s: float) -> None:
         """A bare session was timed: whichever server ran was stopped for it."""
         self.spent_s += took_s
         self._served = None
         self._probes.append(took_s)
+        self._note("a session takes {:.0f} s to be built and timed", took_s)
 
     def take(self, candidate: Candidate, seconds: float, took_s: float, *, failed: bool = False) -> None:
         """A measurement of so many seconds was made, which took longer than that."""
         self.spent_s += took_s
-        if not failed:
-            (self._warmups if self.serves(candidate) else self._starts).append(max(0.0, took_s - seconds))
+        beside_s = max(0.0, took_s - seconds)
+        if failed:
+            self._note("a candidate that failed took {:.0f} s", took_s)
+        else:
+            if not self.serves(candidate):
+                self._note("a server takes {:.0f} s to start", beside_s)
+            (self._warmups if self.serves(candidate) else self._starts).append(beside_s)
         self._served = None if failed else candidate

@@ -75,6 +75,7 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
         "chosen": describe.row(result.chosen),
         "promise": describe.point(result.promise),
         "closest": describe.row(result.closest),
+        "unproven": result.is_unproven,
         "default": describe.row(result.default),
         "rows": [describe.row(row) for row in result.rows],
         "refused": _refused(result, tuning),

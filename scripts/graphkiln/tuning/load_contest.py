@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.standing import Point, Race, Standing
 from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
 """Shares by which two measurements of the same differ: what is nearer than that is equal."""
+_ALIKE = {Objective.LATENCY: 0.1}
+"""Shares by which p99 of the same differs from one start of a server to the next, however exact each one is."""
+_NEAR = 1.25
+"""Times as much as the best needs what may be as good in another hour."""
+_STUDENT_T = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
+"""One-sided 95% quantile of Student's t by the number of rounds: what serves today leaves for what is surely better."""
+_RACED = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
+"""What measurements of the same differ in; memory is what it is."""
 _UNKNOWN = {Objective.MEMORY: "memory", Objective.COST: "CPU time"}
 _DOUBLINGS = 4
 _FEWEST = 60
@@ -65,7 +74,32 @@ class LoadContest:
 
     def is_tie(self, standing: Standing, best: Standing) -> bool:
         """See `Contest`."""
-        return math.isfinite(standing.score.lower) and not best.score.is_above(standing.score)
+        score, alike = standing.score, _ALIKE.get(self._target.objective, 0.0)
+        is_near = score.value >= best.score.value * (1 + alike)
+        return math.isfinite(score.lower) and (is_near or not best.score.is_above(score))
+
+    def race(self, best: Standing) -> Race | None:
+        """See `Contest`: under the load that is given, by what is asked to be small."""
+        what = _RACED.get(self._target.objective)
+        if what is None:
+            return None
+        return Race(
+            load=self.load,
+            seconds=min(self._needed_s(best), self._longest_s),
+            cost=self._cost,
+            what=what,
+            is_near=partial(self._is_near, best=best),
+            reached=lambda each: each.score,
+            sure=lambda rounds: _STUDENT_T[min(rounds, max(_STUDENT_T))],
+            defends=True,
+        )
+
+    def _cost(self, measured: Measured) -> float:
+        return max(-self._score(measured).value, 1e-9)
+
+    def _is_near(self, standing: Standing, best: Standing) -> bool:
+        has_met = not standing.lost and math.isfinite(standing.score.lower)
+        return has_met and (self.is_tie(standing, best) or standing.score.value >= _NEAR * best.score.value)
 
     def describe(self, score: float) -> str:
         """See `Contest`."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.standing import Point, Race, Standing
 from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, OpenLoop
@@ -31,6 +31,10 @@ _FEWEST = 60
 """Requests of a short look."""
 _IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
 """A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed."""
+NEAR = 0.93
+"""Share of the best rate from which on a candidate may be as good."""
+_SURE = 1.5
+"""Standard errors between two that are told apart: a wrong choice among near-ties costs little."""
 _MARGIN = 1.05
 """How much more an open loop may reach than a closed one: batches that are fuller."""
 
@@ -112,6 +116,19 @@ class RateContest:
     def is_tie(self, standing: Standing, best: Standing) -> bool:
         """See `Contest`: both reached a rate, no further apart than rates are told apart."""
         return standing.score.lower * RESOLUTION >= best.score.lower > 0
+
+    def race(self, best: Standing) -> Race:
+        """See `Contest`: at the rate of the best, by the p99."""
+        rate = float(f"{best.score.lower:.4g}")
+        return Race(
+            load=OpenLoop(rate),
+            seconds=min(requests_needed(_SLOWER) / rate, self._longest_s),
+            cost=lambda measured: measured.latency.p99.value,
+            what="p99 at the same rate",
+            is_near=lambda each: each.score.value >= NEAR * best.score.lower,
+            reached=lambda each: Interval(max(each.score.value, rate), rate, max(each.score.upper, rate)),
+            sure=lambda _: _SURE,
+        )
 
     def describe(self, score: float) -> str:
         """See `Contest`."""

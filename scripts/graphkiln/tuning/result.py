@@ -50,7 +50,8 @@ class Result:
         target: What was searched for.
         chosen: The configuration; None where none meets the target.
         promise: The load under which it was measured once more, without any correction, and what it did.
-        closest: Where none meets the target: the one that comes closest; its `limit` says what keeps it from it.
+        closest: Where none was proven: the best that met the target all the same, or else the one that comes closest;
+            its `limit` says what keeps it from more.
         default: The default configuration, where it was measured.
         rows: Every candidate that was measured, the best first.
         front: Of these, the ones that no other beats in throughput, p99, memory and accuracy together.
@@ -77,6 +78,11 @@ class Result:
     notes: tuple[str, ...]
     spent_s: float
     measurements: int
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether what comes closest met the target, and was not proven to."""
+        return self.closest is not None and _has_reached(self.closest)
 
     @property
     def candidate(self) -> Candidate | None:

@@ -20,17 +20,17 @@ from functools import partial
 
 from graphkiln.tuning.bounds import bound_of
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.conclusion import Conclusion, has_reached, unmeasured
 from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import NO_TIME, Ladder, best_reached
-from graphkiln.tuning.limits import limit_of
+from graphkiln.tuning.ladder import Ladder, best_reached
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
 from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.rematch import NEAR, rematch
-from graphkiln.tuning.result import Result, Row, knee, pareto_front
+from graphkiln.tuning.rematch import rematch
+from graphkiln.tuning.result import Result, knee, pareto_front
 from graphkiln.tuning.shortlist import Probes, probe, shortlist
-from graphkiln.tuning.space import Exclusion, Space
+from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Contest, Point, Standing
 from graphkiln.tuning.target import Objective, Target
 
@@ -81,6 +81,8 @@ class Search:
         self._probes = Probes(sessions={})
         self._standings: dict[Candidate, Standing] = {}
         self._settled: set[Candidate] = set()
+        self._winner: Candidate | None = None
+        self._notes: list[str] = []
 
     def run(self) -> Result:
         """Searches until the best is found, or the budget is spent."""
@@ -96,7 +98,8 @@ class Search:
         chosen, promise = self._confirm() if self._proves else (self._best(), None)
         curve: tuple[Point, ...] = ()
         if chosen and promise and self._target.objective is Objective.THROUGHPUT:
-            curve = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2)
+            curve, failure = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2)
+            self._notes += [failure] if failure else []
         return self._result(chosen, promise, curve)
 
     def _has_time_to_probe(self) -> bool:
@@ -122,9 +125,10 @@ class Search:
 
     def _settle(self, standings: Sequence[Standing]) -> None:
         """Measures the best first, so that what follows needs to be measured against it only."""
-        for standing in standings:
+        for number, standing in enumerate(standings):
             reached = best_reached(list(self._standings.values()))
-            must = not any(each.points for each in self._standings.values())  # one at least, however late it is
+            is_late = number > 0 and self._budget.left_s <= 0  # one is tried, however late it is
+            must = not is_late and not any(each.points for each in self._standings.values())
             if standing.score.upper >= reached and (must or self._affords(standing)):
                 begun = self._contest.advance(standing, 0.0, reached) if must else standing
                 self._keep(self._reference.steadily(partial(self._contest.settle, begun, reached)))
@@ -157,19 +161,28 @@ class Search:
             best = found
 
     def _rematch(self) -> None:
-        """Measures near-ties again: a bracket may have been lost by noise alone."""
+        """Measures near-ties again: what one measurement says of them may be noise alone."""
         best = self._best()
-        if best is None or self._target.objective is not Objective.THROUGHPUT:
+        race = self._contest.race(best) if best else None
+        if best is None or race is None:
             return
-        near = [
-            each
-            for each in self._by_score()
-            if each.points and each.score.value >= NEAR * best.score.lower and self._may_win(each)
-        ]
+        if race.defends:
+            self._settle_default()
+        today = [each for each in self._measured() if race.defends and self._defends(each)]
+        near = [each for each in self._measured() if self._may_win(each) and race.is_near(each)]
         near.sort(key=lambda each: -each.score.value)
         has_time, simplicity = partial(self._has_time, _REMATCH), self._space.simplicity
-        for standing in rematch(near, best, self._reference, has_time, self._longest_s, simplicity=simplicity):
+        raced = rematch([*today, *near], best, self._reference, has_time, race, simplicity=simplicity)
+        for standing in raced:
             self._keep(standing)
+        self._winner = raced[0].candidate if raced else None
+
+    def _measured(self) -> list[Standing]:
+        return [each for each in self._by_score() if each.points]
+
+    def _defends(self, standing: Standing) -> bool:
+        """Whether it serves today, and met the target: a bad moment may have made it look worse."""
+        return standing.candidate == self._space.today and has_reached(standing, self._target)
 
     def _may_win(self, standing: Standing) -> bool:
         return not standing.lost or standing.candidate in self._settled
@@ -182,10 +195,13 @@ class Search:
             self._keep(replace(settled, lost=settled.lost or default.lost))
 
     def _best(self) -> Standing | None:
-        """The simplest of those that nothing is surely better than."""
+        """The winner of the last race, or else the simplest of those that nothing is surely better than."""
+        raced = self._standings[self._winner] if self._winner else None
+        if raced and not raced.lost:
+            return raced
         running = [each for each in self._standings.values() if not each.lost]
         best = max(running, key=lambda each: each.score.lower, default=None)
-        if best is None or not self._has_reached(best):
+        if best is None or not has_reached(best, self._target):
             return None
         ties = [each for each in running if each is best or self._contest.is_tie(each, best)]
         return min(ties, key=lambda each: self._space.simplicity(each.candidate))
@@ -198,13 +214,10 @@ class Search:
                 break
             promise, reason = confirm(self._trials, best, self._target, self._reference.level)
             if promise:
+                self._notes += [f"the promise held at the second try; at the first, {reason}"] if reason else []
                 return best, promise
             self._keep(best.out(reason))
         return None, None
-
-    def _has_reached(self, standing: Standing) -> bool:
-        lower = standing.score.lower
-        return math.isfinite(lower) and (lower > 0 or self._target.objective is not Objective.THROUGHPUT)
 
     def _enter(self, candidate: Candidate) -> Standing:
         return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
@@ -223,22 +236,30 @@ class Search:
         return 0 if standing.points else 1 if standing.candidate == self._reference.candidate else 2
 
     def _result(self, chosen: Standing | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
-        rows = {each.candidate: self._row(each, chosen) for each in self._by_score() if each.points}
-        measured = set(rows)
-        unmeasured = [self._unmeasured(each) for each in self._probes.viable if each not in measured]
+        found = Conclusion(
+            space=self._space,
+            target=self._target,
+            contest=self._contest,
+            probes=self._probes,
+            settled=self._settled,
+            chosen=chosen,
+            cores=self._cores,
+        )
+        rows = {each.candidate: found.row(each) for each in self._by_score() if each.points}
+        untried = [unmeasured(each, self._standings.get(each)) for each in self._probes.viable if each not in rows]
         return Result(
             target=self._target,
             chosen=rows.get(chosen.candidate) if chosen else None,
             promise=promise,
-            closest=None if chosen else self._closest(list(rows.values())),
+            closest=None if chosen else found.closest(list(rows.values())),
             default=rows.get(self._space.today),
             rows=tuple(rows.values()),
             front=pareto_front(list(rows.values())),
-            exclusions=(*self._space.exclusions, *self._probes.refused, *unmeasured),
+            exclusions=(*self._space.exclusions, *self._probes.refused, *untried),
             curve=curve,
             knee=knee(curve),
             readings=tuple(self._reference.readings),
-            notes=(*self._reference.notes, *self._budget_notes(chosen)),
+            notes=(*self._reference.notes, *self._notes, *self._budget_notes(chosen)),
             spent_s=self._trials.spent_s,
             measurements=self._trials.count,
         )
@@ -247,40 +268,8 @@ class Search:
         """What the budget did not allow."""
         notes, budget = [], self._budget
         if budget.left_s < 0:
-            over = f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s"
-            notes.append(f"{over}: a server takes {budget.start_s:.0f} s to start")
+            notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s{budget.longest}")
         is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
-        if chosen is None and self._standings and is_over:
+        if chosen is None and self._probes.viable and is_over:
             notes.append("the budget was spent before a configuration was proven: with a larger one the search goes on")
         return notes
-
-    def _unmeasured(self, candidate: Candidate) -> Exclusion:
-        standing = self._standings.get(candidate)
-        reason = standing.lost if standing else ""
-        by_budget = reason in ("", NO_TIME)
-        words = reason or "not measured: the budget went to more promising ones"
-        return Exclusion(candidate=candidate, reason=words, by_budget=by_budget)
-
-    def _row(self, standing: Standing, chosen: Standing | None) -> Row:
-        bare = self._probes.bare(standing.candidate)
-        if chosen and standing.candidate != chosen.candidate and not standing.lost:
-            standing = standing.out(self._why_not(standing, chosen))
-        shown = standing.score.lower if self._has_reached(standing) else standing.score.value
-        words = self._contest.describe(shown) + ("" if self._has_reached(standing) else "; no load met the target")
-        limit = limit_of(standing, bare, self._target, self._cores)
-        return Row(standing=standing, score=words, limit=limit, accuracy_lost=bare.accuracy_lost)
-
-    def _why_not(self, standing: Standing, chosen: Standing) -> str:
-        if self._contest.is_tie(standing, chosen):
-            return "no measurement tells it from the chosen one, which is simpler"
-        best = self._contest.describe(chosen.score.lower)
-        if standing.candidate not in self._settled:
-            return "the budget was spent before it was compared with the chosen one"
-        if not self._has_reached(standing):
-            return f"did not meet the target at the load of the chosen one: {best}"
-        return f"{self._contest.describe(standing.score.lower)}, the chosen one {best}"
-
-    def _closest(self, rows: Sequence[Row]) -> Row | None:
-        """Of all that was measured, the row with the lowest p99."""
-        measured = [row for row in rows if row.best_point]
-        return min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -43,6 +44,32 @@ class Standing:
         return replace(self, lost=reason)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Race:
+    """How those that came close to the best are measured against each other.
+
+    Attributes:
+        load: What all of them get.
+        seconds: Of each measurement.
+        cost: What counts of one: less is better, above 0; infinite where it is worth nothing.
+        what: The same in words.
+        is_near: Whether a standing takes part.
+        reached: The score of whoever wins.
+        sure: Number of rounds -> standard errors between two that are told apart.
+        defends: Whether what serves today takes part, however far behind it seems to be, and stays where nothing is
+            surely better.
+    """
+
+    load: LoadShape
+    seconds: float
+    cost: Callable[[Measured], float]
+    what: str
+    is_near: Callable[[Standing], bool]
+    reached: Callable[[Standing], Interval]
+    sure: Callable[[int], float]
+    defends: bool = False
+
+
 class Contest(Protocol):
     """What candidates are compared by, and how it is measured."""
 
@@ -60,6 +87,10 @@ class Contest(Protocol):
 
     def is_tie(self, standing: Standing, best: Standing) -> bool:
         """Whether the measurements do not allow to say which of two that both meet the target is better."""
+        ...
+
+    def race(self, best: Standing) -> Race | None:
+        """How near-ties of the best are told apart; None where measuring them again says nothing new."""
         ...
 
     def describe(self, score: float) -> str:

@@ -14,6 +14,7 @@ from graphkiln.tuning.candidate import format_value
 _COLUMNS = 80
 _ROWS = 6
 _NONE = "-"
+_NOT_AGAIN = "the budget was spent before it was measured again"
 
 Document = Mapping[str, Any]
 
@@ -73,7 +74,10 @@ def _answer(document: Document) -> Iterator[str]:
             yield f"{count} left out: {reason}"
         return
     yield "no configuration was proven to meet the target"
-    yield f"closest: {closest['changes']}: {_promise(closest['best'])}"
+    found = "found, but not proven" if document["unproven"] else "closest"
+    yield f"{found}: {closest['changes']}: {_promise(closest['best'])}"
+    if document["unproven"]:
+        yield f"why it is not proven: {closest['lost'] or _NOT_AGAIN}"
     yield f"what limits it: {closest['limit']}"
 
 

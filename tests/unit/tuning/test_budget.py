@@ -74,3 +74,15 @@ def test_who_serves_is_known() -> None:
     assert (budget.serves(ONE), budget.serves(OTHER)) == (True, False)
     budget.take_probe(1.0)
     assert not budget.serves(ONE)
+
+
+def test_what_took_longest_is_told() -> None:
+    budget = Budget(10.0)
+    assert budget.longest == ""
+    budget.take_probe(3.0)
+    assert budget.longest == ": a session takes 3 s to be built and timed"
+    budget.take(ONE, 2.0, 14.0)
+    budget.take(ONE, 2.0, 90.0)
+    assert budget.longest == ": a server takes 12 s to start", "a long warm-up is no start"
+    budget.take(OTHER, 2.0, 60.0, failed=True)
+    assert budget.longest == ": a candidate that failed took 60 s"

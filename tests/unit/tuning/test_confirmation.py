@@ -103,13 +103,14 @@ def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, spac
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
     promise, _ = confirm(recorded(server, 1000.0), standing(space, rate), TARGET, 1.0)
     assert promise is not None
-    curve = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
+    curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
+    assert failure == ""
     rates = [each.load.rate for each in curve if isinstance(each.load, OpenLoop)]
     assert len(rates) == 6
     assert rates == sorted(rates)
     assert curve[-1].measured.latency.p99.value > curve[0].measured.latency.p99.value
     assert knee(curve) in (None, *rates)
-    assert len(sweep(recorded(server, 50.0), space.default, promise, 20.0)) == 2
+    assert len(sweep(recorded(server, 50.0), space.default, promise, 20.0)[0]) == 2
     assert isinstance(curve[0].measured, Measured)
 
 
@@ -161,3 +162,30 @@ def test_requests_that_wait_for_each_other_take_more_of_them(
     confirm(recorded(server, 210.0), asked, TARGET, 1.0)
     slice_s = (210.0 - 5.0) / 5
     assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)
+
+
+def test_a_failure_beside_the_promise_is_told(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    promise, _ = confirm(recorded(server, 1000.0), standing(space, 20.0), TARGET, 1.0)
+    assert promise is not None
+    server.fault = lambda _: "crash"
+    curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
+    assert curve == (promise,)
+    assert failure == "beside the promise, at 5 requests per second, it failed: the server died with signal 11"
+
+
+AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)
+
+
+@pytest.mark.parametrize("stands_still_by_itself", [False, True])
+def test_a_load_that_is_given_is_tried_twice_the_second_time_for_longer(
+    server: SimulatedServer, space: Space, recorded: Within, stands_still_by_itself: bool
+) -> None:
+    """Once the machine may have stood still; what a candidate does by itself it does again."""
+    server.stalls = [(3.0, 2.0)]
+    if stands_still_by_itself:
+        server.stalls, server.pauses = [], lambda _: (4.0, 0.5)
+    promise, reason = confirm(recorded(server, 300.0), standing(space, -1.0), AT_RATE, 1.0)
+    assert reason.startswith("its p99 did not hold when it was measured again")
+    assert (promise is None) is stands_still_by_itself
+    first_s, second_s = (call[2] for call in server.measured)
+    assert second_s == pytest.approx(2 * first_s)

@@ -73,6 +73,15 @@ def test_where_nothing_meets_the_target_it_says_what_comes_closest(subject: Subj
     assert Tags(page).names.count("svg") == 1
 
 
+def test_what_met_the_target_and_was_not_proven_is_told_apart(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path, price=None)
+    best = {**found["chosen"], "lost": "measured again, too few requests"}
+    page = render_page({**found, "met": False, "chosen": None, "promise": None, "closest": best, "unproven": True})
+    assert "The best that was found, not proven" in page
+    assert "<dt>why it is not proven</dt><dd>measured again, too few requests</dd>" in page
+    assert "What comes closest" not in page
+
+
 def test_the_curve_has_its_figures_in_a_table(subject: Subject, tmp_path: Path) -> None:
     found = document(subject, tmp_path)
     table = rate_table(found)

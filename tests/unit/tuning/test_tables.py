@@ -61,6 +61,18 @@ def test_where_nothing_meets_the_target_the_closest_is_told(subject: Subject, tm
     assert "the load generator took 0.25 cores" in text
 
 
+def test_what_met_the_target_and_was_not_proven_is_told_apart(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    best = {**found["chosen"], "lost": "measured again, too few requests"}
+    told = {**found, "chosen": None, "promise": None, "closest": best, "unproven": True}
+    text = shown(print_result, told)
+    assert "no configuration was proven to meet the target found, but not proven: engine=openvino" in text
+    assert "why it is not proven: measured again, too few requests" in text
+    assert "closest" not in text
+    untold = shown(print_result, {**told, "closest": {**best, "lost": ""}})
+    assert "why it is not proven: the budget was spent before it was measured again" in untold
+
+
 def test_nothing_at_all_can_be_measured(subject: Subject, tmp_path: Path) -> None:
     found = {**document(subject, tmp_path, met=False), "closest": None, "rows": [], "refused": {"a run takes 9 ms": 4}}
     assert "no candidate could be measured 4 left out: a run takes 9 ms" in shown(print_result, found)
