@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import tuned
 from simulated_server import SimulatedServer
 
-from graphkiln.tuning.candidate import INSTANCES
+from graphkiln.tuning import load_contest
+from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.load_contest import LoadContest
+from graphkiln.tuning.offered_load import Arriving
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.statistics import Interval
@@ -110,3 +113,112 @@ def test_what_cannot_be_read_decides_nothing(
     target = Target(p99_s=0.08, rate=30.0, objective=objective)
     blind = LoadContest(reference_of(Blind(cores=2)), target, 2.0, 60.0)
     assert blind.advance(blind.enter(space.default, 1000.0), 5.0, 0.0).lost == f"its {what} cannot be read here"
+
+
+AT_60 = Target(p99_s=0.08, rate=60.0, objective=Objective.LATENCY)
+ARRIVALS = {
+    "Poisson": Arriving(),
+    "bursts": Arriving(burst=4),
+    "trace": Arriving(trace=np.cumsum(np.tile([0.5, 1.0, 1.5, 0.2, 1.8], 40))),
+}
+
+
+@pytest.mark.parametrize("arriving", ARRIVALS.values(), ids=ARRIVALS)
+class TestStandstills:
+    """A first look of a second, which begins 2.5 s after the server is started."""
+
+    def look(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> Standing:
+        judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
+        return judge.advance(judge.enter(space.fixed({"engine": "openvino"}).default, 1000.0), 1.0, 0.0)
+
+    def test_one_of_the_machine_is_no_miss(
+        self, reference_of: MakeReference, space: Space, arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And without the second question, the negative control, it is."""
+        stalls = [(2.8, 0.4)]
+        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert looked.lost == ""
+        first, second = (point.measured for point in looked.points)
+        assert first.latency.p99.lower > AT_60.p99_s
+        assert second.seconds > 10
+        monkeypatch.setattr(LoadContest, "_is_strange", lambda *_: False)
+        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert looked.lost.startswith("p99 of ")
+
+    @pytest.mark.parametrize(("every_s", "own_s"), [(1.5, 0.3), (3.0, 0.5), (5.6, 0.6)])
+    def test_those_that_come_again_and_again_are_the_candidates(
+        self, reference_of: MakeReference, space: Space, arriving: Arriving, every_s: float, own_s: float
+    ) -> None:
+        """Whether or not the first look saw one, nothing that says so much is a candidate that meets the target."""
+        server = SimulatedServer(cores=2, pauses=lambda _: (every_s, own_s), arriving=arriving)
+        judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
+        looked = self.look(reference_of, space, server)
+        settled = judge.settle(looked, 0)
+        assert settled.lost.startswith("p99 of ") or math.isinf(settled.score.lower)
+
+
+def test_a_stall_of_one_caller_is_asked_again_too(reference_of: MakeReference, space: Space) -> None:
+    """A single caller waits once, however long: a hundredth of sixty requests is one, and its bound is no miss."""
+    target = Target(p99_s=0.08, objective=Objective.LATENCY)
+    judge = LoadContest(reference_of(SimulatedServer(cores=2, stalls=[(2.8, 0.9)])), target, 1.0, 60.0)
+    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    assert looked.lost == ""
+
+
+def test_a_load_that_is_too_much_is_asked_once(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2)
+    judge = LoadContest(reference_of(server), replace(AT_60, rate=500.0), 1.0, 60.0)
+    assert judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0).lost.startswith("answers ")
+    assert len(server.measured) == 1
+
+
+def test_what_no_budget_bears_is_not_asked_again(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, stalls=[(2.8, 0.4)])
+    reference = reference_of(server)
+    reference.trials.budget.total_s = 20.0
+    judge = LoadContest(reference, AT_60, 1.0, 60.0)
+    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    assert looked.lost.startswith("p99 of ")
+    assert len(server.measured) == 1
+
+
+def test_the_second_question_begins_with_the_same_arrivals(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, stalls=[(2.8, 0.4)])
+    judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
+    judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    (_, load, first_s, seed), (_, again, second_s, other) = server.measured
+    assert (load, seed) == (again, other)
+    assert second_s >= load_contest._LONGER * first_s
+
+
+@pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.COST, Objective.MEMORY])
+def test_what_is_noise_is_raced_and_what_is_not_is_not(
+    reference_of: MakeReference, space: Space, objective: Objective
+) -> None:
+    judge = contest(reference_of, replace(AT_60, objective=objective))
+    best = judge.settle(judge.enter(space.default, 1000.0), 0)
+    race = judge.race(best)
+    if objective is Objective.MEMORY:
+        assert race is None
+        return
+    assert race is not None
+    assert race.load == OpenLoop(60.0)
+    assert race.defends
+    assert race.cost(best.points[-1].measured) == pytest.approx(-best.score.value)
+    far = replace(best, candidate=space.default.with_values({MAX_BATCH_SIZE: 16}), score=best.score.scaled(1.4))
+    assert race.is_near(best)
+    assert not race.is_near(far)
+    assert not race.is_near(best.out("it hung"))
+    assert race.sure(2) > race.sure(5) > 1.64, "the fewer rounds, the more it takes"
+
+
+def test_latencies_that_are_nearer_than_two_starts_of_a_server_are_alike(
+    reference_of: MakeReference, space: Space
+) -> None:
+    judge = contest(reference_of, AT_60)
+    best, near, far = (
+        Standing(candidate=space.default, score=Interval(-p99_s, -p99_s * 1.01, -p99_s * 0.99))
+        for p99_s in (0.020, 0.0219, 0.0225)
+    )
+    assert judge.is_tie(near, best)
+    assert not judge.is_tie(far, best)
