@@ -6,7 +6,8 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.bounds import bound_of
+from graphkiln.tuning.candidate import SESSION_KEYS, Candidate
 from graphkiln.tuning.ladder import NO_TIME
 from graphkiln.tuning.limits import limit_of
 from graphkiln.tuning.result import Row
@@ -14,6 +15,7 @@ from graphkiln.tuning.shortlist import Probes
 from graphkiln.tuning.space import Exclusion, Space
 from graphkiln.tuning.standing import Contest, Standing
 from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare
 
 
 def has_reached(standing: Standing, target: Target) -> bool:
@@ -87,3 +89,21 @@ def unmeasured(candidate: Candidate, standing: Standing | None) -> Exclusion:
     reason = standing.lost if standing else ""
     words = reason or "not measured: the budget went to more promising ones"
     return Exclusion(candidate=candidate, reason=words, by_budget=reason in ("", NO_TIME))
+
+
+def bound_notes(space: Space, probes: Probes, target: Target) -> list[str]:
+    """What comes closest where bare sessions rule every candidate out: the fastest one, and the most that any reach."""
+    timed = {each: bare for each, bare in probes.sessions.items() if isinstance(bare, Bare) and not bare.accuracy}
+    if probes.viable or not timed:
+        return []
+    fastest = min(timed, key=lambda each: min(timed[each].batch_s.values()))
+    notes = [f"no bare session takes less than {min(timed[fastest].batch_s.values()) * 1e3:.3g} ms: {fastest}"]
+    if target.rate:
+        rates = {each: bound_of(each, timed[own]).rate for each, own in _sessions(space) if own in timed}
+        best = max(rates, key=lambda each: rates[each])
+        notes.append(f"no bare sessions reach more than {rates[best]:.3g} requests per second: {best}")
+    return notes
+
+
+def _sessions(space: Space) -> list[tuple[Candidate, Candidate]]:
+    return [(each, each.restricted_to(SESSION_KEYS)) for each in space.candidates]

@@ -20,7 +20,7 @@ from functools import partial
 
 from graphkiln.tuning.bounds import bound_of
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.conclusion import Conclusion, has_reached, unmeasured
+from graphkiln.tuning.conclusion import Conclusion, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.ladder import Ladder, best_reached
@@ -246,6 +246,7 @@ class Search:
             cores=self._cores,
         )
         rows = {each.candidate: found.row(each) for each in self._by_score() if each.points}
+        bounds = bound_notes(self._space, self._probes, self._target)
         untried = [unmeasured(each, self._standings.get(each)) for each in self._probes.viable if each not in rows]
         return Result(
             target=self._target,
@@ -259,7 +260,7 @@ class Search:
             curve=curve,
             knee=knee(curve),
             readings=tuple(self._reference.readings),
-            notes=(*self._reference.notes, *self._notes, *self._budget_notes(chosen)),
+            notes=(*self._reference.notes, *self._notes, *self._budget_notes(chosen), *bounds),
             spent_s=self._trials.spent_s,
             measurements=self._trials.count,
         )

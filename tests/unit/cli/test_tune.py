@@ -222,6 +222,8 @@ def test_a_model_over_several_devices_is_refused(run: RunVerb, ran: Ran, digits:
         ("{digits} --p99 50ms --rate 0", "--rate 0"),
         ("{digits} --p99 50ms --rate 9/s --objective throughput", "the highest one is searched for"),
         ("{digits} --p99 50ms --budget soon", "--budget soon"),
+        ("{digits} --p99 50ms --budget 0s", "--budget 0s: expected a time above 0"),
+        ("{digits} --p99 50ms --budget=-5m", "--budget -5m: expected a time"),
         ("{digits} --p99 50ms --rate 1/min --budget 20m", "20 requests come in 1200 s"),
         ("{digits} --p99 50ms --price inf", "--price inf: expected what an hour"),
         ("{digits} --p99 50ms --fix thread=1", "threads"),

@@ -10,7 +10,7 @@ import pytest
 from tuned import measured
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, SESSION_KEYS, Candidate
-from graphkiln.tuning.conclusion import Conclusion, has_reached, unmeasured
+from graphkiln.tuning.conclusion import Conclusion, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.ladder import NO_TIME
 from graphkiln.tuning.load_contest import LoadContest
@@ -20,7 +20,7 @@ from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, OpenLoop
+from graphkiln.tuning.trials import Bare, Failed, OpenLoop
 
 BY_RATE = Target(p99_s=0.08)
 BY_LATENCY = Target(p99_s=0.08, rate=60.0, objective=Objective.LATENCY)
@@ -101,3 +101,21 @@ def test_what_was_never_measured_says_whether_the_budget_is_to_blame(space: Spac
     assert "more promising" in unmeasured(space.default, entered).reason
     failed = unmeasured(space.default, entered.out("it did not load"))
     assert (failed.reason, failed.by_budget) == ("it did not load", False)
+
+
+def test_where_bare_sessions_rule_out_everything_the_fastest_is_told(space: Space) -> None:
+    times = {"onnxruntime": 0.02, "openvino": 0.01}
+    sessions: dict[Candidate, Bare | Failed] = {
+        each: Bare(batch_s={1: times[str(each["engine"])]})
+        for each in {candidate.restricted_to(SESSION_KEYS) for candidate in space.candidates}
+    }
+    wrong = next(each for each in sessions if each["engine"] == "openvino" and each["precision"] == "int8")
+    sessions[wrong] = Bare(batch_s={1: 0.001}, accuracy="int8: outputs differ")
+    probes = Probes(sessions=sessions)
+    (note,) = bound_notes(space, probes, Target(p99_s=0.005))
+    assert note.startswith("no bare session takes less than 10 ms: engine=openvino, precision=")
+    _, rate = bound_notes(space, probes, replace(BY_LATENCY, rate=9e6))
+    assert rate.startswith("no bare sessions reach more than ")
+    assert "instances=4" in rate
+    assert bound_notes(space, replace(probes, viable=space.candidates[:1]), BY_RATE) == []
+    assert bound_notes(space, Probes(sessions={each: Failed(reason="no") for each in sessions}), BY_RATE) == []

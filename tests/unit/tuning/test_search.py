@@ -136,6 +136,7 @@ def test_a_p99_below_every_bare_session_needs_no_server(tune) -> None:
     result = tune(server, target=Target(p99_s=0.001))
     assert result.candidate is None
     assert server.measured == []
+    assert any(note.startswith("no bare session takes less than ") for note in result.notes)
     assert {each.reason.partition(" takes")[0] for each in result.exclusions if "bare" in each.reason} == {
         "its bare session alone"
     }
