@@ -47,9 +47,13 @@ class Deaths:
         Args:
             key: Of the measurement.
             machine: As `machine_now` gave it then; empty where nobody asked.
+
+        Raises:
+            KeyError: It is something else; TypeError and ValueError likewise.
         """
-        self.close(machine)
-        self._open = key, machine
+        now = {"boot": str(machine["boot"]), "oom_kills": int(machine["oom_kills"])} if machine else {}
+        self.close(now)
+        self._open = key, now
 
     def end(self) -> None:
         """The measurement that was begun last came to an end, whichever."""
