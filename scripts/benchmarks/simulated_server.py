@@ -126,7 +126,7 @@ class SimulatedServer:
         begin_s = self.now_s + _WARMUP_S
         self.now_s = begin_s + seconds
         still = self._standstills(candidate, begin_s, seconds)
-        due, done = self._serve(candidate, load, seconds, seed, speed, still)
+        due, done = self._serve(candidate, load, seconds, seed, speed=speed, still=still)
         within = done[done < seconds]
         memory = candidate.number(INSTANCES) * self.model.instance_bytes
         return Measured(
@@ -172,7 +172,7 @@ class SimulatedServer:
         return list(moments[:_MOST].tolist()) or [0.0]
 
     def _serve(
-        self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, speed: float, still: Standstills
+        self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, *, speed: float, still: Standstills
     ) -> tuple[Seconds, Seconds]:
         """When each request was due and when it was done."""
         arrivals = self._arrivals(load, seconds, seed)  # the same for each candidate

@@ -183,10 +183,10 @@ def row_of(search: Searched) -> Row:
 
 
 def _beside(model: Path, first: dict[str, Any], found: dict[str, Any], seconds: float) -> str:
-    chosen = [each["chosen"] and Candidate.from_json(each["chosen"]["configuration"]) for each in (first, found)]
-    if chosen[0] == chosen[1]:
-        return "yes"
-    return compare(_race(model, *chosen, seconds)) if all(chosen) else "no: one chose nothing"
+    if not (first["chosen"] and found["chosen"]):
+        return "yes" if first["chosen"] == found["chosen"] else "no: one chose nothing"
+    one, other = (Candidate.from_json(each["chosen"]["configuration"]) for each in (first, found))
+    return "yes" if one == other else compare(_race(model, one, other, seconds))
 
 
 def _race(model: Path, one: Candidate, other: Candidate, seconds: float) -> list[float]:

@@ -19,7 +19,9 @@ _ALIKE = {Objective.LATENCY: 0.1}
 """Shares by which p99 of the same differs from one start of a server to the next, however exact each one is."""
 _NEAR = 1.25
 """Times as much as the best needs what may be as good in another hour."""
-_STUDENT_T = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13}
+_LEAST_SPREAD = 0.05
+"""Of the logarithm of what counts, however alike a few rounds are: two starts of a server differ by as much."""
+_STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
 """One-sided 95% quantile of Student's t by the number of rounds: what serves today leaves for what is surely better."""
 _RACED = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
 """What measurements of the same differ in; memory is what it is."""
@@ -91,6 +93,8 @@ class LoadContest:
             is_near=partial(self._is_near, best=best),
             reached=lambda each: each.score,
             sure=lambda rounds: _STUDENT_T[min(rounds, max(_STUDENT_T))],
+            fewest=min(_STUDENT_T),
+            spread=_LEAST_SPREAD,
             defends=True,
         )
 

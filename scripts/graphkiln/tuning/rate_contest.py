@@ -35,6 +35,12 @@ NEAR = 0.93
 """Share of the best rate from which on a candidate may be as good."""
 _SURE = 1.5
 """Standard errors between two that are told apart: a wrong choice among near-ties costs little."""
+_ROUNDS, _LEAST_SPREAD = 2, 0.02
+"""Of near-ties that are measured again at least, and of the logarithm of their p99 however alike two rounds are."""
+_EXCUSED = 2
+"""Rates at which what one candidate fails may be a stall of the machine: more are its own doing."""
+_FLAT, _NO_LOWER = 3, 0.8
+"""Rates after which a p99 that only falls to this share of the one before does not come down to the target."""
 _MARGIN = 1.05
 """How much more an open loop may reach than a closed one: batches that are fuller."""
 
@@ -106,7 +112,7 @@ class RateContest:
         for _ in range(_STEPS):
             bracket = self.bracket(standing)
             slowest = _capacity(standing) * _SLOWEST if standing.points else 0.0
-            if standing.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest):
+            if standing.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest) or self._is_flat(standing):
                 break
             if not self._affords(standing, bracket.next_rate):
                 break
@@ -128,6 +134,8 @@ class RateContest:
             is_near=lambda each: each.score.value >= NEAR * best.score.lower,
             reached=lambda each: Interval(max(each.score.value, rate), rate, max(each.score.upper, rate)),
             sure=lambda _: _SURE,
+            fewest=_ROUNDS,
+            spread=_LEAST_SPREAD,
         )
 
     def describe(self, score: float) -> str:
@@ -172,15 +180,37 @@ class RateContest:
         machine: taken for an answer, it would cut off all rates above.
         """
         asked = self._ask_once(standing, rate, seconds)
-        if asked.lost or not (self._is_strange(asked, rate) and self._affords(asked, rate)):
+        is_strange = self._is_strange(asked, rate) and len({each.load for each in self._standstills(asked)}) <= _EXCUSED
+        if asked.lost or not (is_strange and self._affords(asked, rate)):
             return asked
         return self._ask_once(asked, rate, seconds, _AGAIN)
 
     def _is_strange(self, standing: Standing, rate: float) -> bool:
         """Whether a rate failed far below the capacity, and far above what passed, while most requests are quick."""
-        bracket, p50_s = self.bracket(standing), standing.points[-1].measured.latency.p50_s
-        is_far = _NEARBY * bracket.passed < rate <= _IDLE * _capacity(standing)
-        return is_far and bracket.failed <= rate and p50_s <= self._target.p99_s / 2
+        bracket = self.bracket(standing)
+        is_far = rate > _NEARBY * bracket.passed
+        return is_far and bracket.failed <= rate and standing.points[-1] in self._standstills(standing)
+
+    def _standstills(self, standing: Standing) -> list[Point]:
+        """Where most requests are quick, the slowest are not, and no queue is why: time and again, the candidate is."""
+        highest, target_s = _IDLE * _capacity(standing), self._target.p99_s
+        idle = [each for each in standing.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
+        latencies = [(each, each.measured.latency) for each in idle]
+        return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
+
+    def _is_flat(self, standing: Standing) -> bool:
+        """Whether half the rate makes p99 no lower, so that no rate will: it is not the queue that takes so long."""
+        if self.bracket(standing).passed:
+            return False
+        p99_s = {
+            each.load.rate: each.measured.latency.p99.value
+            for each in standing.points
+            if isinstance(each.load, OpenLoop)
+        }
+        lowest = sorted(p99_s)[:2]
+        if len(p99_s) < _FLAT:
+            return False
+        return p99_s[lowest[0]] > max(_NO_LOWER * p99_s[lowest[1]], 2 * self._target.p99_s)
 
     def _ask_once(self, standing: Standing, rate: float, seconds: float, seed: int = 0) -> Standing:
         """Where it takes long to say, a short look first, which shows what surely fails."""

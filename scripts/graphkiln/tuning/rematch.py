@@ -28,9 +28,6 @@ Simplicity = Callable[[Candidate], tuple[int, int, str]]
 _RUNNERS = 5
 """Beside the best."""
 _ROUNDS = 5
-_FEWEST_ROUNDS = 2
-_LEAST_SPREAD = 0.02
-"""Of the logarithm of what counts, however alike two rounds are."""
 
 
 def rematch(
@@ -54,7 +51,7 @@ def rematch(
 
     Returns:
         The standings of all that took part: the winner's first, the others lost. Nothing where there was nobody to
-        compare, or no time for two rounds: one tells nobody apart.
+        compare, or no time for the fewest rounds.
     """
     running = list({each.candidate: each for each in (best, *near[:_RUNNERS])}.values())
     running = running[: _most(reference, race)]
@@ -62,13 +59,17 @@ def rematch(
         return []
     runners = list(running)
     costs: dict[Candidate, list[float]] = {each.candidate: [] for each in running}
+    failures: dict[Candidate, str] = {}
 
     def measure(candidate: Candidate, number: int) -> float | None:
         """Logarithm of what counts, or None where the time is up."""
         if not (has_time() and reference.affords(candidate, race.seconds)):
             return None
         outcome = reference.measure(candidate, race.load, race.seconds, number)
-        return math.inf if isinstance(outcome, Failed) else math.log(race.cost(outcome))
+        if isinstance(outcome, Failed):
+            failures[candidate] = outcome.reason
+            return math.inf
+        return math.log(race.cost(outcome))
 
     for number in range(1, _ROUNDS + 1):
         found = _round(running, measure, number)
@@ -79,19 +80,18 @@ def rematch(
         running = _left(running, costs, race)
         if len(running) == 1:
             break
-    if len(costs[running[0].candidate]) < _FEWEST_ROUNDS and len(running) > 1:
+    if len(costs[running[0].candidate]) < race.fewest and len(running) > 1:
         return []
     winner = min(running, key=lambda each: simplicity(each.candidate))
-    return [
-        replace(winner, lost="", score=race.reached(winner)),
-        *(each.out(_reason(each, winner, costs, race)) for each in runners if each.candidate != winner.candidate),
-    ]
+    others = [each for each in runners if each.candidate != winner.candidate]
+    lost = [each.out(failures.get(each.candidate) or _reason(each, winner, costs, race)) for each in others]
+    return [replace(winner, lost="", score=race.reached(winner)), *lost]
 
 
 def _most(reference: Reference, race: Race) -> int:
     """How many can run the fewest rounds within the budget."""
     budget = reference.trials.budget
-    each_s = _FEWEST_ROUNDS * (budget.start_s + race.seconds)
+    each_s = race.fewest * (budget.start_s + race.seconds)
     return int(min(_RUNNERS + 1, max(0.0, budget.searching_s / each_s)))
 
 
@@ -117,17 +117,17 @@ def _left(running: Sequence[Standing], costs: Mapping[Candidate, Sequence[float]
 def _is_worse(one: Sequence[float], lead: Sequence[float], race: Race) -> bool:
     if not all(map(math.isfinite, one)):
         return one is not lead
-    if len(one) < 2:
+    if len(one) < race.fewest:
         return False
     differences = [a - b for a, b in zip(one, lead, strict=True)]
-    spread = max(statistics.stdev(differences), _LEAST_SPREAD)
+    spread = max(statistics.stdev(differences), race.spread)
     return statistics.fmean(differences) > race.sure(len(differences)) * spread / math.sqrt(len(differences))
 
 
 def _reason(lost: Standing, winner: Standing, costs: Mapping[Candidate, Sequence[float]], race: Race) -> str:
     own, rounds = costs[lost.candidate], costs[winner.candidate]
     if not all(map(math.isfinite, own)):
-        return "failed when near-ties were measured again"
+        return "more than 1 in 100 of its requests failed when near-ties were measured again"
     ratio = math.exp(statistics.fmean(own) - statistics.fmean(rounds[: len(own)]))
     told = f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the {race.what}"
     is_told_apart = _is_worse(own, rounds[: len(own)], race)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from functools import partial
 
 from graphkiln.tuning.bounds import bound_of
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.candidate import SESSION_KEYS, Candidate
 from graphkiln.tuning.conclusion import Conclusion, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
@@ -124,15 +124,34 @@ class Search:
             self._keep(standing)
 
     def _settle(self, standings: Sequence[Standing]) -> None:
-        """Measures the best first, so that what follows needs to be measured against it only."""
-        for number, standing in enumerate(standings):
+        """Measures the best first, so that what follows needs to be measured against it only.
+
+        While nothing meets the target, what failed says something of its session: those of others come first, so that
+        a budget is not spent on twenty configurations of the one that looks fast and does not last.
+        """
+        left = list(standings)
+        while left:
+            standing = min(left, key=self._failures)
+            left.remove(standing)
             reached = best_reached(list(self._standings.values()))
-            is_late = number > 0 and self._budget.left_s <= 0  # one is tried, however late it is
+            is_late = len(left) + 1 < len(standings) and self._budget.left_s <= 0  # one is tried, however late it is
             must = not is_late and not any(each.points for each in self._standings.values())
             if standing.score.upper >= reached and (must or self._affords(standing)):
                 begun = self._contest.advance(standing, 0.0, reached) if must else standing
                 self._keep(self._reference.steadily(partial(self._contest.settle, begun, reached)))
                 self._settled.add(standing.candidate)
+
+    def _failures(self, standing: Standing) -> int:
+        """How many of its session were measured to the end and failed, where nothing has met the target so far.
+
+        What serves today comes before all others then: something to fall back on.
+        """
+        if not self._settled or any(has_reached(each, self._target) for each in self._standings.values()):
+            return 0
+        if standing.candidate == self._space.default:
+            return -1
+        own = standing.candidate.restricted_to(SESSION_KEYS)
+        return sum(each.restricted_to(SESSION_KEYS) == own for each in self._settled)
 
     def _affords(self, standing: Standing) -> bool:
         share = _SEARCHING if self._proves else 1.0
@@ -144,7 +163,8 @@ class Search:
             left = [each for each in self._standings.values() if each.points and each.candidate not in self._settled]
             if self._best() or not left or not self._has_time(1.0):
                 return
-            nearest = min(left, key=lambda each: min(point.measured.latency.p99.value for point in each.points))
+            p99_s = {each.candidate: min(point.measured.latency.p99.value for point in each.points) for each in left}
+            nearest = min(left, key=lambda each: (self._failures(each), p99_s[each.candidate]))
             self._settle([replace(nearest, lost="")])
 
     def _look_around(self) -> None:
@@ -268,7 +288,7 @@ class Search:
     def _budget_notes(self, chosen: Standing | None) -> list[str]:
         """What the budget did not allow."""
         notes, budget = [], self._budget
-        if budget.left_s < 0:
+        if budget.left_s < -0.5:
             notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s{budget.longest}")
         is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
         if chosen is None and self._probes.viable and is_over:

@@ -56,6 +56,8 @@ class Race:
         is_near: Whether a standing takes part.
         reached: The score of whoever wins.
         sure: Number of rounds -> standard errors between two that are told apart.
+        fewest: Rounds before anybody is told apart.
+        spread: The least standard deviation of the logarithm of what counts that is believed.
         defends: Whether what serves today takes part, however far behind it seems to be, and stays where nothing is
             surely better.
     """
@@ -67,6 +69,8 @@ class Race:
     is_near: Callable[[Standing], bool]
     reached: Callable[[Standing], Interval]
     sure: Callable[[int], float]
+    fewest: int
+    spread: float
     defends: bool = False
 
 

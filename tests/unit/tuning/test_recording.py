@@ -175,7 +175,16 @@ def test_an_error_of_the_tuner_is_not_the_candidates_doing(tmp_path: Path) -> No
     assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
 
 
-@pytest.mark.parametrize("event", [{"done": {}, "took_s": 1}, {"other": 1}, {"done": {}, "outcome": {"kind": "no"}}, {"begun": {}, "machine": {"boot": 1}}, {"begun": {}, "machine": [1]}])
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"done": {}, "took_s": 1},
+        {"other": 1},
+        {"done": {}, "outcome": {"kind": "no"}},
+        {"begun": {}, "machine": {"boot": 1}},
+        {"begun": {}, "machine": [1]},
+    ],
+)
 def test_an_event_that_is_none_is_told_with_its_line(tmp_path: Path, event: dict[str, object]) -> None:
     with Journal(tmp_path / "j", {}) as journal:
         journal.append(event)
