@@ -141,12 +141,7 @@ def count_repeated(lines: Sequence[bytes]) -> int:
 
 
 def count_unused(lines: Sequence[bytes], asked: int) -> int:
-    """Measurements that were done in vain: the last run, which is one from the beginning to the end, went another way.
-
-    Args:
-        lines: Of the journal.
-        asked: How many measurements the last run asked for.
-    """
+    """Measurements that were done in vain: the last run, from beginning to end, asked for so many, and not for these."""
     return len(set(_done(lines))) - asked
 
 

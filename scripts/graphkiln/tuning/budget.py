@@ -18,6 +18,10 @@ _CONFIRMING, _CONFIRMED_S = 0.2, 8.0
 """Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start."""
 
 
+def _last_few() -> deque[float]:
+    return deque(maxlen=_REMEMBERED)
+
+
 class Budget:
     """Seconds that measurements may take.
 
@@ -28,9 +32,7 @@ class Budget:
     def __init__(self, total_s: float) -> None:
         self.total_s, self.spent_s, self.is_for_proof = total_s, 0.0, True
         self._served: Candidate | None = None
-        self._starts: deque[float] = deque(maxlen=_REMEMBERED)
-        self._warmups: deque[float] = deque(maxlen=_REMEMBERED)
-        self._probes: deque[float] = deque(maxlen=_REMEMBERED)
+        self._starts, self._warmups, self._probes = _last_few(), _last_few(), _last_few()
         self._longest: dict[str, float] = {}
 
     @property

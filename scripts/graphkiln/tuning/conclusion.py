@@ -60,10 +60,9 @@ class Conclusion:
     def closest(self, rows: Sequence[Row]) -> Row | None:
         """What is told where nothing was proven: the best that met the target unproven, or else the lowest p99."""
         met = [row for row in rows if has_reached(row.standing, self.target)]
-        if met:
-            return max(met, key=lambda row: row.standing.score.lower)
         measured = [row for row in rows if row.best_point]
-        return min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]
+        lowest = min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]
+        return max(met, key=lambda row: row.standing.score.lower) if met else lowest
 
     def _why_not(self, standing: Standing, chosen: Standing) -> str:
         if self.contest.is_tie(standing, chosen) and self._is_simpler(chosen, standing):

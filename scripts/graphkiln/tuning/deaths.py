@@ -62,10 +62,12 @@ class Deaths:
     def close(self, machine: Machine) -> None:
         """Nothing more is known of what is open: the tuner died in it before the machine was in this state."""
         if self._open:
-            key, before = self._open
-            self._all[key] += 1
-            self._traced[key] += _has_trace(before, machine)
+            self._count(*self._open, machine)
         self._open = None
+
+    def _count(self, key: str, before: Machine, after: Machine) -> None:
+        self._all[key] += 1
+        self._traced[key] += _has_trace(before, after)
 
     def verdict(self, key: str) -> str:
         """Why a measurement is not begun once more; empty where it is."""
