@@ -141,7 +141,7 @@ def count_repeated(lines: Sequence[bytes]) -> int:
 
 
 def count_unused(lines: Sequence[bytes], asked: int) -> int:
-    """Measurements that were done in vain: the last run, from beginning to end, asked for so many, and not for these."""
+    """Measurements that were done in vain: the last run, from beginning to end, asked for so many and not for them."""
     return len(set(_done(lines))) - asked
 
 
