@@ -25,6 +25,7 @@ class Casts:
         self._keep = keep
         self.low = low
         self._made: dict[tuple[int, onnx_ir.DataType], onnx_ir.Value] = {}
+        self._names = set(_names(model.graph))
 
     def lower_inputs(self) -> None:
         """Gives the graph's fp32 inputs the lower type."""
@@ -54,7 +55,7 @@ class Casts:
             is_float = value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value not in self._keep
             if is_float and value.dtype != dtype:
                 name = value.name
-                value.name = f"{name}_before"
+                value.name = self._free(f"{name}_before")
                 result = self._cast(value, dtype)
                 result.name = name
                 self._graph.outputs[position] = result
@@ -64,15 +65,22 @@ class Casts:
         value.dtype = onnx_ir.DataType.FLOAT
         uses = list(value.uses())
         rounded = onnx_ir.node("Cast", [value], {"to": self.low})
-        rounded.outputs[0].name, rounded.outputs[0].shape = f"{value.name}_rounded", value.shape
+        rounded.outputs[0].name, rounded.outputs[0].shape = self._free(f"{value.name}_rounded"), value.shape
         rounded.outputs[0].dtype = self.low
         self._graph.insert_after(node, rounded)
         for user, index in uses:
             user.replace_input_with(index, rounded.outputs[0])
         for position, output in enumerate(self._graph.outputs):
             if output is value:
-                rounded.outputs[0].name, value.name = value.name, f"{value.name}_exact"
+                rounded.outputs[0].name, value.name = value.name, self._free(f"{value.name}_exact")
                 self._graph.outputs[position] = rounded.outputs[0]
+
+    def _free(self, name: str) -> str:
+        """A name that nothing has yet: a graph that was lowered has casts already."""
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
 
     def _is_outer(self, value: onnx_ir.Value) -> bool:
         producer = value.producer()
@@ -87,7 +95,7 @@ class Casts:
 
     def _weight(self, value: onnx_ir.Value, tensor: onnx_ir.TensorProtocol, dtype: onnx_ir.DataType) -> onnx_ir.Value:
         array = tensor.numpy().astype(dtype.numpy())
-        name = f"{value.name}_{dtype.name.lower()}"
+        name = self._free(f"{value.name}_{dtype.name.lower()}")
         weight = onnx_ir.Value(
             name=name,
             shape=value.shape,
@@ -100,13 +108,21 @@ class Casts:
     def _cast(self, value: onnx_ir.Value, dtype: onnx_ir.DataType) -> onnx_ir.Value:
         node = onnx_ir.node("Cast", [value], {"to": dtype})
         result = node.outputs[0]
-        result.name, result.shape, result.dtype = f"{value.name}_{dtype.name.lower()}", value.shape, dtype
+        result.name = self._free(f"{value.name}_{dtype.name.lower()}")
+        result.shape, result.dtype = value.shape, dtype
         producer = value.producer()
         if producer is None:
             self._graph.insert_before(self._graph[0], node)
         else:
             self._graph.insert_after(producer, node)
         return result
+
+
+def _names(graph: onnx_ir.Graph) -> Iterator[str]:
+    """Of all values, in the graphs inside it, too."""
+    produced = (value for node in graph.all_nodes() for value in node.outputs)
+    for value in (*graph.inputs, *graph.initializers.values(), *produced):
+        yield str(value.name)
 
 
 def _with_inner(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:

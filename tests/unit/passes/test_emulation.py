@@ -77,3 +77,17 @@ def test_a_graph_that_is_not_lowered_stays_as_it_is() -> None:
     model = graph("(float[b,4] x) => (float[b,4] y) { a = MatMul(x, w) y = Relu(a) }", w=draw(4, 4))
     emulate(model, Precision.FP16)
     assert operators(model) == ["MatMul", "Relu"]
+
+
+def test_casts_that_the_graph_has_already_keep_their_names(tmp_path: Path) -> None:
+    """A detector in bf16, whose last nodes stay fp32: two values had one name, and no runtime loaded the graph."""
+    text = """(float16[b,4] x) => (float[b,4] y, float16[b,4] z) {
+        x_float = Cast<to=1>(x)
+        y = Relu(x_float)
+        z = Neg(x)
+    }"""
+    model, x = graph(text), draw(3, 4).astype(np.float16)
+    emulate(model, Precision.FP16)
+    found = run(model, tmp_path, x=x)
+    np.testing.assert_array_equal(found["y"], np.maximum(x, 0).astype(np.float32))
+    np.testing.assert_array_equal(found["z"], -x)
