@@ -13,7 +13,7 @@ import onnx_ir
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.layout import NCHW_TO_NHWC, NHWC_TO_NCHW
+from graphkiln_backend.passes.layout import NCHW_TO_NHWC, NHWC_TO_NCHW, transposed_shape
 from graphkiln_backend.passes.splicing import prepend
 
 
@@ -39,18 +39,24 @@ class EmbedPreprocess:
         return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is no FP32 image"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Cast, subtract 255 * mean, divide by 255 * std, transpose."""
-        value = model.graph.inputs[0]
-        if self.preprocess.layout == "CHW":
-            sizes = list(value.shape or ())
-            shape = onnx_ir.Shape([sizes[axis] for axis in NCHW_TO_NHWC])
-            prepend(model, value, "Transpose", {"perm": NHWC_TO_NCHW}, shape=shape)
+        """Cast, transpose, subtract 255 * mean, divide by 255 * std.
+
+        Transposed first: a channel then lies in one piece. Pixel by pixel, ONNX Runtime computes in strides of three
+        numbers: with 224 by 224 pixels, MobileNetV3 took a third more of the processor. The cast comes before it:
+        TensorRT does nothing else with bytes.
+        """
+        is_chw = self.preprocess.layout == "CHW"
         for op_type, factors in (("Div", self._scale()), ("Sub", self._shift())):
             node = prepend(model, model.graph.inputs[0], op_type, {}, shape=model.graph.inputs[0].shape)
-            constant = onnx_ir.Value(name=f"{op_type.lower()}_pixels", const_value=onnx_ir.tensor(factors))
+            arranged = factors.reshape(-1, 1, 1) if is_chw else factors
+            constant = onnx_ir.Value(name=f"{op_type.lower()}_pixels", const_value=onnx_ir.tensor(arranged))
             model.graph.register_initializer(constant)
             node.resize_inputs(2)
             node.replace_input_with(1, constant)
+        if is_chw:
+            value = model.graph.inputs[0]
+            pixels = transposed_shape(value, NCHW_TO_NHWC)
+            prepend(model, value, "Transpose", {"perm": NHWC_TO_NCHW}, shape=pixels)
         value = model.graph.inputs[0]
         cast = {"to": onnx_ir.DataType.FLOAT}
         prepend(model, value, "Cast", cast, shape=value.shape, dtype=onnx_ir.DataType.UINT8)

@@ -39,10 +39,10 @@ class Nhwc:
         outputs = [value for value in model.graph.outputs if self.outputs and _rank(value) == 4]
         input_names, output_names = ([str(value.name) for value in values] for values in (inputs, outputs))
         for value in inputs:
-            shape = _transposed_shape(value, NCHW_TO_NHWC)
+            shape = transposed_shape(value, NCHW_TO_NHWC)
             prepend(model, value, "Transpose", {"perm": NHWC_TO_NCHW}, shape=shape)
         for value in outputs:
-            shape = _transposed_shape(value, NCHW_TO_NHWC)
+            shape = transposed_shape(value, NCHW_TO_NHWC)
             append(model, value, "Transpose", {"perm": NCHW_TO_NHWC}, shape=shape)
         return Edge(
             to_graph_feeds=lambda feeds: _transpose(feeds, input_names, NCHW_TO_NHWC),
@@ -60,7 +60,8 @@ def _transpose(arrays: Arrays, names: Iterable[str], perm: tuple[int, ...]) -> d
     return {name: array.transpose(perm).copy() if name in names else array for name, array in arrays.items()}
 
 
-def _transposed_shape(value: onnx_ir.Value, perm: tuple[int, ...]) -> onnx_ir.Shape:
+def transposed_shape(value: onnx_ir.Value, perm: tuple[int, ...]) -> onnx_ir.Shape:
+    """The shape of a value of rank 4 once its axes are permuted."""
     return onnx_ir.Shape([(value.shape or ())[axis] for axis in perm])
 
 

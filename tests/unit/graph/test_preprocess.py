@@ -228,3 +228,15 @@ def test_a_spec_without_a_letterbox_is_written_as_before() -> None:
     assert "letterbox" not in Preprocess().to_json()
     spec = Preprocess(letterbox=Letterbox(size=(4, 5), padding=None))
     assert Preprocess.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_numbers_are_those_of_every_pixel_alone(layout: Any, channels: int) -> None:
+    """To the last bit, in whatever strides they are computed."""
+    pixels = np.random.default_rng(3).integers(0, 256, (7, 5, channels), np.uint8)
+    mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]
+    color: Any = "RGB" if channels == 3 else "L"
+    sample = Preprocess(layout=layout, color=color, mean=mean, std=std).normalize(pixels)
+    alone = (pixels.astype(np.float32) / np.float32(255) - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
+    np.testing.assert_array_equal(sample, alone if layout == "HWC" else alone.transpose(2, 0, 1))

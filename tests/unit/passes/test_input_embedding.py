@@ -37,6 +37,19 @@ def test_the_graph_normalizes_as_the_client_did(layout: Any, numbers: dict[str, 
     np.testing.assert_allclose(compute(model, x=pixels())["y"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_in_whatever_order_the_numbers_are_computed_they_are_these_to_the_last_bit(layout: Any) -> None:
+    """Those of the pixels as they lie, where the division came before the transpose."""
+    spec = Preprocess(layout=layout, mean=MEAN, std=STD)
+    model = graph((CHW if layout == "CHW" else HWC).replace("Relu", "Identity"))
+    run_passes(model, [EmbedPreprocess(spec)])
+    shift, scale = (np.asarray(each, np.float32) * np.float32(255) for each in (MEAN, STD))
+    expected = (pixels().astype(np.float32) - shift) / scale
+    np.testing.assert_array_equal(
+        compute(model, x=pixels())["y"], expected.transpose(0, 3, 1, 2) if layout == "CHW" else expected
+    )
+
+
 @settings(max_examples=30, deadline=None)
 @given(
     st.tuples(*[st.floats(0, 1)] * 3),
@@ -65,7 +78,7 @@ def test_the_input_takes_bytes_of_the_images_shape() -> None:
     run_passes(model, [EmbedPreprocess(Preprocess())])
     (value,) = model.graph.inputs
     assert (value.name, str(value.dtype), str(value.shape)) == ("x", "UINT8", "[b,4,5,3]")
-    assert operators(model) == ["Cast", "Sub", "Div", "Transpose", "Relu"]
+    assert operators(model) == ["Cast", "Transpose", "Sub", "Div", "Relu"]
 
 
 def test_a_spec_of_the_last_axis_needs_no_transpose() -> None:
