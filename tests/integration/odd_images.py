@@ -13,6 +13,7 @@ from PIL import Image, ImageCms
 
 ORIENTATION = 0x0112
 SIZE = (60, 40)
+_FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 
 def drawn(width: int = SIZE[0], height: int = SIZE[1]) -> Image.Image:
@@ -49,6 +50,12 @@ def png_of_48_bits(image: Image.Image) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     )
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def without_marker(jpeg: bytes, name: bytes) -> bytes:
+    """A JPEG without the segment that begins with a name."""
+    start = jpeg.index(name) - 4
+    return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
 
 
 def odd_files() -> dict[str, bytes]:
@@ -88,6 +95,11 @@ def odd_files() -> dict[str, bytes]:
         "two pictures": saved(image, "MPO", **several),
         "two pictures, turned": saved(image, "MPO", exif=turned(8), **several),
         "4:4:4": saved(image, "JPEG", subsampling=0),
+        "inks that no program signed": without_marker(saved(image.convert("CMYK"), "JPEG"), b"Adobe"),
+        "a line of ten thousand": saved(drawn(10_000, 1), "JPEG"),
+        "a column of ten thousand": saved(drawn(1, 10_000), "PNG"),
+        "pages of several kinds": saved(image, "TIFF", save_all=True, append_images=[Image.new("CMYK", (5, 9))]),
+        **{f"{kind} and more behind it": saved(image, kind) + b"\xff\xd8\xff\xe0 more" for kind in _FORMATS},
         **{f"ICC profile {kind}": saved(image, kind, icc_profile=profile) for kind in ("JPEG", "PNG", "WEBP", "TIFF")},
         **{f"EXIF {number} JPEG": saved(image, "JPEG", exif=turned(number)) for number in range(1, 10)},
         **{f"EXIF {number} {kind}": saved(image, kind, exif=turned(number)) for kind in ("PNG", "WEBP", "TIFF")
@@ -99,7 +111,7 @@ def damaged_files() -> dict[str, bytes]:
     """Name -> what is no image, or one that cannot be read."""
     image = drawn(200, 200)
     gray = np.asarray(image.convert("L"))
-    files = {kind: saved(image, kind) for kind in ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")}
+    files = {kind: saved(image, kind) for kind in _FORMATS}
     cut = {f"half a {kind}": content[: len(content) // 2] for kind, content in files.items()}
     progressive = saved(image, "JPEG", progressive=True)
     bomb = bytearray(files["PNG"])

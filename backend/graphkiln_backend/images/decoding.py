@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -17,9 +17,12 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.arranging import arrange
+from graphkiln_backend.images.colors import to_color
 from graphkiln_backend.images.formats import FORMATS
+from graphkiln_backend.images.jpeg_scans import check_scans
 from graphkiln_backend.images.other_formats import HEAD_BYTES
-from graphkiln_backend.images.refusals import UnknownFormat, as_image, refuse_format, refuse_path
+from graphkiln_backend.images.refusals import UnknownFormat, as_image, check_pixels, refuse_format, refuse_path
 
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """A file path, an encoded image, a Pillow image, or uint8 pixels.
@@ -27,8 +30,10 @@ ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 Pixels are `[height, width]` or `[height, width, 3 or 4]`.
 """
 
+Turn = Callable[[int], AbstractContextManager[object]]
+"""From how many pixels of an image lie in memory to what is held as long as they do."""
+
 _FILE_LIMIT = GIB
-_MOST_PIXELS = 1 << 28
 _LONGEST_PATH = 4096
 """Source: Linux, PATH_MAX. What is longer is shown by its beginning."""
 _GRAYS = range(1 << 16)
@@ -51,15 +56,6 @@ _SIDEWAYS = (5, 6, 7, 8)
 _PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 """What a PNG's orientation can stand in, of which some may follow the pixels: Pillow decodes them to find it."""
 
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "box": Image.Resampling.BOX,
-    "bilinear": Image.Resampling.BILINEAR,
-    "hamming": Image.Resampling.HAMMING,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
-
 
 def describe(image: ImageLike) -> str:
     """What to call an image in messages and results: its path, or its kind and size."""
@@ -78,17 +74,25 @@ def open_image(image: ImageLike) -> Image.Image:
     Raises:
         InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.
     """
-    name = describe(image)
-    with _telling(name):
-        if isinstance(image, str | Path):
-            with open_regular(image, _FILE_LIMIT) as file:
-                return _decode(file)
-        if isinstance(image, np.ndarray):
-            return Image.fromarray(_checked_pixels(image, name))
-        if isinstance(image, bytes):
-            return _decode(io.BytesIO(image))
-        upright = _upright(as_image(image))
-        return upright.copy() if upright is image else upright  # the caller may go on to draw in it
+    with _telling(describe(image)):
+        return _open(image)
+
+
+def _claim_nothing(width: int, height: int, /) -> None:
+    """For who has memory for any image."""
+
+
+def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) -> Image.Image:
+    """As `open_image`, with errors as they come; who claims is told width and height of what is about to be decoded."""
+    if isinstance(image, str | Path):
+        with open_regular(image, _FILE_LIMIT) as file:
+            return _decode(file, claim)
+    if isinstance(image, np.ndarray):
+        return Image.fromarray(check_pixels(image, describe(image)))
+    if isinstance(image, bytes):
+        return _decode(io.BytesIO(image), claim)
+    upright = _upright(as_image(image))
+    return upright.copy() if upright is image else upright  # the caller may go on to draw in it
 
 
 def upright_size(content: bytes) -> tuple[int, int]:
@@ -125,18 +129,17 @@ def _telling(name: str) -> Iterator[None]:
     except MemoryError as error:
         raise InvalidInput(f"there is not enough memory to decode {name}") from error
     except Image.DecompressionBombError as error:
-        raise InvalidInput(f"{name} is too large to decode safely: {error}") from error
+        hint = "make it smaller first: magick FILE -resize 8000x8000 OUT.jpg"
+        raise InvalidInput(f"{name} is too large to decode safely: {error}", hint=hint) from error
     except Exception as error:  # damaged files make Pillow's decoders fail in any way
         raise InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
 def count_pixels(content: bytes) -> int:
     """Pixels of an encoded image by its header; nothing is decoded. 0 for what `open_image` refuses."""
-    try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            return image.width * image.height
-    except Exception:  # noqa: BLE001 - damaged files make Pillow fail in any way
-        return 0
+    with suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:  # it may fail in any way
+        return image.width * image.height
+    return 0
 
 
 @contextmanager
@@ -155,9 +158,11 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
         yield image
 
 
-def _decode(file: BinaryIO) -> Image.Image:
+def _decode(file: BinaryIO, claim: Callable[[int, int], None]) -> Image.Image:
     """An image upright; its pixels stay when it is closed, so that no copy is needed of what may be 700 MB."""
     with _opened(file) as image:
+        check_scans(image, file)
+        claim(image.width, image.height)
         return _upright(image)
 
 
@@ -214,74 +219,37 @@ class Prepared:
     width: int
 
 
-def load_sample(image: ImageLike, spec: Preprocess) -> AnyArray:
+def load_sample(image: ImageLike, spec: Preprocess, *, turn: Turn = nullcontext) -> AnyArray:
     """Turns an image into one sample (no batch dimension) of the spec's layout and dtype.
 
     Args:
         image: The image.
         spec: What to do with it.
+        turn: As for `prepare`.
 
     Raises:
         InvalidInput: The image cannot be read.
     """
-    return prepare(image, spec).sample
+    return prepare(image, spec, turn=turn).sample
 
 
-def prepare(image: ImageLike, spec: Preprocess) -> Prepared:
+def prepare(image: ImageLike, spec: Preprocess, *, turn: Turn = nullcontext) -> Prepared:
     """Turns an image into one sample, and keeps the size that answers about it are brought back to.
 
+    Args:
+        image: The image.
+        spec: What to do with it.
+        turn: What an encoded image is decoded and resized in.
+
     Raises:
         InvalidInput: The image cannot be read.
     """
-    with _telling(describe(image)):  # a rare kind of pixels may have no way to gray
-        decoded = to_color(open_image(image), spec.color)
-    original = decoded.size
-    height, width = spec.resized(decoded.height, decoded.width)
-    if height * width > _MOST_PIXELS:  # an image of one row can be resized to any width
-        raise InvalidInput(f"{describe(image)} is too long and narrow: it would be resized to {width}x{height}")
-    if (height, width) != (decoded.height, decoded.width):
-        decoded = decoded.resize((width, height), _FILTERS[spec.interpolation])
-    return Prepared(_place(decoded, spec), original[1], original[0])
+    with ExitStack() as held:
 
+        def claim(width: int, height: int) -> None:
+            resized_height, resized_width = spec.resized(height, width)
+            held.enter_context(turn(max(width * height, resized_width * resized_height)))
 
-def _place(image: Image.Image, spec: Preprocess) -> AnyArray:
-    """Crops or pads a resized image, and normalizes it."""
-    box = spec.cropped(image.height, image.width)
-    if box == (0, 0, *image.size):
-        return _normalize(image, spec)
-    if spec.letterbox is None:
-        return _normalize(image.crop(box), spec)
-    left, top, right, bottom = box
-    if spec.letterbox.padding is not None:
-        canvas = Image.new(image.mode, (right - left, bottom - top), (spec.letterbox.padding,) * spec.channels)
-        canvas.paste(image, (-left, -top))
-        return _normalize(canvas, spec)
-    inner = _normalize(image, spec)
-    axes = (1, 2) if spec.layout == "CHW" else (0, 1)
-    widths = [(0, 0)] * 3
-    widths[axes[0]], widths[axes[1]] = (-top, bottom - image.height), (-left, right - image.width)
-    return np.pad(inner, widths)
-
-
-def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
-    pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, spec.channels)
-    return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
-
-
-def to_color(image: Image.Image, color: str) -> Image.Image:
-    """An image as models see it: `RGB` (also for `BGR`), or gray for `L`; 16 bits are scaled, alpha is left out."""
-    mode = "L" if color == "L" else "RGB"
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        # Pillow clips instead of scaling: 16-bit pixels would all turn white.
-        pixels = np.asarray(image, dtype=np.float64)
-        image = Image.fromarray((pixels / 257).clip(0, 255).round().astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colors in the end; without it Pillow warns
-    return image if image.mode == mode else image.convert(mode)
-
-
-def _checked_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uint8]:
-    fits = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
-    if not fits or not pixels.size:
-        raise InvalidInput(f"expected uint8 pixels [height, width, 3], got {pixels.dtype}{list(pixels.shape)} ({name})")
-    return pixels
+        with _telling(describe(image)):  # a rare kind of pixels may have no way to gray
+            decoded = to_color(_open(image, claim), spec.color)
+        return Prepared(arrange(decoded, spec, describe(image)), decoded.height, decoded.width)

@@ -5,10 +5,13 @@ cores. The rules are those of `images.decoding`, which the client uses: the same
 
 Whoever asks decodes, too, and alone where there is one image: where sessions keep all cores busy, a thread that is
 woken for a job waits for a core, and so does the one that waits for it.
+
+However many images come at once, their pixels take little more than a gigabyte: large ones wait for each other.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +24,14 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.images.pixel_budget import PixelBudget
 
 _MOST_NAMED = 3
 """Faults that one message tells."""
+_MOST_TIMES = 1 << 16
+"""Kept for whoever reads them; more would be memory lost where nobody does."""
+_PIXELS_AT_ONCE = 1 << 27
+"""5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB."""
 
 Samples: TypeAlias = "AnyArray | InvalidInput"
 """The samples `[images, ...]` of a request, or why there are none."""
@@ -37,10 +45,15 @@ class Decoder(Closeable):
     Args:
         spec: How an image becomes a sample.
         threads: How many images are decoded at the same time, one of them by whoever asks.
+
+    Attributes:
+        seconds: The processor's time for each image, damaged ones too, the latest last; whoever reads takes them out.
     """
 
     def __init__(self, spec: Preprocess, *, threads: int) -> None:
+        self.seconds: deque[float] = deque(maxlen=_MOST_TIMES)
         self._spec = spec
+        self._budget = PixelBudget(_PIXELS_AT_ONCE)
         self._helpers = threads - 1
         self._pool = ThreadPoolExecutor(max(1, self._helpers), thread_name_prefix="graphkiln-decode")
 
@@ -66,14 +79,10 @@ class Decoder(Closeable):
     def _decode_all(self, images: Sequence[bytes]) -> list[_Decoded]:
         """The samples of images, or what became of them, in order."""
         decoded: dict[int, _Decoded] = {}
-        left = deque(enumerate(images))
+        left = enumerate(images)  # of several threads that ask for the next one, each gets another
 
         def work() -> None:
-            while left:
-                try:
-                    index, image = left.popleft()
-                except IndexError:  # another thread took the last one
-                    return
+            for index, image in left:
                 decoded[index] = self._load(image)
 
         helpers = [self._pool.submit(work) for _ in range(min(self._helpers, len(images) - 1))]
@@ -84,10 +93,13 @@ class Decoder(Closeable):
         return [decoded[index] for index in range(len(images))]
 
     def _load(self, image: bytes) -> _Decoded:
+        begun = time.thread_time()
         try:
-            return load_sample(image, self._spec)
+            return load_sample(image, self._spec, turn=self._budget.take)
         except Exception as error:  # noqa: BLE001 - told with its request
             return error
+        finally:
+            self.seconds.append(time.thread_time() - begun)
 
 
 def _gather(decoded: Sequence[_Decoded]) -> Samples:

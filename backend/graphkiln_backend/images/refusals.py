@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 
+import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput
@@ -66,3 +68,19 @@ def as_image(given: object) -> Image.Image:
         hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels; "
         "several images with classify_many and its like",
     )
+
+
+def check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uint8]:
+    """Pixels as they are, `[height, width]` or `[height, width, 3 or 4]`.
+
+    Args:
+        pixels: What was given.
+        name: Of the image, for the message.
+
+    Raises:
+        InvalidInput: They are of another shape or type.
+    """
+    fits = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
+    if not fits or not pixels.size:
+        raise InvalidInput(f"expected uint8 pixels [height, width, 3], got {pixels.dtype}{list(pixels.shape)} ({name})")
+    return pixels

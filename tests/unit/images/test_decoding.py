@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from odd_files import ODD
-from PIL import Image
+from PIL import Image, ImageCms
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare, upright_size
 from graphkiln_backend.images.formats import FORMATS
+from graphkiln_backend.images.pixel_budget import PixelBudget
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -404,3 +406,95 @@ class TestUprightSize:
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
         with pytest.raises(InvalidInput, match="too large to decode safely"):
             upright_size(encoded(Image.new("RGB", (5, 5))))
+
+
+class TestTurn:
+    """Whoever decodes many images at once says when each may lie in memory."""
+
+    @pytest.mark.parametrize(("resize", "pixels"), [(None, 1200), (3, 1200), (60, 4800), ((100, 100), 10_000)])
+    @pytest.mark.parametrize("given", [bytes, Path])
+    def test_an_image_is_decoded_and_resized_in_its_turn(
+        self, tmp_path: Path, resize: Any, pixels: int, given: type
+    ) -> None:
+        events: list[Any] = []
+
+        @contextlib.contextmanager
+        def turn(pixels: int) -> Iterator[None]:
+            events.append(pixels)
+            yield
+            events.append("over")
+
+        content = encoded(Image.new("RGB", (40, 30)))
+        (tmp_path / "a.png").write_bytes(content)
+        spec = Preprocess(resize=resize, dtype=DType.UINT8)
+        sample = load_sample(content if given is bytes else tmp_path / "a.png", spec, turn=turn)
+        assert events == [pixels, "over"]
+        np.testing.assert_array_equal(sample, load_sample(content, spec))
+
+    def test_a_damaged_image_ends_its_turn(self) -> None:
+        budget = PixelBudget(1200)
+        damaged = encoded(Image.effect_noise((40, 30), 80))[:300]
+        for _ in range(2):
+            with pytest.raises(InvalidInput, match="cannot be decoded"):
+                load_sample(damaged, RAW, turn=budget.take)
+
+    def test_pixels_lie_in_memory_already(self) -> None:
+        load_sample(np.zeros((3, 4, 3), np.uint8), RAW, turn=None)  # type: ignore[arg-type]
+
+
+class TestAsPeopleHaveThem:
+    """Files that cameras, editors and web pages make, beside Pillow or a simpler file of the same pixels."""
+
+    IMAGE = Image.effect_noise((48, 32), 60).convert("RGB")
+
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP"])
+    @pytest.mark.parametrize("more", [b"\0", b"\n\n", b"\xff\xd8\xff\xe0 another one", b"x" * 100_000])
+    def test_what_follows_the_image_changes_nothing(self, kind: str, more: bytes) -> None:
+        content = encoded(self.IMAGE, kind)
+        np.testing.assert_array_equal(load_sample(content + more, RAW), load_sample(content, RAW))
+        assert upright_size(content + more) == (32, 48)
+
+    @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
+    def test_a_jpeg_of_inverted_inks(self, kind: str) -> None:
+        """As Photoshop saves CMYK: 255 is no ink. Pillow writes it so; without Adobe's marker it is read alike."""
+        content = encoded(Image.new("CMYK", (16, 16), (0, 255, 255, 0)), kind)
+        assert (load_sample(content, RAW)[8, 8] > 200).tolist() == [True, False, False]
+        at = content.index(b"Adobe") - 4
+        without = content[:at] + content[at + 2 + int.from_bytes(content[at + 2 : at + 4], "big") :]
+        np.testing.assert_array_equal(load_sample(without, RAW), load_sample(content, RAW))
+
+    def test_a_color_profile_is_left_alone(self) -> None:
+        """As torchvision does: models have learned from pixels as they are."""
+        profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
+        content = encoded(self.IMAGE, "PNG", icc_profile=profile)
+        np.testing.assert_array_equal(load_sample(content, RAW), np.asarray(self.IMAGE))
+
+    @pytest.mark.parametrize("cut", [1, 2, 100])
+    def test_a_jpeg_whose_end_is_missing_is_refused_and_not_gray_below(self, cut: int) -> None:
+        content = encoded(self.IMAGE, "JPEG", quality=95)
+        with pytest.raises(InvalidInput, match="cannot be decoded"):
+            load_sample(content[: len(content) // 2 - cut], RAW)
+
+    @pytest.mark.parametrize("mode", ["RGB", "L", "P", "LA", "RGBA", "1"])
+    def test_pages_of_several_kinds_begin_with_the_first(self, mode: str) -> None:
+        pages = [Image.new("CMYK", (5, 9)), Image.new("1", (70, 3))]
+        content = encoded(self.IMAGE.convert(mode), "TIFF", save_all=True, append_images=pages)
+        expected = load_sample(encoded(self.IMAGE.convert(mode), "TIFF"), RAW)
+        np.testing.assert_array_equal(load_sample(content, RAW), expected)
+
+    @pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1)])
+    @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+    def test_a_line_of_ten_thousand_pixels(self, size: tuple[int, int], kind: str) -> None:
+        content = encoded(Image.new("RGB", size, (200, 100, 50)), kind)
+        assert upright_size(content) == size[::-1]
+        assert load_sample(content, Preprocess(resize=(8, 8), dtype=DType.UINT8)).shape == (3, 8, 8)
+        assert load_sample(content, Preprocess(resize=8, crop=(8, 8), dtype=DType.UINT8)).shape == (3, 8, 8)
+
+    @pytest.mark.slow
+    def test_a_hundred_megapixels_are_taken_and_three_hundred_are_not(self) -> None:
+        spec = Preprocess(resize=8, crop=(8, 8), dtype=DType.UINT8)
+        with pytest.warns(Image.DecompressionBombWarning):
+            sample = load_sample(encoded(Image.new("L", (10_000, 10_000), 77)), spec)
+        assert (sample == 77).all()
+        with pytest.raises(InvalidInput, match=r"too large to decode safely.*make it smaller first"):
+            load_sample(encoded(Image.new("1", (20_000, 15_000))), spec)

@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import encoded as module
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.encoded import Decoder
+from graphkiln_backend.images.pixel_budget import PixelBudget
 
 SPEC = Preprocess(resize=16, crop=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 FREE = Preprocess(dtype=DType.UINT8)
@@ -127,7 +129,7 @@ def test_a_request_without_images_is_refused(decoder: Decoder) -> None:
 
 
 def test_what_is_no_fault_of_an_image_is_not_told_as_one(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_image: bytes, _spec: Preprocess) -> AnyArray:
+    def fail(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(module, "load_sample", fail)
@@ -148,7 +150,7 @@ def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
 ) -> None:
     together, seen = threading.Barrier(3, timeout=60), set[threading.Thread]()
 
-    def load(_image: bytes, _spec: Preprocess) -> AnyArray:
+    def load(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
         together.wait()
         seen.add(threading.current_thread())
         return np.zeros(1, np.uint8)
@@ -162,7 +164,7 @@ def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
 def test_one_image_wakes_nobody(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[threading.Thread] = []
 
-    def load(_image: bytes, _spec: Preprocess) -> AnyArray:
+    def load(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
         seen.append(threading.current_thread())
         return np.zeros(1, np.uint8)
 
@@ -178,3 +180,33 @@ def test_a_decoder_serves_several_threads(decoder: Decoder) -> None:
     with ThreadPoolExecutor(4) as pool:
         for found in pool.map(decoder.decode, [images] * 8):
             assert [samples.tobytes() for samples in found if isinstance(samples, np.ndarray)] == expected
+
+
+def test_every_image_is_decoded_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few files of half a megabyte could take all memory: 178 million pixels in each of 64 threads."""
+    taken: list[int] = []
+
+    class Recorded(PixelBudget):
+        @contextmanager
+        def take(self, pixels: int) -> Iterator[None]:
+            with super().take(pixels):
+                taken.append(pixels)
+                yield
+
+    monkeypatch.setattr(module, "PixelBudget", Recorded)
+    with Decoder(SPEC, threads=2) as decoder:
+        first, second = decoder.decode([[encode(40, 24), encode(30, 20, kind="PNG")], [encode(20, 20, kind="GIF")]])
+    assert (len(first), len(second), sorted(taken)) == (2, 1, [400, 600, 960])
+
+
+def test_images_that_are_over_the_budget_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PIXELS_AT_ONCE", 100)
+    with Decoder(SPEC, threads=3) as decoder:
+        (samples,) = decoder.decode([[GOOD["jpeg"]] * 6])
+    np.testing.assert_array_equal(samples, [load_sample(GOOD["jpeg"], SPEC)] * 6)
+
+
+def test_the_time_of_every_image_is_kept_of_damaged_ones_too(decoder: Decoder) -> None:
+    decoder.decode([[GOOD["jpeg"], GOOD["png"]], [b"hello"]])
+    assert len(decoder.seconds) == 3
+    assert 0 < sum(decoder.seconds) < 60

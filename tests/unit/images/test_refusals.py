@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -16,7 +17,7 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import describe, open_image, prepare, upright_size
-from graphkiln_backend.images.refusals import refuse_format, refuse_path
+from graphkiln_backend.images.refusals import check_pixels, refuse_format, refuse_path
 
 
 def avif() -> bytes:
@@ -78,3 +79,11 @@ def test_what_is_given_in_the_place_of_an_image(given: Any) -> None:
         with pytest.raises(InvalidInput, match=rf"^a {type(given).__name__} is no image \(give a path, the bytes of"):
             read(given)
     assert describe(given) == type(given).__name__ or hasattr(given, "shape")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3, 4, 5), "uint8"), ((3, 4, 3), "float32"), ((0, 4, 3), "uint8"), ((2, 3, 4, 3), "uint8")]
+)
+def test_an_array_that_holds_no_pixels(shape: Any, dtype: str) -> None:
+    with pytest.raises(InvalidInput, match=r"expected uint8 pixels \[height, width, 3\], got .* \(ndarray\)"):
+        check_pixels(np.zeros(shape, dtype), "ndarray")
