@@ -20,6 +20,7 @@ from otel_collector import Collector, attributes
 from prometheus_server import PrometheusServer, needs_prometheus
 from running import Server, Serving
 
+from graphkiln_backend.graph.image_model import CONFIG_LINE
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -46,13 +47,15 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Watched]:
-    """A server with metrics and traces as docs/deploying.md tells; its model twice, once with a response cache."""
+    """A server with metrics and traces as docs/deploying.md tells; its model with a response cache, and with images."""
     store = tmp_path_factory.mktemp("store")
     for name in ("digits", "cached"):
         shutil.copytree(digits, store / name)
     configuration = store / "cached" / "config.pbtxt"
     text = configuration.read_text().replace('"digits"', '"cached"')
     configuration.write_text(text + "\nresponse_cache { enable: true }\n")
+    with (store / "digits" / "config.pbtxt").open("a") as config:
+        config.write(CONFIG_LINE)
     with ExitStack() as stack:
         collector = stack.enter_context(Collector())
         arguments = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.http
+from PIL import Image
 from running import Server, Serving, settled
 from tritonclient.utils import serialize_byte_tensor, shared_memory
 
@@ -163,3 +165,27 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
         for form in ("encoded", "tensor", "auto"):
             with pytest.raises(InvalidInput, match=r"is the way of encoded images into 'digits' \(ask 'digits'"):
                 client.model("digits.images", images=form).classify(paths[0])
+
+
+@pytest.mark.slow
+def test_what_is_cancelled_while_it_is_decoded_is_not_computed(server: Server) -> None:
+    """Eight images of 64 megapixels: seconds of decoding, in whose beginning the client hangs up."""
+    file = io.BytesIO()
+    Image.linear_gradient("L").resize((8000, 8000)).save(file, "JPEG")
+    with Client(server.url) as client:
+        model = client.model("digits")
+        before = settled(model)["inference_count"]
+        words = 'model="digits.images"', 'code="CANCELLED"'
+        counted = {name: value for name, value in server.metrics().items() if all(word in name for word in words)}
+        assert counted
+        errors: list[Exception] = []
+        with tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as stock:
+            tensor = tritonclient.grpc.InferInput("IMAGE", [8, 1], "BYTES")
+            tensor.set_data_from_numpy(elements(*[file.getvalue()] * 8))
+            computed = server.computed_s()
+            call = stock.async_infer("digits.images", [tensor], lambda result, error: errors.append(error or result))
+            server.wait_computing(computed)
+            call.cancel()
+            server.wait_until(lambda: bool(errors))
+        server.wait_until(lambda: sum(server.metrics()[name] for name in counted) == sum(counted.values()) + 1)
+        assert settled(model)["inference_count"] == before

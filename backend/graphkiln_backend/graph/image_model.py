@@ -20,6 +20,9 @@ PUBLISHED = "image_model"
 TENSOR_MODEL = "tensor_model"
 """The key under which that model says whose images it takes."""
 
+SAMPLE_BYTES = "image_sample_bytes"
+"""The key under which it says how large the tensor is that it makes of an image."""
+
 INPUT = "IMAGE"
 """Its input: BYTES, an encoded image in each element."""
 

@@ -8,12 +8,19 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import Contracts
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.image_model import INPUT, PARAMETER, PUBLISHED, TENSOR_MODEL, image_model_name
+from graphkiln_backend.graph.image_model import (
+    INPUT,
+    PARAMETER,
+    PUBLISHED,
+    SAMPLE_BYTES,
+    TENSOR_MODEL,
+    image_model_name,
+)
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.task import PARAMETER as TASK
 from graphkiln_backend.repository.config import ModelConfigProto
-from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.model_config import ModelConfig, tensor_bytes
 from graphkiln_backend.repository.protobuf import pb
 
 _IMAGE_DIMS = 3
@@ -55,6 +62,7 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
     config.parameters[TENSOR_INPUT].string_value = tensor_model.input[0].name
     config.parameters[_PARTS].string_value = str(_parts(tensor_model, has_gpu=has_gpu))
     config.parameters[_RANK].string_value = str(len(tensor_model.input[0].dims) + batched)
+    config.parameters[SAMPLE_BYTES].string_value = str(tensor_bytes(tensor_model.input[0]))
     return config
 
 
@@ -74,10 +82,7 @@ def parts_of(config: ModelConfigProto) -> int:
 
 
 def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
-    """One for each instance that computes on cores of its own: a large batch would leave the others idle.
-
-    A GPU computes large batches faster.
-    """
+    """One for each instance on cores of its own: a large batch leaves the others idle. A GPU computes it faster."""
     read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
     return read.instances if all(group.device == CPU for group in read.instance_groups) else 1
 

@@ -16,6 +16,7 @@ from typing import Any
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.image_model import SAMPLE_BYTES
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, parse_json, read_config
 
 _DEFAULT_CPU_INSTANCES = {DROP_IN_BACKEND: 2}
@@ -69,6 +70,7 @@ class ModelConfig:
         cpu_accelerators: Execution accelerators of CPU instances, in the order of preference.
         graph_level: `optimization.graph.level`, as written.
         row_bytes: Bytes of one row of all inputs and outputs. Dimensions that vary count as 1, texts as nothing.
+            A model that takes images has the sample that it makes of one, too.
         input_ranks: Dimensions of each input as an instance is handed it, the batch among them.
         op_libraries: Libraries of custom operators, as written.
         decoupled: Whether a request may have any number of responses.
@@ -139,7 +141,7 @@ class ModelConfig:
             gpu_accelerators=tuple(map(_accelerator, accelerators.gpu_execution_accelerator)),
             cpu_accelerators=tuple(map(_accelerator, accelerators.cpu_execution_accelerator)),
             graph_level=config.optimization.graph.level,
-            row_bytes=sum(map(_row_bytes, (*config.input, *config.output))),
+            row_bytes=sum(map(tensor_bytes, (*config.input, *config.output))) + _sample_bytes(config),
             op_libraries=tuple(config.model_operations.op_library_filename),
             decoupled=config.model_transaction_policy.decoupled,
             input_ranks={tensor.name: (config.max_batch_size > 0) + _rank(tensor) for tensor in config.input},
@@ -215,7 +217,14 @@ def _accelerator(block: Any) -> Accelerator:
     return Accelerator(name=block.name, parameters={name: block.parameters[name] for name in sorted(block.parameters)})
 
 
-def _row_bytes(tensor: Any) -> int:
+def _sample_bytes(config: ModelConfigProto) -> int:
+    """Of a model that takes images: what it makes of one, and hands on through shared memory."""
+    text = config.parameters[SAMPLE_BYTES].string_value if SAMPLE_BYTES in config.parameters else ""
+    return int(text) if text.isdigit() else 0
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Bytes of one row of an input or output of a configuration; dimensions that vary count as 1, texts as nothing."""
     dtype = DType.from_config(tensor.data_type) if tensor.data_type else DType.BYTES  # not completed: size unknown
     elements: int = math.prod(max(1, dim) for dim in tensor.dims)
     return dtype.bytes * elements

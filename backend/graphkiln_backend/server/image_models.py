@@ -7,6 +7,7 @@ are served of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
+from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.image_config import image_config, publish_image_model
 from graphkiln_backend.repository.stores import StoredModel
@@ -48,13 +50,22 @@ def complete_pair(config: ModelConfigProto) -> None:
     Args:
         config: Complete; changed in place.
     """
+    if find_taker(config) is not None:
+        publish_image_model(config)
+
+
+def find_taker(config: ModelConfigProto) -> ModelConfigProto | None:
+    """The configuration of the model that takes a model's images; None where nobody asks for it, or it cannot be.
+
+    Args:
+        config: Of the model that takes tensors, complete.
+    """
     if not accepts_images(config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""):
-        return
+        return None
     try:
-        configure(config)
+        return configure(config)
     except GraphkilnError:  # the model that takes the images is refused, and says why
-        return
-    publish_image_model(config)
+        return None
 
 
 def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
@@ -67,13 +78,29 @@ def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
     return image_config(tensor_model, instances=wanted, has_gpu=bool(gpus()))
 
 
+def describe_images(config: ModelConfigProto) -> str:
+    """How a model that asks for it takes encoded images on this machine, or why it takes none.
+
+    Args:
+        config: Of the model that takes tensors, complete.
+    """
+    try:
+        return _in_words(configure(config))
+    except GraphkilnError as error:
+        return f"none are taken: {error}"
+
+
+def _in_words(taker: ModelConfigProto) -> str:
+    instances = taker.instance_group[0].count
+    return f"{', '.join(FORMATS)} by {taker.name}, decoded in {instances} processes of {usable_cores()} threads each"
+
+
 def asks_for_images(folder: Path) -> bool:
     """Whether a model's configuration asks for a model that takes its images; one that cannot be read does not."""
-    try:
+    with suppress(GraphkilnError):  # it is refused for that itself
         parameters = read_config(folder / CONFIG_FILE).parameters
         return PARAMETER in parameters and accepts_images(parameters[PARAMETER].string_value)
-    except GraphkilnError:  # it is refused for that itself
-        return False
+    return False
 
 
 @lru_cache(maxsize=4096)  # a configuration takes a millisecond to parse, and stores are looked at again and again

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_guard import guard_batch
 from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
@@ -152,10 +153,10 @@ class ManagedStores:
     def _plan_images(self, stored: StoredModel) -> ServedModel:
         """What to show of a model that takes images: the versions that are shown of the model whose images they are."""
         tensor_model = self.served.get(stored.tensor_model)
-        if tensor_model is None or tensor_model.config is None or self._refused(stored):
+        if tensor_model is None or not tensor_model.versions or self._refused(stored):
             return ServedModel(stored=stored)
         try:
-            config = configure(tensor_model.config)
+            config = configure(_computed_here(tensor_model))
         except GraphkilnError as error:
             for version in tensor_model.versions:
                 self.quarantine.add(stored, version, str(error))
@@ -236,6 +237,14 @@ class ManagedStores:
 
     def _candidates(self, stored: StoredModel, versions: Collection[int]) -> list[int]:
         return [version for version in self.quarantine.admissible(stored) if version in versions]
+
+
+def _computed_here(model: ServedModel) -> ModelConfigProto:
+    """The completed configuration of a model; a `RepositoryError` of one that another backend serves."""
+    if model.config is None:
+        where = f"parameters: {ACCEPT_IMAGES} of '{model.stored.name}'"
+        raise RepositoryError(f"{where}: the model is of another backend", hint=f"remove {ACCEPT_IMAGES}")
+    return model.config
 
 
 def _misfit(version: Path, config: ModelConfigProto, graph_folder: GraphFolder) -> str:

@@ -29,7 +29,7 @@ from graphkiln_backend.triton.batching import (
 from graphkiln_backend.triton.precondition import check_contract
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
-_CANCELLATION_CHECK_S = 30e-3
+CANCELLATION_CHECK_S = 30e-3
 """Asking whether a request was cancelled is a message to Triton and back, 0.1 to 0.8 ms: not worth it where a run takes
 hardly longer. Triton itself asks each request while it waits in the queue."""
 _MAX_VALID_SHAPES = 1024
@@ -154,7 +154,7 @@ class Executor:
 
     def _read(self, request: InferenceRequest) -> Feeds:
         """A request's tensors by name, as views of Triton's shared memory, validated."""
-        if self._contract or self._run_s > _CANCELLATION_CHECK_S:
+        if self._contract or self._run_s > CANCELLATION_CHECK_S:
             self._refuse_outdated(request)
         feeds: dict[str, AnyArray] = {}
         for tensor in request.inputs():
@@ -178,7 +178,7 @@ class Executor:
 
     def _refuse_outdated(self, request: InferenceRequest) -> None:
         """Refuses a request that nobody waits for any more, or that was made for another version."""
-        if self._run_s > _CANCELLATION_CHECK_S and request.is_cancelled():
+        if self._run_s > CANCELLATION_CHECK_S and request.is_cancelled():
             raise Cancelled("the client cancelled the request before it was computed")
         if self._contract:
             check_contract(request.parameters(), self._contract)

@@ -9,8 +9,10 @@ neither waits for the other's processor.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,13 +21,23 @@ from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, Inval
 from graphkiln_backend.graph.image_model import INPUT
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.triton.batching import split_batch
-from graphkiln_backend.triton.executor import InferenceRequest, OutOfMemory, Outputs, Result
+from graphkiln_backend.triton.executor import (
+    CANCELLATION_CHECK_S,
+    Cancelled,
+    InferenceRequest,
+    OutOfMemory,
+    Outputs,
+    Result,
+)
 from graphkiln_backend.triton.precondition import check_contract
 
 _log = logging.getLogger("graphkiln.triton")
 
 Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]
 """Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not."""
+
+
+_Samples: TypeAlias = dict[int, AnyArray]
 
 
 class ImageExecutor:
@@ -76,7 +88,10 @@ class ImageExecutor:
                 images[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
                 results[index] = _as_result(error)
+        begun = time.monotonic()
         samples = self._decode(images, results)
+        if time.monotonic() - begun > CANCELLATION_CHECK_S:
+            _drop_cancelled(requests, samples, results)
         names = {index: self._requested(requests[index]) for index in samples}
         for group in self._groups(samples):
             results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
@@ -152,6 +167,13 @@ class ImageExecutor:
             for each, array in samples.items()
             for index, result in self._ask_together({each: array}, names).items()
         }
+
+
+def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:
+    """Has nobody compute what nobody waits for any more; asked where decoding took longer than asking does."""
+    for index in [index for index in samples if requests[index].is_cancelled()]:
+        results[index] = Cancelled("the client cancelled the request before it was computed")
+        del samples[index]
 
 
 def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:

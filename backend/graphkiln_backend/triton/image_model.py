@@ -32,7 +32,7 @@ from graphkiln_backend.triton.executor import Cancelled, Outputs
 from graphkiln_backend.triton.image_executor import ImageExecutor
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
-from graphkiln_backend.triton.metrics import FailureMetrics
+from graphkiln_backend.triton.metrics import ImageMetrics
 from graphkiln_backend.triton.oversized_shapes import protect_texts
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
@@ -76,8 +76,12 @@ class TritonPythonModel:
             asking=self._asking,
             parts=parts,
         )
-        self._metrics = FailureMetrics(
-            args["model_instance_name"], args["model_name"], args["model_version"], FAILURES.counts
+        self._metrics = ImageMetrics(
+            args["model_instance_name"],
+            args["model_name"],
+            args["model_version"],
+            FAILURES.counts,
+            self._decoder.seconds,
         )
         pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
         gc.freeze()

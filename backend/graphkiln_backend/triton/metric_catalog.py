@@ -58,6 +58,13 @@ METRICS = (
         "graphkiln_self_test_timestamp_seconds", "gauge, seconds since 1970", "when they were last right; 0 without any"
     ),
     PublishedMetric(
+        "graphkiln_decoded_images_total", "counter", "images that an instance of `NAME.images` decoded, or found bad"
+    ),
+    PublishedMetric(
+        "graphkiln_decode_seconds_total", "counter, s",
+        "time of the processor that they took, to the sample: its rate is how many cores decode",
+    ),
+    PublishedMetric(
         "graphkiln_restarts_total", "counter", "restarts of the whole server, 0 at first", ("cause",),
         of_server=True,
     ),

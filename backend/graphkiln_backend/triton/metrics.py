@@ -82,19 +82,23 @@ class InstanceMetrics(Closeable):
         self._publisher.close()
 
 
-class FailureMetrics(Closeable):
-    """What an instance publishes that computes nothing itself: the requests that it answered with an error.
+class ImageMetrics(Closeable):
+    """What an instance publishes that decodes images for another model: its work, and the requests that failed.
 
     Args:
         instance: Triton's name of the instance.
         model: Its model.
         version: Of the model.
-        failed: Code of Triton -> how many so far.
+        failed: Code of Triton -> requests that were answered with an error so far.
+        decode_seconds: The processor's time for each image, appended to by the instance; emptied here, once a second.
     """
 
-    def __init__(self, instance: str, model: str, version: str, failed: Mapping[str, int]) -> None:
+    def __init__(
+        self, instance: str, model: str, version: str, failed: Mapping[str, int], decode_seconds: deque[float]
+    ) -> None:
         labels = {"model": model, "version": version, "instance": instance}
-        self._publisher = _Publisher((_Failed(_Metrics(), labels, failed),), None)
+        counts = _Failed(_Metrics(), labels, failed), _Decoded(_Metrics(), labels, decode_seconds)
+        self._publisher = _Publisher(counts, None)
 
     def close(self) -> None:
         """Publishes what is counted and stops."""
@@ -164,6 +168,22 @@ class _Failed:
             if more := self._totals.get(code, 0) - self._published[code]:
                 counter.increment(more)
                 self._published[code] += more
+
+
+class _Decoded:
+    """Images that an instance decoded, and how long that took its processors."""
+
+    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], seconds: deque[float]) -> None:
+        self._images = metrics.counter("graphkiln_decoded_images_total", labels)
+        self._seconds = metrics.counter("graphkiln_decode_seconds_total", labels)
+        self._metrics = metrics  # kept alive
+        self._unpublished = seconds  # appended to by the instance, emptied by the thread: both without a lock
+
+    def publish(self) -> None:
+        seconds = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
+        if seconds:
+            self._images.increment(len(seconds))
+            self._seconds.increment(sum(seconds))
 
 
 class _BatchSizeHistogram:

@@ -14,6 +14,7 @@ import typer
 if TYPE_CHECKING:
     from graphkiln_backend.cache.store import ArtifactCache
     from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.repository.config import ModelConfigProto
 
 ModelPath = Annotated[
     str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
@@ -61,14 +62,35 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln.cli.version_paths import version_folder
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.deployment import Deployment
-    from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.lowering.settings import parse_override
     from graphkiln_backend.repository.model_config import ModelConfig
+
+    folder = version_folder(path).absolute()
+    config = ModelConfig.from_protobuf(_complete(folder, artifacts), has_gpu=bool(gpus()))
+    return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
+
+
+def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
+    """How a model takes encoded images on this machine, or why it takes none; empty where it does not ask for it.
+
+    Args:
+        path: A model's folder or a version folder.
+        artifacts: As for `read_deployment`.
+
+    Raises:
+        GraphkilnError: The version or its configuration is not usable.
+    """
+    from graphkiln.cli.version_paths import version_folder
+    from graphkiln_backend.server.image_models import asks_for_images, describe_images
+
+    folder = version_folder(path).absolute()
+    return describe_images(_complete(folder, artifacts)) if asks_for_images(folder.parent) else ""
+
+
+def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
+    """The configuration of a version's model, as the server completes it."""
+    from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.server.installed_names import installed_backend_names
 
-    folder = version_folder(path).absolute()
-    graph_folder = partial(convert_if_needed, cache=artifacts)
-    completed = complete_config(folder.parent, installed_backend_names(), graph_folder)
-    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
-    return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
+    return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))

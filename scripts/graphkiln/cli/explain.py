@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json
-from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
+from graphkiln.cli.deployed import ModelPath, Set, images_in_words, open_artifact_cache, read_deployment
 from graphkiln.cli.lowering_report import plan_document, session_document, settings_in_words
 from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
 from graphkiln.cli.remote_paths import local_path
@@ -31,15 +31,19 @@ def explain(
 ) -> None:
     """Show how a model is lowered on this machine.
 
-    Every setting and its origin, every choice, what really ran.
+    Every setting and its origin, every choice, what really ran, what takes encoded images for it.
     """
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(folder, set_, artifacts)
+        images = images_in_words(folder, artifacts)
         if as_json:
-            print_json(_document(deployment, artifacts, plan_only=plan_only))
+            said = {"images": images} if images else {}
+            print_json({**_document(deployment, artifacts, plan_only=plan_only), **said})
             return
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
+        if images:
+            typer.echo(f"images: {images}")
         if not plan_only:
             proven = deployment.build(artifacts)
             with proven.session:

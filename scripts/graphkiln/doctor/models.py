@@ -33,7 +33,7 @@ class Need:
         engine: The engine that its configuration requests, or empty.
         device: Where it runs.
         has_fallback: Whether its configuration names what else to try.
-        instances: Number of its instances.
+        instances: Number of its instances, and of those that decode images for it.
         shared_bytes: Shared memory for the largest batches of all.
         graph_bytes: Size of the files of its newest version.
     """
@@ -150,6 +150,7 @@ def need_of(model: Path) -> Need:
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.repository.version import has_own_graph, newest_version
+    from graphkiln_backend.server.image_models import find_taker
     from graphkiln_backend.server.run_folder import BACKEND_NAMES
     from graphkiln_backend.server.shared_memory import region_bytes
 
@@ -157,7 +158,8 @@ def need_of(model: Path) -> Need:
     if not has_own_graph(newest) and find_foreign_graph(newest):
         return Need(instances=1, shared_bytes=region_bytes(0), graph_bytes=size_of(newest))
     completed = complete_config(model, BACKEND_NAMES, lambda version: version)
-    config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
+    pair = completed, find_taker(completed)
+    config, *_ = served = [ModelConfig.from_protobuf(each, has_gpu=bool(gpus())) for each in pair if each is not None]
     settings = Settings.from_config(config, config.device)
     _check_devices(settings, config)
     return Need(
@@ -165,8 +167,8 @@ def need_of(model: Path) -> Need:
         engine=settings.engine,
         device=str(config.device),
         has_fallback=bool(settings.fallback),
-        instances=config.instances,
-        shared_bytes=config.processes * region_bytes(config.batch_bytes),
+        instances=sum(each.instances for each in served),
+        shared_bytes=sum(each.processes * region_bytes(each.batch_bytes) for each in served),
         graph_bytes=size_of(newest),
     )
 
@@ -271,10 +273,7 @@ def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:
 
 def size_of(folder: Path) -> int:
     """Size of all files below a folder in bytes, without following links."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        total += sum((Path(parent) / name).lstat().st_size for name in names)
-    return total
+    return sum((Path(parent) / name).lstat().st_size for parent, _, names in os.walk(folder) for name in names)
 
 
 def _passed_over(folder: Path, reason: str) -> Finding:

@@ -146,3 +146,19 @@ def test_all_of_it_as_json(model: Path) -> None:
     built = json.loads(explain(model, "--json").stdout)["session"]
     assert built["placement"]["products"] == {"fp32": 5}
     assert built["self_test"]["verdict"].endswith("PASS")
+
+
+class TestImages:
+    def test_who_decodes_them_and_how(self, model: Path) -> None:
+        assert "images" not in explain(model, "--plan-only").stdout
+        add_parameters(model, accept_images="true")
+        told = explain(model, "--plan-only").stdout
+        assert re.search(r"^images: JPEG, PNG, .* by digits\.images, decoded in \d processes of \d+", told, re.M)
+        document = json.loads(explain(model, "--plan-only", "--json").stdout)
+        assert document["images"].startswith("JPEG, PNG, ")
+
+    def test_why_none_are_taken(self, tmp_path: Path) -> None:
+        zoo.add(tmp_path / "store", "cats", zoo.scale(("batch", 3)), "")
+        add_parameters(tmp_path / "store" / "cats", accept_images="true")
+        told = explain(tmp_path / "store" / "cats", "--plan-only").stdout
+        assert "images: none are taken: parameters: accept_images of 'cats': nothing says how an image becomes" in told

@@ -12,6 +12,7 @@ import pytest
 from graphkiln.doctor import models as module
 from graphkiln.doctor.finding import Finding, Level, Request
 from graphkiln.doctor.models import Need, check_models, find_fit, find_missing_engines, need_of, size_of
+from graphkiln_backend.graph.image_model import CONFIG_LINE
 from graphkiln_backend.repository import importers
 
 HOUR_S = 3600
@@ -205,3 +206,12 @@ def test_one_model_in_the_place_of_a_store(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     subjects = [finding.subject for finding in check_models(Request(stores=(tmp_path / "m",)))]
     assert "m 1" in subjects
+
+
+def test_what_decodes_images_for_a_model_counts(store: Path) -> None:
+    plain = need_of(store / "digits")
+    with (store / "digits" / "config.pbtxt").open("a") as config:
+        config.write(CONFIG_LINE)
+    need = need_of(store / "digits")
+    assert need.instances >= plain.instances + 2
+    assert need.shared_bytes >= plain.shared_bytes + (2 << 20)

@@ -10,6 +10,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.image_config import image_config, is_stacked, parts_of, publish_image_model
+from graphkiln_backend.repository.model_config import ModelConfig
 
 TENSORS = """
     name: "cats" backend: "graphkiln" max_batch_size: 8 version_policy { all { } }
@@ -85,3 +86,9 @@ def test_the_other_model_names_it() -> None:
 )
 def test_images_that_wait_together_go_to_all_instances_on_cores(groups: str, has_gpu: bool, parts: int) -> None:
     assert parts_of(image_config(config(TENSORS + groups), instances=1, has_gpu=has_gpu)) == parts
+
+
+def test_samples_count_as_shared_memory() -> None:
+    """Of a model's tensors that pass through its region; texts count as nothing."""
+    made = ModelConfig.from_protobuf(image_config(config(), instances=1), has_gpu=False)
+    assert made.batch_bytes == 8 * (3 * 8 * 8 * 4 + 5 * 4)

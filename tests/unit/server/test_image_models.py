@@ -10,10 +10,11 @@ import pytest
 import zoo
 
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.repository.config import BACKEND, read_config
+from graphkiln_backend.repository.config import BACKEND, ModelConfigProto, read_config
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import image_models as module
-from graphkiln_backend.server.image_models import add_image_models
+from graphkiln_backend.server.image_models import add_image_models, describe_images, find_taker
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
 
@@ -108,3 +109,39 @@ def test_a_word_that_is_no_answer_is_refused(tmp_path: Path, mirror: Mirror) -> 
     zoo.add(tmp_path / "store", "cats", zoo.scale(SHAPE), ACCEPTS.replace("true", "yes"))
     stores = opened(tmp_path / "store", mirror)
     assert "accept_images must be true or false, got 'yes'" in stores.refusals()["cats", "1"]
+
+
+def test_a_model_of_another_backend_takes_no_images(store: Path, mirror: Mirror) -> None:
+    """It was said that none of its versions is served, and it was looked at as outdated for ever."""
+    (store / "cats" / "config.pbtxt").write_text(f'backend: "python" {IMAGES}')
+    stores = opened(store, mirror)
+    assert stores.served["cats"].versions == (1,)
+    images = stores.served["cats.images"]
+    assert "accept_images of 'cats': the model is of another backend" in stores.refusals()["cats.images", "1"]
+    assert not stores.is_outdated(images)
+    assert stores.plan(images.stored, ()).versions == ()
+
+
+class TestDescribeImages:
+    def test_what_is_taken_and_how(self, store: Path, mirror: Mirror) -> None:
+        config = opened(store, mirror).served["cats"].config
+        assert config is not None
+        told = describe_images(config)
+        assert told.startswith("JPEG, PNG, WEBP, BMP, GIF, TIFF by cats.images, decoded in ")
+
+    def test_why_nothing_is(self) -> None:
+        told = describe_images(ModelConfigProto(name="cats"))
+        assert told.startswith("none are taken: parameters: accept_images of 'cats'")
+
+
+def test_who_takes_images_takes_shared_memory_too(store: Path, mirror: Mirror) -> None:
+    """Samples pass through it: a batch of them was counted as nothing, and failed where there was no room."""
+    stores = opened(store, mirror)
+    config, plain = stores.served["cats"].config, stores.served["plain"].config
+    assert config is not None
+    assert plain is not None
+    taker = find_taker(config)
+    assert taker is not None
+    row = ModelConfig.from_protobuf(config, has_gpu=False).row_bytes
+    assert ModelConfig.from_protobuf(taker, has_gpu=False).row_bytes == row
+    assert find_taker(plain) is None

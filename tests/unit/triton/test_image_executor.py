@@ -17,7 +17,8 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, InvalidInput, ModelNotReady
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.encoded import Decoder
-from graphkiln_backend.triton.executor import Outputs, Result
+from graphkiln_backend.triton import image_executor as module
+from graphkiln_backend.triton.executor import Cancelled, Outputs, Result
 from graphkiln_backend.triton.image_executor import ImageExecutor
 
 SPEC = Preprocess(color="L", dtype=DType.UINT8)
@@ -173,3 +174,35 @@ def test_an_error_in_one_part_is_that_requests_own(decoder: Decoder, model: Fake
         spread = ImageExecutor(decoder, model, outputs=("y",), batching=True, asking=pool, parts=2)
         results = spread.execute_batch([request(gray(each)) for each in (1, 13, 3, 4)])
     assert values(results) == [[1], ModelNotReady, [3], [4]]
+
+
+def cancelled(image: bytes) -> InferenceRequest:
+    return InferenceRequest({"IMAGE": np.array([[image]], dtype=object)}, cancelled=True)
+
+
+def test_what_was_cancelled_while_it_was_decoded_is_not_computed(
+    decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CANCELLATION_CHECK_S", -1.0)
+    results = executor(decoder, model).execute_batch([request(gray(1)), cancelled(gray(2)), request(gray(3))])
+    assert values(results) == [[1], Cancelled, [3]]
+    assert [shape for shape, _ in model.asked] == [(2, 1, 4, 4)]
+    assert values(executor(decoder, model).execute_batch([cancelled(gray(1))])) == [Cancelled]
+    assert len(model.asked) == 1
+
+
+def test_a_damaged_image_is_damaged_though_its_request_was_cancelled(
+    decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CANCELLATION_CHECK_S", -1.0)
+    assert values(executor(decoder, model).execute_batch([cancelled(b"")])) == [InvalidInput]
+
+
+def test_where_decoding_is_quick_nobody_asks_whether_a_request_was_cancelled(
+    decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a message to Triton and back."""
+    monkeypatch.setattr(module, "CANCELLATION_CHECK_S", 3600.0)
+    one = cancelled(gray(1))
+    assert values(executor(decoder, model).execute_batch([one])) == [[1]]
+    assert one.cancellation_checks == 0

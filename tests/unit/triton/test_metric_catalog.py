@@ -11,7 +11,7 @@ from fake_triton import MetricFamily
 from statuses import instance_status
 
 from graphkiln_backend.triton.metric_catalog import METRICS, describe
-from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics
 
 STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"fp32": 1})
 
@@ -19,7 +19,8 @@ STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"fp32": 1}
 def test_it_names_what_is_published_with_its_labels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
     (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
-    with InstanceMetrics("m_0", STATUS, 0, deque(), {}):
+    labels = ("m.images_0", "m.images", "3")
+    with InstanceMetrics("m_0", STATUS, 0, deque(), {}), ImageMetrics(*labels, {}, deque()):
         deadline = time.monotonic() + 20
         while "graphkiln_restarts_total" not in MetricFamily.names():  # published by a thread
             assert time.monotonic() < deadline

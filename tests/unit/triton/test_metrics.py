@@ -14,7 +14,7 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton import metrics as module
-from graphkiln_backend.triton.metrics import FailureMetrics, InstanceMetrics
+from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics
 
 STATUS = instance_status(
     nodes={"CPUExecutionProvider": 10, "CUDAExecutionProvider": 2},
@@ -106,12 +106,25 @@ def test_failed_requests_are_counted_once_by_their_code(monkeypatch: pytest.Monk
         assert metric("graphkiln_failed_requests_total", code="CANCELLED") == 1
 
 
-def test_what_computes_nothing_itself_tells_its_failures_alone() -> None:
-    with FailureMetrics("m.images_0", "m.images", "3", {"INVALID_ARG": 2}) as metrics:
+def test_what_decodes_for_another_model_tells_its_images_and_its_failures() -> None:
+    seconds = deque([0.25, 0.5, 0.25])
+    with ImageMetrics("m.images_0", "m.images", "3", {"INVALID_ARG": 2}, seconds) as metrics:
         metrics.close()
-        assert MetricFamily.names() == {"graphkiln_failed_requests_total"}
-        found = {dict(labels)["code"]: each.value for (_, labels), each in MetricFamily.published.items()}
-    assert found == {**dict.fromkeys(module._CODES, 0), "INVALID_ARG": 2}
+        decoded = {"graphkiln_decoded_images_total", "graphkiln_decode_seconds_total"}
+        assert MetricFamily.names() == {"graphkiln_failed_requests_total", *decoded}
+        failed = {code: metric("graphkiln_failed_requests_total", code=code) for code in module._CODES}
+        assert failed == {**dict.fromkeys(module._CODES, 0), "INVALID_ARG": 2}
+        assert metric("graphkiln_decoded_images_total", model="m.images", version="3", instance="m.images_0") == 3
+        assert metric("graphkiln_decode_seconds_total") == 1
+        assert MetricFamily.kinds["graphkiln_decode_seconds_total"] == MetricFamily.COUNTER
+        assert not seconds
+
+
+def test_what_has_decoded_nothing_yet_says_so() -> None:
+    """Rates need a beginning."""
+    with ImageMetrics("m.images_0", "m.images", "3", {}, deque()) as metrics:
+        metrics.close()
+        assert metric("graphkiln_decoded_images_total") == metric("graphkiln_decode_seconds_total") == 0
 
 
 def test_every_code_of_the_tree_of_errors_is_counted() -> None:
