@@ -200,7 +200,8 @@ def _notes(row: _Row) -> Iterator[str]:
         yield shortfall
     few = [name for name in _PERCENTILES if 0 < row.client.answered * (1 - float(name[1:]) / 100) < _ONE]
     if few:
-        told = f"so few that {', '.join(few)} tell of the slowest alone"
+        tells = "tells" if len(few) == 1 else "tell"
+        told = f"so few that {', '.join(few)} {tells} of the slowest alone"
         yield f"{row.load}: requests answered: {row.client.answered}; {told}"
     if row.batch is None:
         yield f"{row.load}: the server was started again, or is gone: its own figures are not known"
