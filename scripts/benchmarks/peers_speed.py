@@ -35,6 +35,9 @@ from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
+_INSTANCES, _LARGEST_BATCH = 2, 2
+"""Of one thread each. A free instance takes all that waits, and what comes then waits for all of it; ResNet-50 takes as
+long for an image of a batch as for one alone, so larger batches would give nothing: docs/light-end.md."""
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
@@ -205,8 +208,8 @@ def _start_graphkiln(store: Path, engine: str) -> Iterator[Classify]:
 
 
 def _store(precision: str) -> Path:
-    """A proven version that takes bytes and returns the top five; two instances."""
-    store = CACHE / "ours" / precision
+    """A proven version that takes bytes and returns the top five."""
+    store = CACHE / "ours" / f"{precision}, batches of {_LARGEST_BATCH}"
     folder = store / "resnet50"
     if not folder.exists():
         print(f"converting to {precision} (once)", file=sys.stderr)
@@ -218,9 +221,9 @@ def _store(precision: str) -> Path:
         options: dict[str, Any] = {"precision": precision, "calibration": calibration} if precision == "int8" else {}
         recipe = Recipe(
             source="torchvision:resnet50", name="resnet50", model_store=store, input="uint8-nhwc", top_k=5,
-            max_batch_size=8, samples=samples, **options,
+            max_batch_size=_LARGEST_BATCH, samples=samples, **options,
         )  # fmt: skip
         convert(recipe, command="scripts/benchmark peers")
         with (folder / CONFIG_FILE).open("a") as config:
-            config.write("\ninstance_group { count: 2 kind: KIND_CPU }\n")
+            config.write(f"\ninstance_group {{ count: {_INSTANCES} kind: KIND_CPU }}\n")
     return store

@@ -226,7 +226,9 @@ class TestTables:
     ) -> None:
         loads.results = [measurement(answered=answered)]
         out = " ".join(run("bench", "--model", "m").out.split())
-        told = f"1: requests answered: {answered}; so few that {few} tell{'' if ',' in few else 's'} of the slowest alone"
+        told = (
+            f"1: requests answered: {answered}; so few that {few} tell{'' if ',' in few else 's'} of the slowest alone"
+        )
         assert (told in out) is bool(few)
         assert ("so few" in out) is bool(few)
 
