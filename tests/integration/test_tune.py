@@ -293,7 +293,7 @@ def test_after_a_kill_the_next_search_gives_it_back(model: Path, tmp_path: Path,
     process.communicate(timeout=60)
     assert served_config(server) != before
     words = ["--p99", "2s", "--rate", "60/s", *FEW, "--budget", "20s"]
-    other = tune_beside(tmp_path, model, *words, "--url", f"http://127.0.0.1:{server.http_port}")
+    other = tune_beside(tmp_path, model, *words, "--url", server.grpc_url)
     assert other.returncode == 1, other.stderr
     assert "has left it, which was killed or runs now" in other.stderr
     done = tune_beside(tmp_path, model, *words, "--url", server.url)
@@ -303,22 +303,21 @@ def test_after_a_kill_the_next_search_gives_it_back(model: Path, tmp_path: Path,
     assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
 
 
-def test_a_server_that_takes_no_configuration_is_told_before_anything_is_measured(
+def test_a_key_that_the_server_refuses_is_told_before_anything_is_measured(
     model: Path, tmp_path: Path, start_server: StartServer
 ) -> None:
-    server = start_server("--model-store", model.parent)
+    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
     server.wait_ready()
     before = served_config(server)
     wrong = tmp_path / "key"
     wrong.write_text("0123456789abcdef\n")
     words = [model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "60s", "--url", server.url]
-    for more, told in ((["--admin-key-file", wrong], "admin key"), ([], "--model-control-mode=explicit")):
-        done = tune_beside(tmp_path, *words, *more)
-        assert done.returncode == 1, done.stderr
-        assert told in done.stderr
-        assert "its session alone" not in done.stderr
-        assert "Traceback" not in done.stderr
-        assert served_config(server) == before
+    done = tune_beside(tmp_path, *words, "--admin-key-file", wrong)
+    assert done.returncode == 1, done.stderr
+    assert "give the server's admin key" in done.stderr
+    assert "its session alone" not in done.stderr
+    assert "Traceback" not in done.stderr
+    assert served_config(server) == before
 
 
 def beside(folder: Path) -> dict[str, str]:

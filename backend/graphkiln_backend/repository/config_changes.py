@@ -96,6 +96,11 @@ def changed_document(document: Mapping[str, object], changes: ConfigChanges) -> 
     """
     config = json_format.ParseDict(dict(document), pb.ModelConfig(), ignore_unknown_fields=True)
     changes.apply(config)
+    return as_document(config)
+
+
+def as_document(config: ModelConfigProto) -> dict[str, object]:
+    """A configuration as JSON with the protobuf's own field names, as a server shows it."""
     return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
 
 

@@ -17,7 +17,7 @@ from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.machine_faults import excused, oom_kills
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading, ServedCandidate
-from graphkiln.tuning.served_config import is_among, is_left, scheduling, without_cache
+from graphkiln.tuning.served_config import is_among, is_left, scheduling, stored_document, without_cache
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
@@ -240,31 +240,33 @@ class RunningTrials(Closeable):
         """What is served once a candidate that a search left, if it is one, has given way."""
         self._original = self.before.original or served
         left = is_left(served, self._original, self.before.candidates)
-        if left:
+        if left and is_among(served, [stored_document(self.subject.folder)]):
+            _log.warning(
+                "%s has since what a search left on %s that was killed: it stays", self.subject.folder, self._url
+            )
+            left = False
+        elif left:
             _log.warning("%s still serves what a search left that was killed: put back", self._url)
         if left or is_among(served, [self._original]):  # a load that it began may not have ended
             with self._admin() as client:
-                self._put_back(client, left=served)
+                self._put_back(client)
                 served = client.model(self.subject.name).config
         self.before.settle()
         return served
 
-    def _put_back(self, client: Client, left: Mapping[str, Any] | None = None) -> None:
-        """Loads what was served before, unless the repository itself holds what is left: its owner has put it there."""
-        stored = self._stored(client)
-        is_owners = bool(left and stored) and scheduling(stored or {}) == scheduling(left or {})
-        if stored != self._original and not is_owners:
-            client.load(self.subject.name, self._original)
+    def _put_back(self, client: Client) -> None:
+        """Loads the model as its repository has it, and where that is not what was served before, that.
 
-    def _stored(self, client: Client) -> Mapping[str, Any] | None:
-        """What the repository has, which is served then; None where it cannot be loaded any more."""
+        Triton may leave a model as it is that is loaded anew without a configuration, and whose files are the same.
+        """
         try:
             client.load(self.subject.name)
         except _NO_REFUSAL:
             raise
-        except ClientError:
-            return None
-        return self._config(client)
+        except ClientError as error:
+            _log.warning("the repository of %s cannot be loaded any more: %s", self._url, error)
+        if self._config(client) != self._original:
+            client.load(self.subject.name, self._original)
 
     def _config(self, client: Client) -> Mapping[str, Any] | None:
         """What is served now; None for nothing."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.config_changes import as_document
+from graphkiln_backend.repository.version import CONFIG_FILE
 
 Config = Mapping[str, Any]
 """As a server shows it: JSON with the protobuf's own field names."""
@@ -36,6 +41,18 @@ def is_left(config: Config, original: Config, candidates: Sequence[Config]) -> b
         candidates: What the search has loaded.
     """
     return is_among(config, candidates) and not is_among(config, [original])
+
+
+def stored_document(model: Path) -> Config:
+    """A model's config.pbtxt, as a server would show it that completes nothing.
+
+    Args:
+        model: The model's folder.
+
+    Raises:
+        RepositoryError: The file is not a model configuration.
+    """
+    return as_document(read_config(model / CONFIG_FILE))
 
 
 def without_cache(config: Config) -> Config:

@@ -56,6 +56,7 @@ class FakeServer:
         self.answers: Mapping[str, Any] | Exception = ModelNotFound("no such version")
         self.asked: list[str] = []
         self.has_broken_store = False
+        self.ignores_plain_loads = False
 
     @contextmanager
     def client(self, **_: Any) -> Iterator[FakeServer]:
@@ -87,7 +88,7 @@ class FakeServer:
             raise ServerError("config.pbtxt is damaged")
         if self.error:
             raise self.error
-        if not self.deaf:
+        if not self.deaf and not (config is None and self.ignores_plain_loads):
             self.served = config or copy.deepcopy(self.stored)
 
 
@@ -334,15 +335,27 @@ class TestPutBack:
         assert server.served == STORED
 
     def test_what_its_owner_has_written_into_the_repository_since_a_kill_stays(
-        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         kill(open_trials())
         server.stored = applied = copy.deepcopy(server.served)
+        monkeypatch.setattr(running_server, "stored_document", lambda _: applied)
         following = open_trials()
         assert server.served == applied
         following.measure(CANDIDATE.with_values({"max_batch_size": 4}), OpenLoop(1), 1, 0)
         following.close()
         assert server.served == applied
+
+    def test_a_server_that_loads_nothing_whose_files_are_the_same_is_given_it(
+        self, server: FakeServer, open_trials: Callable[..., RunningTrials]
+    ) -> None:
+        server.ignores_plain_loads = True
+        kill(open_trials())
+        following = open_trials()
+        assert server.served == STORED
+        following.measure(CANDIDATE, OpenLoop(1), 1, 0)
+        following.close()
+        assert server.served == STORED
 
     def test_after_a_kill_a_load_that_has_not_ended_is_not_the_last_one(
         self, server: FakeServer, open_trials: Callable[..., RunningTrials]

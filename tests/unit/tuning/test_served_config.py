@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graphkiln.tuning.served_config import is_left, scheduling, without_cache
+from graphkiln.tuning.served_config import is_left, scheduling, stored_document, without_cache
 
 OVER_HTTP: dict[str, Any] = {
     "name": "m",
@@ -43,3 +44,12 @@ def test_a_cache_is_off_where_there_is_one() -> None:
     assert without_cache(OVER_HTTP) == OVER_HTTP
     cached = {**OVER_HTTP, "response_cache": {"enable": True}}
     assert without_cache(cached)["response_cache"] == {"enable": False}
+
+
+def test_what_a_folder_holds_is_compared_with_what_is_served(tmp_path: Path) -> None:
+    (tmp_path / "config.pbtxt").write_text(
+        "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 500 } instance_group { count: 2 } "
+        'parameters { key: "engine" value { string_value: "openvino" } }\n'
+    )
+    assert scheduling(stored_document(tmp_path)) == scheduling(OVER_HTTP)
+    assert scheduling(stored_document(tmp_path / "none")) == scheduling({})
