@@ -168,10 +168,8 @@ class RunningTrials(Closeable):
             raise MeasurementError(said, hint="name the version that it serves: STORE/NAME/VERSION") from error
         engine, precision = str(self.today[ENGINE]), str(self.today[PRECISION])
         if reason := questions.objection({0: answer}, engine=engine, precision=precision):
-            raise MeasurementError(
-                f"{self._url} answers otherwise than {subject.folder / str(subject.version)}: {reason}",
-                hint="tune the folder that it serves",
-            )
+            said = f"{self._url} answers otherwise than {subject.folder / str(subject.version)}: {reason}"
+            raise MeasurementError(said, hint="tune the folder that it serves")
 
     def _is_served(self) -> bool:
         """Whether the candidate that was loaded is still there: a server that starts again knows nothing of it."""
@@ -228,9 +226,8 @@ class RunningTrials(Closeable):
                 raise
             served = client.model(self.subject.name).config
         if scheduling(served) != scheduling(wanted):
-            raise MeasurementError(
-                f"{self._url} loaded '{self.subject.name}', but not with the configuration it was given", hint=_EXPLICIT
-            )
+            said = f"{self._url} loaded '{self.subject.name}', but not with the configuration it was given"
+            raise MeasurementError(said, hint=_EXPLICIT)
 
     @property
     def _url(self) -> str:
