@@ -28,6 +28,7 @@ pytestmark = pytest.mark.server
 _TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 _PARENT = "00f067aa0ba902b7"
 _DEADLINE_S = 120
+_PNG = (Path(__file__).parents[2] / "docs" / "digits" / "seven.png").read_bytes()
 _NEEDS = {
     "nv_gpu_": "a GPU",
     "nv_energy_consumption": "a GPU",
@@ -80,6 +81,7 @@ def _ask(server: Server, seed: int, rows: int = 2) -> None:
         image = np.random.default_rng(seed).random((rows, 1, 32, 32), np.float32)
         for name in ("digits", "cached"):
             client.model(name).infer({"INPUT_0": image})
+        client.model("digits.images").infer({"IMAGE": np.array([[_PNG]], dtype=object)})  # or its quantiles are NaN
 
 
 def _families(text: str) -> set[str]:
