@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import threading
 import time
 from pathlib import Path
@@ -45,6 +46,31 @@ def test_a_killed_instance_is_noticed_and_service_restored(start_server: StartSe
     assert noticed_s < restored_s < 60
     assert answers(server)
     assert "an instance of digits version 1 died: restarting the server" in server.log
+    assert server.stop()[0] == 0
+
+
+_DYING_ONCE = """#!/bin/sh
+mkdir "$0.died" 2> /dev/null && kill -9 $$
+exec /bin/bash "$@"
+"""
+"""What Triton starts each instance with, before the instance tells it anything."""
+
+
+@pytest.mark.slow
+def test_an_instance_that_dies_before_it_says_anything_keeps_no_start_waiting(
+    start_server: StartServer, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton waits for its first message without an end."""
+    shell = tmp_path / "bin" / "bash"
+    shell.parent.mkdir()
+    shell.write_text(_DYING_ONCE)
+    shell.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{shell.parent}:{os.environ['PATH']}")
+    server = start_server("--model-store", digits.parent)
+    server.wait_ready()
+    assert (shell.parent / "bash.died").exists()
+    assert "an instance died as soon as it was started: restarting the server" in server.log
+    assert answers(server)
     assert server.stop()[0] == 0
 
 

@@ -10,8 +10,8 @@ from typing import Protocol
 POLL_S = 0.02
 WATCH_S = 0.5
 """How often the set of instances is read anew; the death of a known one is seen at once."""
-_REST = 4.0
-"""Looking takes a fifth of a core at most."""
+_REST = 19.0
+"""Looking takes a twentieth of a core at most: while models load, each core has enough to do."""
 _LONGEST_REST_S = 1.0
 
 
