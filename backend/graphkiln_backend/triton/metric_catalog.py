@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from graphkiln_backend.graph.records import dataclass
 
 _INSTANCE = ("instance",)
 
