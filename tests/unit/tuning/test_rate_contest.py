@@ -146,3 +146,16 @@ def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
     true = true_rate(SimulatedServer(cores=2), space.default, 0.025)
     assert server.has_stalled
     assert shares[0] * true <= settled.score.lower <= shares[1] * true
+
+
+def test_a_p99_that_no_rate_lowers_ends_the_bracket(
+    contest: RateContest, server: SimulatedServer, space: Space
+) -> None:
+    """A candidate that stands still by itself does so at any rate; at two of them it is asked twice."""
+    server.pauses = lambda _: (1.0, 0.3)
+    settled = contest.settle(contest.enter(space.default, math.inf), -math.inf)
+    assert settled.score.lower == 0
+    asked = [call for call in server.measured if isinstance(call[1], OpenLoop)]
+    assert len({call[1] for call in asked}) == 3
+    again = [call for call in asked if call[3] == rate_contest._AGAIN]
+    assert 1 <= len({call[1] for call in again}) <= rate_contest._EXCUSED
