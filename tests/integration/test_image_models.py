@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import http.client
 import io
+import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -16,7 +22,7 @@ import tritonclient.grpc
 import tritonclient.http
 from PIL import Image
 from running import Server, Serving, settled
-from tritonclient.utils import serialize_byte_tensor, shared_memory
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import InvalidInput
@@ -165,6 +171,82 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
         for form in ("encoded", "tensor", "auto"):
             with pytest.raises(InvalidInput, match=r"is the way of encoded images into 'digits' \(ask 'digits'"):
                 client.model("digits.images", images=form).classify(paths[0])
+
+
+def test_regions_that_hold_other_than_they_say(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    """Offsets and several images count; whatever else is wrong is the error of its request, and the server goes on."""
+    one, two = (serialize_byte_tensor(elements(*images[:count])).item() for count in (1, 2))
+    name, size = f"/graphkiln-odd-{server.http_port}", 1 << 16
+    region = shared_memory.create_shared_memory_region("odd", name, size)
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{server.http_port}")
+    admin = {HTTP_HEADER: find_key("127.0.0.1", server.http_port)}
+
+    def ask(content: bytes, count: int, byte_size: int, offset: int = 0) -> bytes:
+        shared_memory.set_shared_memory_region(region, [np.frombuffer(content, np.uint8)], offset)
+        tensor = tritonclient.http.InferInput("IMAGE", [count, 1], "BYTES")
+        tensor.set_shared_memory("odd", byte_size, offset)
+        scores: bytes = client.infer("digits.images", [tensor]).as_numpy("OUTPUT_0").tobytes()
+        return scores
+
+    try:
+        client.register_system_shared_memory("odd", name, size, headers=admin)
+        assert ask(one, 1, len(one), 1000) == expected[0]
+        assert len(ask(two, 2, len(two))) == 2 * len(expected[0])
+        for content, count, byte_size, words in (
+            (one + bytes(100), 1, len(one) + 100, "unexpected number of string elements"),
+            (two, 1, len(two), "unexpected number of string elements 2"),
+            (one, 1, len(one) - 10, "incomplete string data"),
+            (one, 1, 3, "incomplete string length"),
+            (one, 1, 0, "Invalid offset"),
+            (one, 1, size + 1, "Invalid offset"),
+            (one, 2, len(one), "expected 2 string elements"),
+            (bytes(4), 1, 4, "image 0: 0 bytes is not an image"),
+            (b"\xff" * 4 + images[0], 1, len(images[0]) + 4, "incomplete string data"),
+            (images[0], 1, len(images[0]), "incomplete string data"),
+        ):
+            with pytest.raises(InferenceServerException, match=words):
+                ask(content, count, byte_size)
+        client.unregister_system_shared_memory("odd", headers=admin)
+        with pytest.raises(InferenceServerException, match="Unable to find shared memory region"):
+            ask(one, 1, len(one))
+        client.register_system_shared_memory("odd", name, size, headers=admin)
+        assert ask(one, 1, len(one)) == expected[0]
+        client.unregister_system_shared_memory("odd", headers=admin)
+    finally:
+        shared_memory.destroy_shared_memory_region(region)
+        client.close()
+
+
+def test_bodies_as_people_send_them(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    """Of any type, in pieces, compressed; base64, and a header that does not fit the body, are told."""
+
+    def ask(body: Any, headers: dict[str, str], *, chunked: bool = False) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
+        with closing(connection):
+            connection.request("POST", "/v2/models/digits.images/infer", body, headers, encode_chunked=chunked)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+    image, length = images[0], "Inference-Header-Content-Length"
+    in_pieces = (image[:20], image[20:])
+    for status, content in (
+        ask(image, {length: "0", "Content-Type": "image/png"}),
+        ask(image, {length: "0", "Content-Type": "application/json"}),
+        ask(iter(in_pieces), {length: "0", "Transfer-Encoding": "chunked"}, chunked=True),
+        ask(gzip.compress(image), {length: "0", "Content-Encoding": "gzip"}),
+    ):
+        assert status == 200
+        assert content.endswith(expected[0])
+    tensor = {"name": "IMAGE", "shape": [1, 1], "datatype": "BYTES", "data": [base64.b64encode(image).decode()]}
+    for status, content, words in (
+        (*ask(image, {length: str(len(image) + 1)}), b"inference header size should be in range"),
+        (*ask(b"", {length: "0"}), b"image 0: 0 bytes is not an image in a known format: it is empty"),
+        (*ask(gzip.compress(image), {length: "0"}), b"it is compressed by gzip"),
+        (*ask(json.dumps({"inputs": [tensor]}), {}), b"it is base64 text (decode it first"),
+    ):
+        assert (status, words in content) == (400, True), content
+    assert b"failed to parse the request JSON buffer" in ask(image, {})[1]
+    assert post(server, image) == expected[0]
 
 
 @pytest.mark.slow
