@@ -61,13 +61,12 @@ class _Start:
     Attributes:
         seconds: By phase.
         peak_mb: The peaks of all processes' memory together.
-        first: The first request of a batch size, over the median of later ones: of the size and the model where that is
-            most; 0 where nothing was asked.
+        first: The first request of a batch size over the median of later ones, by model and size.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     peak_mb: float = 0.0
-    first: float = 0.0
+    first: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
 _Run = Callable[[], Iterator[tuple[str, _Start]]]
@@ -154,8 +153,10 @@ def _start(store: Path, asked: Sequence[str], cache: Path) -> _Start:
     try:
         with start_server(store, flags=("--cache", str(cache)), log=log) as server:
             start = _read(server, begun, ready=time.time())
-            ratios = (first_requests(server.grpc_url, model, LARGEST_BATCH) for model in asked)
-            return replace(start, first=max(max(of_model.values()) for of_model in ratios))
+            ratios = ((model, first_requests(server.grpc_url, model, LARGEST_BATCH)) for model in asked)
+            return replace(
+                start, first={(model, size): ratio for model, sizes in ratios for size, ratio in sizes.items()}
+            )
     finally:
         log.unlink(missing_ok=True)
 
@@ -244,7 +245,9 @@ def _median(starts: Sequence[_Start], phase: str) -> float:
 
 
 def _median_first(starts: Mapping[str, Sequence[_Start]], name: str) -> float:
-    return round(statistics.median(start.first for start in starts[name]), 2)
+    """Where it is most; the median of the rounds for each model and size, since any one request may be held up."""
+    asked = starts[name][0].first
+    return round(max(statistics.median(start.first[key] for start in starts[name]) for key in asked), 2)
 
 
 def _median_mb(starts: Sequence[_Start]) -> float:
