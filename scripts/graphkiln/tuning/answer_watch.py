@@ -96,7 +96,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         number = self._next % len(self._questions.feeds)
         self._next += 1
         try:
-            answer = self._ask(self._questions.feeds[number])
+            answer = self._questions.answer(number, self._ask(self._questions.request(number)))
         except ClientError as error:  # a server that is overloaded says so, which the load counts
             self._refusal = str(error)
             return

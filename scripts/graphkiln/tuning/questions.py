@@ -48,6 +48,7 @@ class Questions:
         targets: The right class of each, `[requests]`; None where nobody says.
         unlabelled: Why nobody does, in words.
         output: Name of the output whose classes the labels name; empty for the first one.
+        is_batched: Whether the first dimension of a request is Triton's batch.
     """
 
     origin: str
@@ -58,6 +59,7 @@ class Questions:
     targets: npt.NDArray[np.int64] | None = None
     unlabelled: str = ""
     output: str = ""
+    is_batched: bool = False
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
         """Why outputs are not those of the saved graph within the numeric policy; empty where they are.
@@ -99,7 +101,22 @@ class Questions:
     @property
     def sent(self) -> tuple[Arrays, ...]:
         """What a load is made of: all feeds, or of very many some that are evenly spread."""
-        return self.feeds[:: -(-len(self.feeds) // MOST_SAMPLES)]
+        return tuple(map(self.request, range(0, len(self.feeds), -(-len(self.feeds) // MOST_SAMPLES))))
+
+    def request(self, number: int) -> Arrays:
+        """The feeds as a server takes them: of rows that are one number each `[rows, 1]`, as Triton has no scalars."""
+        feeds = self.feeds[number]
+        return {name: _as_rows(array) for name, array in feeds.items()} if self.is_batched else feeds
+
+    def answer(self, number: int, found: Arrays) -> Arrays:
+        """What a server answers in the shapes of the graph: the same the other way.
+
+        Args:
+            number: Of the request.
+            found: The outputs for it.
+        """
+        shapes = {name: np.shape(array) for name, array in self.answers[number].items()}
+        return {name: _without_scalar(array, shapes.get(name, array.shape)) for name, array in found.items()}
 
 
 def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
@@ -114,13 +131,13 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         ConversionError: The samples cannot be read, or do not fit the model.
         MeasurementError: The graph computes none of the requests that can be made up.
     """
-    version = subject.deployment.version
+    version, is_batched = subject.deployment.version, subject.config.max_batch_size > 0
     if samples is None and version.golden:
         golden = version.golden
         answers = tuple(_row(golden.graph_outputs, number, whole=golden.whole) for number in range(golden.count))
         return Questions(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
-            reading=version.reading, unlabelled="golden samples have none",
+            reading=version.reading, unlabelled="golden samples have none", is_batched=is_batched,
         )  # fmt: skip
     feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
     return Questions(
@@ -132,6 +149,7 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         targets=targets,
         unlabelled="" if targets is not None else _why_unlabelled(samples, _labels_of(version.contract)),
         output=version.contract.output,
+        is_batched=is_batched,
     )
 
 
@@ -208,6 +226,14 @@ def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
     """Whether outputs have the same names, and shapes that differ in the first dimension alone."""
     shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
     return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
+
+
+def _as_rows(array: AnyArray) -> AnyArray:
+    return array[:, None] if array.ndim == 1 else array
+
+
+def _without_scalar(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
+    return array.reshape(shape) if array.shape == (*shape, 1) else array
 
 
 def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:

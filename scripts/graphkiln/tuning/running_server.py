@@ -162,12 +162,12 @@ class RunningTrials(Closeable):
         subject, questions = self.subject, self.loading.questions
         try:
             with Client(**self.client) as client:
-                answer = client.model(subject.name, str(subject.version)).infer(questions.feeds[0])
+                found = client.model(subject.name, str(subject.version)).infer(questions.request(0))
         except ClientError as error:
             said = f"{self._url} does not answer a sample for version {subject.version} of '{subject.name}': {error}"
             raise MeasurementError(said, hint="name the version that it serves: STORE/NAME/VERSION") from error
         engine, precision = str(self.today[ENGINE]), str(self.today[PRECISION])
-        if reason := questions.objection({0: answer}, engine=engine, precision=precision):
+        if reason := questions.objection({0: questions.answer(0, found)}, engine=engine, precision=precision):
             said = f"{self._url} answers otherwise than {subject.folder / str(subject.version)}: {reason}"
             raise MeasurementError(said, hint="tune the folder that it serves")
 

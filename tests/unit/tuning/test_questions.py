@@ -164,3 +164,20 @@ def test_the_labels_of_an_embedded_ranking_count(subject: Subject, labelled: Pat
     found = read_questions(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
     assert found.targets is not None
     assert found.targets.tolist() == [8, 7, 3]
+
+
+def test_a_server_has_no_scalars(questions: Questions) -> None:
+    """Triton gives one number for each row, such as how many boxes there are, as [rows, 1], and takes it so."""
+    feeds = {"image": np.zeros((1, 3), np.float32), "threshold": np.array([0.5], np.float32)}
+    outputs = {"boxes": np.zeros((1, 4, 4), np.float32), "count": np.array([2], np.int32)}
+    asked = Questions(origin="test", feeds=(feeds,), answers=(outputs,), saved=Precision.FP32, is_batched=True)
+    assert {name: array.shape for name, array in asked.request(0).items()} == {"image": (1, 3), "threshold": (1, 1)}
+    assert asked.sent[0]["threshold"].shape == (1, 1)
+    served = {**outputs, "count": outputs["count"][:, None]}
+    assert asked.objection({0: served}, engine="onnxruntime", precision="fp32")
+    assert asked.objection({0: asked.answer(0, served)}, engine="onnxruntime", precision="fp32") == ""
+    whole = replace(asked, is_batched=False)
+    assert whole.request(0)["threshold"].shape == (1,)
+    other = asked.answer(0, {"count": np.zeros((1, 2), np.int32)})
+    assert other["count"].shape == (1, 2), "what does not fit stays as it is"
+    assert questions.is_batched
