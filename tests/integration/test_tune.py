@@ -390,3 +390,13 @@ def test_an_int8_graph_is_made_tried_and_written(model: Path, repository: Path, 
     (undo,) = [line.removeprefix("graphkiln:   ") for line in done.stderr.splitlines() if "&& rm -r" in line]
     run_shell(undo)
     assert digest(model) == before
+
+
+def test_a_detector_is_tuned(repository: Path, tmp_path: Path) -> None:
+    """It counts its boxes in one number for each image, for which Triton has another shape than the graph."""
+    model = repository / "model_repository" / "scenes-detector"
+    done = tune(
+        tmp_path, model, "--p99", "2s", "--rate", "20/s", *FEW, "--fix", "spin=off", "--budget", "60s", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["promise"]["answers_checked"] > 0

@@ -105,8 +105,7 @@ class Questions:
 
     def request(self, number: int) -> Arrays:
         """The feeds as a server takes them: of rows that are one number each `[rows, 1]`, as Triton has no scalars."""
-        feeds = self.feeds[number]
-        return {name: _as_rows(array) for name, array in feeds.items()} if self.is_batched else feeds
+        return {name: _as_sent(array, int(self.is_batched)) for name, array in self.feeds[number].items()}
 
     def answer(self, number: int, found: Arrays) -> Arrays:
         """What a server answers in the shapes of the graph: the same the other way.
@@ -228,8 +227,9 @@ def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
     return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
 
 
-def _as_rows(array: AnyArray) -> AnyArray:
-    return array[:, None] if array.ndim == 1 else array
+def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
+    """With a dimension more where there are as many as a scalar has."""
+    return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
 
 
 def _without_scalar(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:

@@ -178,6 +178,9 @@ def test_a_server_has_no_scalars(questions: Questions) -> None:
     assert asked.objection({0: asked.answer(0, served)}, engine="onnxruntime", precision="fp32") == ""
     whole = replace(asked, is_batched=False)
     assert whole.request(0)["threshold"].shape == (1,)
+    scalar = replace(whole, feeds=({"threshold": np.float32(0.5)},), answers=({"count": np.array(2)},))
+    assert scalar.request(0)["threshold"].shape == (1,)
+    assert scalar.answer(0, {"count": np.array([2])})["count"].shape == ()
     other = asked.answer(0, {"count": np.zeros((1, 2), np.int32)})
     assert other["count"].shape == (1, 2), "what does not fit stays as it is"
     assert questions.is_batched
