@@ -47,10 +47,7 @@ class TritonPythonModel:
         return [pb_utils.InferenceResponse(error=error) for _ in requests]
 """
 
-_IMAGES = """from graphkiln_backend.triton.lean_imports import import_libraries
-
-import_libraries()
-from graphkiln_backend.triton.image_model import TritonPythonModel
+_IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
 _NOTE = """

@@ -53,9 +53,6 @@ import sys
 
 gc.disable()  # what is imported stays: to look for garbage in it took a twentieth of its time
 sys.path.sort(key=lambda folder: not folder)  # a stub looks first in the working folder, the empty one
-from graphkiln_backend.triton.lean_imports import import_libraries
-
-import_libraries()
 from graphkiln_backend.triton.model import TritonPythonModel
 
 gc.freeze()
