@@ -18,6 +18,14 @@ class Asked(Exception):
     """A signal came."""
 
 
+@pytest.fixture(autouse=True)
+def hangup_ends() -> Iterator[None]:
+    """As in a terminal; the tests themselves may be run with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def hangup_ignored() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)

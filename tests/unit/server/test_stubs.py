@@ -96,7 +96,8 @@ def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
             (stub,) = found
             assert (stub.ended, stub.model) == (True, "")
             assert -1 < stub.age_s < 60
-            assert read_stubs(os.getpid()) == [], "children of others are theirs to ask about"
+            others = {each.pid for each in read_stubs(os.getpid())}  # a server of other tests may run here
+            assert stub.pid not in others, "children of others are theirs to ask about"
         finally:
             process.kill()
 
