@@ -108,6 +108,14 @@ def logged() -> Iterator[list[str]]:
 
 
 @pytest.fixture
+def hangup_ends() -> Iterator[None]:
+    """SIGHUP as in a terminal; the tests themselves may be run with `nohup`."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture
 def cache(tmp_path: Path) -> Iterator[ArtifactCache]:
     """An empty artifact cache."""
     with ArtifactCache(tmp_path / "cache") as cache:

@@ -167,6 +167,7 @@ def test_a_file_of_something_else_is_not_written_over(embed: Any, client: FakeCl
 
 
 @pytest.mark.alone
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_file(
     embed: Any, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -12,22 +12,15 @@ import pytest
 from graphkiln_backend.graph.stop_signals import raising_once, without_ignored_hangup
 
 SIGNALS = [signal.SIGUSR1, signal.SIGHUP]
+pytestmark = pytest.mark.usefixtures("hangup_ends")
 
 
 class Asked(Exception):
     """A signal came."""
 
 
-@pytest.fixture(autouse=True)
-def hangup_ends() -> Iterator[None]:
-    """As in a terminal; the tests themselves may be run with `nohup`."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGHUP, before)
-
-
 @pytest.fixture
-def hangup_ignored() -> Iterator[None]:
+def hangup_ignored(hangup_ends: None) -> Iterator[None]:  # noqa: ARG001 - after it
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGHUP, before)

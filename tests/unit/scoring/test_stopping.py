@@ -30,10 +30,10 @@ except RunInterrupted as error:
 """
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_block_once_and_says_how_to_go_on(number: signal.Signals, status: int) -> None:
-    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + PROGRAM  # nohup may run the tests
-    command = [sys.executable, "-c", program, str(int(number))]
+    command = [sys.executable, "-c", PROGRAM, str(int(number))]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     message = f"ended by {number.name} (what was committed stays; run the same command to go on) {status} True"
     assert told.splitlines() == ["cleaned up", message]

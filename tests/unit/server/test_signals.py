@@ -207,6 +207,7 @@ def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(num
         signal.signal(number, outer)
 
 
+@pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_command_is_stopped_once_as_by_ctrl_c(number: int, code: int) -> None:
     before = signal.getsignal(number)
