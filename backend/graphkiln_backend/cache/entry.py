@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.cache.trust import find_distrust_inside
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.records import dataclass
 
 ENTRY_FILE = "entry.json"
 

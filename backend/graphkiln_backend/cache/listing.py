@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, read_entry
-from graphkiln_backend.graph.records import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import CacheError
-from graphkiln_backend.graph.records import dataclass
 
 _log = logging.getLogger("graphkiln.cache")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -17,7 +17,6 @@ from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 
 PLAIN_RUNS: ContextVar[bool] = ContextVar("PLAIN_RUNS", default=False)

@@ -12,13 +12,13 @@ import platform
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = ("uuid", "name", "compute_cap", "driver_version")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,7 +18,6 @@ from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_j
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.task import Task
 
 PARAMETER = "contracts"

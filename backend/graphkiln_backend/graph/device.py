@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.records import dataclass
 
 
 class DeviceKind(enum.StrEnum):

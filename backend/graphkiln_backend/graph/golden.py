@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
 
 if TYPE_CHECKING:

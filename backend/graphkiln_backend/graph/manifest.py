@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from graphkiln_backend.graph.files import TEXT_LIMIT, open_regular, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Task
 

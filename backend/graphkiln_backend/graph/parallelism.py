@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.files import format_size
-from graphkiln_backend.graph.records import dataclass
 
 WAITING = 2
 """Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones."""

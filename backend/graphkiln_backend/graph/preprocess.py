@@ -6,14 +6,13 @@ need Pillow and live in `graphkiln_backend.images`; geometry and normalization a
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.graph.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,9 @@ Triton attaches labels to scores by their position in the output; in a top-k out
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graphkiln_backend.graph.decoding import decode_json, encode_json
-from graphkiln_backend.graph.records import dataclass
 
 PARAMETER = "ranking"
 """The key of config.pbtxt's `parameters` under which it is published, as JSON."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
-from graphkiln_backend.graph.records import dataclass
 
 Dim = int | str
 """A fixed size, or the name of a size that may vary (equal names vary together)."""

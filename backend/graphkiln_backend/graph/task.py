@@ -8,7 +8,7 @@ of rows, and how many of them count.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, TypeVar
 
 from graphkiln_backend.graph.decoding import decode_value, parse_json
@@ -16,7 +16,6 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.labels import check_count
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 PARAMETER = "task"

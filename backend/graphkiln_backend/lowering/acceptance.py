@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.lowering.synthetic import SyntheticInputs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
@@ -12,7 +12,6 @@ from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
 from graphkiln_backend.lowering.custom_operators import find_libraries

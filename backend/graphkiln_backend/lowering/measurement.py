@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from graphkiln_backend.cache.reservation import Reservation
@@ -14,7 +15,6 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of

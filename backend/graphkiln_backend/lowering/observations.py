@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from graphkiln_backend.engines.base import Engine, KernelType, Placement, SessionConfig
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.artifacts import Artifacts
 
 _log = logging.getLogger("graphkiln.lowering")

@@ -11,14 +11,13 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Requirements, check_signature, limits_of, replay
 from graphkiln_backend.lowering.artifacts import Artifacts

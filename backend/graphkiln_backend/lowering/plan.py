@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.engines.base import SessionConfig, Support
@@ -11,7 +12,6 @@ from graphkiln_backend.graph.device import Device, DeviceKind
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.setting_values import Choice
 from graphkiln_backend.lowering.settings import AUTO, Settings
 

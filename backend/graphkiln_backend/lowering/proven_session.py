@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, op
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.acceptance import (
     Requirements,
     check_placement,

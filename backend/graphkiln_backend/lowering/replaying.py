@@ -7,7 +7,7 @@ earlier part, a single sample would not show.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples, joined
 from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.proof.comparison import prove

@@ -5,10 +5,11 @@ Each parser takes the origin of the text beside it, which a refusal names.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.sizes import read_size
 
 _PRECISIONS = ", ".join(Precision)

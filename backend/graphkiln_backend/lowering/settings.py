@@ -7,7 +7,7 @@ Where a setting is given more than once, this order decides: `--set MODEL.key=va
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphkiln_backend.engines.base import SessionTuning
@@ -16,7 +16,6 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.lowering.setting_keys import (
     ACCELERATOR_ORIGIN,
     ACCELERATOR_SETTINGS,

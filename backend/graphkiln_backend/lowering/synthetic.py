@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 _SIZES = (1, 8, 64, 224)

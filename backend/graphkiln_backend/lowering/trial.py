@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,6 @@ import numpy as np
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.synthetic import SyntheticInputs, different_rows, synthetic_inputs
 from graphkiln_backend.proof.comparison import compare

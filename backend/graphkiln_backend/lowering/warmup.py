@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.synthetic import SyntheticInputs
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,6 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.task import Reading, is_classification
 from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of

@@ -7,11 +7,10 @@ to whatever error was observed.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 
 ROUNDINGS = 4.0
 """Two computations of one value, each rounded once, are a rounding apart where they fall on two sides of its middle;

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
 
 _COUNT_TYPES = (DType.INT32, DType.FP32)

@@ -6,11 +6,11 @@ forty instances. Whoever has kept what an earlier start read, by the hash of the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.graph.files import stamp_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 
 _MOST_FILES = 64

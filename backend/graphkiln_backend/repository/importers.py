@@ -7,10 +7,9 @@ They stand with the converters, or with a third party, and are found through the
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-from graphkiln_backend.graph.records import dataclass
 
 GROUP = "graphkiln.importers"
 

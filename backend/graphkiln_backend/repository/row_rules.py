@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.records import dataclass
 
 if TYPE_CHECKING:
     import onnx

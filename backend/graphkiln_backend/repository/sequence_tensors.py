@@ -9,12 +9,11 @@ Source: Triton, `model_config.proto` (`ModelSequenceBatching`) and "Stateful Mod
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 _DEFAULT_IDLE_S = 1.0

@@ -10,11 +10,11 @@ Source: ONNX, "ai.onnx.ml.ZipMap".
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.graph.records import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

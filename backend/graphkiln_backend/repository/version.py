@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.contract import Contract
@@ -13,7 +13,6 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Reading, check_task, is_classification

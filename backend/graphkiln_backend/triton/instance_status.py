@@ -20,13 +20,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import encode
-from graphkiln_backend.graph.records import dataclass
 from graphkiln_backend.triton.environment import instances_folder
 
 _BATCHES = struct.Struct("=dqq")

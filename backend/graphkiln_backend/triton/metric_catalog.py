@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.graph.records import dataclass
+from dataclasses import dataclass
 
 _INSTANCE = ("instance",)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import mmap
 import re
+from dataclasses import dataclass
 from pathlib import Path
-
-from graphkiln_backend.graph.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)
