@@ -52,6 +52,7 @@ print(json.dumps([time.monotonic() - begun, peak_kb / 1024]))
 CPP = "C++ backend"
 _BARE_STATE = "bare sessions"
 _STATES = ("cold", "warm")
+_FIRST = "worst first request of a batch size, ratio to later ones"
 
 
 @dataclass
@@ -122,12 +123,12 @@ def _subjects() -> list[_Subject]:
 
 
 def _runs(subject: _Subject, folder: Path, cpp_backend: Path | None) -> Iterator[_Run]:
+    asked = tuple({graph: model for model, graph in subject.graphs.items()}.values())  # one model of each graph
     yield partial(_start_bare, list(subject.graphs.values()))
     if cpp_backend:
         backends, store = check_backend(cpp_backend), subject.store(folder, DROP_IN_BACKEND)
-        yield partial(_start_cpp, backends, store)
-    asked = {graph: model for model, graph in subject.graphs.items()}.values()  # one model of each graph
-    yield partial(_start_twice, subject.store(folder, BACKEND), tuple(asked))
+        yield partial(_start_cpp, backends, store, asked)
+    yield partial(_start_twice, subject.store(folder, BACKEND), asked)
 
 
 def _start_bare(graphs: Sequence[Path]) -> Iterator[tuple[str, _Start]]:
@@ -136,10 +137,11 @@ def _start_bare(graphs: Sequence[Path]) -> Iterator[tuple[str, _Start]]:
     yield _BARE_STATE, _Start({"ready": seconds}, peak_mb)
 
 
-def _start_cpp(backends: Path, store: Path) -> Iterator[tuple[str, _Start]]:
+def _start_cpp(backends: Path, store: Path, asked: Sequence[str]) -> Iterator[tuple[str, _Start]]:
     begun = time.time()
     with start_cpp_server(backends, store) as server:
-        yield CPP, _Start({"ready": time.time() - begun}, _peak_mb([psutil.Process(server.pid)]))
+        start = _Start({"ready": time.time() - begun}, _peak_mb([psutil.Process(server.pid)]))
+        yield CPP, _with_first_requests(start, server, asked)
 
 
 def _start_twice(store: Path, asked: Sequence[str]) -> Iterator[tuple[str, _Start]]:
@@ -152,13 +154,14 @@ def _start(store: Path, asked: Sequence[str], cache: Path) -> _Start:
     begun, log = time.time(), cache.with_suffix(".log")
     try:
         with start_server(store, flags=("--cache", str(cache)), log=log) as server:
-            start = _read(server, begun, ready=time.time())
-            ratios = ((model, first_requests(server.grpc_url, model, LARGEST_BATCH)) for model in asked)
-            return replace(
-                start, first={(model, size): ratio for model, sizes in ratios for size, ratio in sizes.items()}
-            )
+            return _with_first_requests(_read(server, begun, ready=time.time()), server, asked)
     finally:
         log.unlink(missing_ok=True)
+
+
+def _with_first_requests(start: _Start, server: LocalServer, asked: Sequence[str]) -> _Start:
+    ratios = ((model, first_requests(server.grpc_url, model, LARGEST_BATCH)) for model in asked)
+    return replace(start, first={(model, size): ratio for model, sizes in ratios for size, ratio in sizes.items()})
 
 
 def _read(server: LocalServer, begun: float, *, ready: float) -> _Start:
@@ -208,7 +211,7 @@ def _table(names: Sequence[str], starts: Mapping[str, Sequence[_Start]]) -> list
     return [
         *(_row(f"{phase} s", columns, partial(_seconds, starts, phase)) for phase in phases),
         _row("peak MB", columns, lambda name: _median_mb(starts[name])),
-        _row("worst first request of a batch size, ratio to later ones", columns, partial(_median_first, starts)),
+        _row(_FIRST, columns, partial(_median_first, starts)),
         *(row for peer in (_BARE_STATE, CPP) for row in _peer_rows(peer, columns, starts)),
     ]
 
@@ -226,6 +229,8 @@ def _peer_rows(
             lambda name: _ratio(starts[name], theirs[name]),
         )
         yield _row(f"{peer}, peak MB", columns, lambda name: _median_mb(theirs[name]))
+        if all(start.first for each in theirs.values() for start in each):
+            yield _row(f"{peer}, {_FIRST}", columns, partial(_median_first, theirs))
 
 
 def _row(phase: str, columns: Sequence[str], value: Callable[[str], float]) -> dict[str, object]:
