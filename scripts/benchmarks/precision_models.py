@@ -37,7 +37,7 @@ ARCHITECTURES = {
     "mobilenet_v3_small": "torchvision:mobilenet_v3_small",
     "efficientnet_b0": "torchvision:efficientnet_b0",
     "convnext_tiny": "torchvision:convnext_tiny",
-    "vit_b_16": "torchvision:vit_b_16",
+    "vit_b_16": "timm:vit_base_patch16_224",
     "deit_small": "timm:deit_small_patch16_224",
     "swin_t": "torchvision:swin_t",
     "regnet_y_800mf": "torchvision:regnet_y_800mf",

@@ -25,12 +25,6 @@ def test_ratios_are_those_of_the_rounds() -> None:
     assert [row["kB an image"] for row in (client, server, fastapi)] == ["151.2", "20", "20.0"]
 
 
-def test_a_model_that_fastapi_does_not_serve() -> None:
-    rows = rows_of("m", {CLIENT: summary(10), SERVER: summary(20)}, {CLIENT: 1.0, SERVER: 1.0})
-    assert [row["to FastAPI"] for row in rows] == ["-", "-"]
-    assert rows[0].keys() == rows[1].keys()
-
-
 @pytest.mark.parametrize("size", [(500, 375), (300, 480)])
 def test_plain_pillow_gives_the_same_pixels(size: tuple[int, int]) -> None:
     """So both decoders do the same work."""
