@@ -63,5 +63,5 @@ def score(model: ort.InferenceSession, images: Iterable[Array]) -> Array:
 
 def top5(scores: Array) -> list[Label]:
     """Return the five best classes of one [1000] score vector, best first."""
-    best = np.argsort(scores)[:-6:-1]
+    best = np.argsort(-scores, kind="stable")[:5]  # equal scores, which int8 has, in the same order everywhere
     return [(f"class {index}", float(scores[index])) for index in best]
