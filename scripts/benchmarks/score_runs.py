@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 from score_requests import PREPROCESS, request_for
 
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.scoring import worker_main
 from graphkiln_backend.scoring.events import UnitCommitted
 from graphkiln_backend.scoring.run import score
@@ -32,7 +33,7 @@ from graphkiln_backend.scoring.scorer import StageTimes
 
 _BATCH = 8
 _EXACT_PRODUCTS = ("session.x64quantprecision", "1")
-"""As graphkiln computes: on a CPU without VNNI, ONNX Runtime is faster otherwise, and 45% of a signal may be wrong."""
+"""As graphkiln computes on a CPU without VNNI: ONNX Runtime is faster otherwise, and 45% of a signal may be wrong."""
 _SAMPLE_S = 0.5
 _WORKER = worker_main.__name__
 
@@ -185,7 +186,8 @@ class _Classifier:
 
         settings = onnxruntime.SessionOptions()
         settings.intra_op_num_threads = threads
-        settings.add_session_config_entry(*_EXACT_PRODUCTS)
+        if saturates_products_of_bytes():
+            settings.add_session_config_entry(*_EXACT_PRODUCTS)
         self._session = onnxruntime.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
         self._first = Path(first)
 
