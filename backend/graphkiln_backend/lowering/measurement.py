@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.timing import fastest_runs_s
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
@@ -22,12 +22,6 @@ from graphkiln_backend.lowering.warmup import feeds_of
 _log = logging.getLogger("graphkiln.lowering")
 
 _FILE = "measured.json"
-_ROUNDS = 3
-_MOST_ROUNDS = 100
-_LONG_S = 1.0
-"""Further rounds follow until they have taken this long together."""
-_TURN_S = 0.01
-"""A turn of short runs lasts this long: threads that still spin, of the session before, disturb its first runs only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,33 +108,13 @@ def measure(sessions: Mapping[str, Session], samples: GoldenSamples | SyntheticI
     if samples is None:
         return Measurement(chosen=next(iter(sessions)), rates={})
     try:
-        times = _times_s(sessions, samples, size)
+        times = fastest_runs_s(
+            {
+                name: partial(session.run, feeds_of(samples, session.signature, size))
+                for name, session in sessions.items()
+            }
+        )
     except (ExecutionError, SignatureError):
         return Measurement(chosen=next(iter(sessions)), rates={})
     chosen = list(times)[pick_fastest(list(times.values()))]
     return Measurement(chosen=chosen, rates={name: float(f"{size / seconds:.4g}") for name, seconds in times.items()})
-
-
-def _times_s(sessions: Mapping[str, Session], samples: GoldenSamples | SyntheticInputs, size: int) -> dict[str, float]:
-    """The fastest run of each in seconds. They take turns: what else happens on the machine slows all of them."""
-    times = dict.fromkeys(sessions, math.inf)
-    begun = time.perf_counter()
-    for number in range(_MOST_ROUNDS):
-        if number >= _ROUNDS and time.perf_counter() - begun > _LONG_S:
-            break
-        for name, session in sessions.items():
-            times[name] = min(times[name], _time_s(session, samples, size))
-    return times
-
-
-def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
-    """The fastest run of a turn, in seconds."""
-    feeds = feeds_of(samples, session.signature, size)
-    fastest, now = math.inf, time.perf_counter()
-    end = now + _TURN_S
-    while now < end:
-        begun = now
-        session.run(feeds)
-        now = time.perf_counter()
-        fastest = min(fastest, now - begun)
-    return fastest

@@ -68,6 +68,11 @@ class FakeClock:
     def perf_counter(self) -> float:
         return self.now_s
 
+    def process_time(self) -> float:
+        return 0.0
+
+    def sleep(self, seconds: float) -> None: ...
+
 
 @dataclass(kw_only=True)
 class FakeEngine:
@@ -144,7 +149,7 @@ def add_engine(monkeypatch: pytest.MonkeyPatch) -> AddEngine:
 
     for module in ("artifacts", "proven_session"):
         monkeypatch.setattr(f"graphkiln_backend.lowering.{module}.load_engine", load)
-    monkeypatch.setattr("graphkiln_backend.lowering.measurement.time", clock)
+    monkeypatch.setattr("graphkiln_backend.engines.timing.time", clock)
     return add
 
 

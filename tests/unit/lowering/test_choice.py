@@ -101,7 +101,7 @@ class TestPrecision:
         def fail(*_: object) -> float:
             raise ExecutionError("no such index")
 
-        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", fail)
+        monkeypatch.setattr("graphkiln_backend.engines.timing._turn_s", fail)
         proven = compare()
         assert str(proven.config) == NAME
         assert proven.basis

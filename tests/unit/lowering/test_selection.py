@@ -89,8 +89,8 @@ class TestAuto:
         kind: type,
     ) -> None:
         monkeypatch.setattr(
-            "graphkiln_backend.lowering.measurement._time_s",
-            lambda session, *_: 2.0 if isinstance(session, kind) else 1.0,
+            "graphkiln_backend.engines.timing._turn_s",
+            lambda run: 2.0 if isinstance(run.func.__self__, kind) else 1.0,
         )
         lowered = lower_version(digits / "1", LoweringPlan(candidates=(slow, fast)), cache)
         lowered.session.close()
@@ -146,7 +146,7 @@ class TestAuto:
         def unexpected(*_: object) -> float:
             raise AssertionError("measured again")
 
-        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", unexpected)
+        monkeypatch.setattr("graphkiln_backend.engines.timing._turn_s", unexpected)
         second = lower_version(digits / "1", both, cache)
         second.session.close()
         assert (second.config, second.slower) == (first.config, first.slower)
@@ -286,7 +286,7 @@ class TestChoosing:
             raise KeyboardInterrupt
 
         engines = [add_engine("a"), add_engine("b")]
-        monkeypatch.setattr("graphkiln_backend.lowering.measurement._time_s", interrupt)
+        monkeypatch.setattr("graphkiln_backend.engines.timing._turn_s", interrupt)
         with pytest.raises(KeyboardInterrupt):
             select(*engines)
         assert [engine.sessions[0].closed for engine in engines] == [1, 1]
