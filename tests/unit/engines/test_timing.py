@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -45,7 +46,7 @@ class Machine:
             if name == names[0]:
                 self._spinning_until_s = self._now_s + self.spin_s
 
-        return {name: lambda name=name: run(name) for name in names}
+        return {name: partial(run, name) for name in names}
 
 
 @pytest.fixture
