@@ -19,6 +19,7 @@ from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, name_nodes
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
+from graphkiln_converters.int8_speed import compare_speed
 from graphkiln_converters.keep_search import smallest_kept
 from graphkiln_converters.kept_nodes import kept_by_recipe
 from graphkiln_converters.nncf_quantization import check_nncf, quantize_by_nncf
@@ -120,12 +121,13 @@ def lower_and_prove(
     lowered = _lower_with_search(fp32, lower, samples, target) if recipe.search_keep else lower(target)
     _log.info("proving the lowered graph")
     proof = _prove(lowered, recipe, samples, fp32.proof.noise)
+    told = compare_speed(fp32.graph, lowered.graph, proof.golden) if recipe.precision is Precision.INT8 else ""
     return ProvenGraph(
         graph=lowered.graph,
         proof=proof,
         rewritten=fp32.rewritten.then(lowered.rewritten),
         verification=(*fp32.verification, *proof.verification),
-        notes=(*fp32.notes, *lowered.notes),
+        notes=(*fp32.notes, *lowered.notes, *filter(None, [told])),
         precision=recipe.precision,
     )
 

@@ -55,6 +55,12 @@ def identity(device: Device) -> str:
     return str(gpu(device)) if device.is_gpu else _cpu()
 
 
+def cpu_name() -> str:
+    """What the processor calls itself."""
+    # platform.processor() starts a program, which no processor of x86 needs.
+    return _fields().get("model name") or platform.processor() or platform.machine()
+
+
 def gpu(device: Device) -> Gpu:
     """Looks up a GPU.
 
@@ -144,8 +150,5 @@ def _flags() -> frozenset[str]:
 @cache
 def _cpu() -> str:
     """Model name and a digest of the instruction sets."""
-    fields = _fields()
     digest = hashlib.sha256(" ".join(sorted(_flags())).encode()).hexdigest()[:16]
-    # platform.processor() starts a program, which no processor of x86 needs.
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    return f"{name}, instruction sets {digest}"
+    return f"{cpu_name()}, instruction sets {digest}"

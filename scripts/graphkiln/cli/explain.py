@@ -44,6 +44,8 @@ def explain(
         typer.echo(deployment.plan.explain())
         if images:
             typer.echo(f"images: {images}")
+        for note in _conversion_notes(deployment):
+            typer.echo(f"conversion: {note}")
         if not plan_only:
             proven = deployment.build(artifacts)
             with proven.session:
@@ -52,11 +54,18 @@ def explain(
 
 def _document(deployment: Deployment, artifacts: ArtifactCache, *, plan_only: bool) -> dict[str, Any]:
     document = plan_document(deployment.settings, deployment.saved, deployment.plan)
+    document["conversion"] = list(_conversion_notes(deployment))
     if plan_only:
         return document
     proven = deployment.build(artifacts)
     with proven.session:
         return {**document, "session": session_document(proven)}
+
+
+def _conversion_notes(deployment: Deployment) -> tuple[str, ...]:
+    """What the conversion had to say, such as how fast int8 was beside fp32."""
+    manifest = deployment.version.manifest
+    return manifest.conversion.notes if manifest and manifest.conversion else ()
 
 
 def _show_settings(settings: Settings, saved: Precision) -> None:

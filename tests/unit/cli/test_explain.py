@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from graphkiln.cli.main import app
 from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.manifest import Conversion, Manifest
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.deployment import Deployment
 
 
@@ -63,6 +66,19 @@ class TestSettings:
         table = [line for line in explain(model, "--plan-only").stdout.splitlines() if line[:1] in "┏┃┡│└"]
         assert len(table) == 3 + 9 + 1
         assert max(map(len, table)) <= 80
+
+
+class TestConversion:
+    def test_what_it_said_is_told_again(self, model: Path) -> None:
+        """How fast int8 was beside fp32 nobody can tell from the version alone."""
+        path = model / "1" / "manifest.json"
+        note = "int8 was measured to have 0.50 with onnxruntime of the rate of fp32"
+        conversion = Conversion(
+            recipe={}, precision=Precision.INT8, passes=(), output_errors={}, graph_bytes=1, seconds=1.0, notes=(note,)
+        )
+        replace(Manifest.read(path), conversion=conversion).write(path)
+        assert f"conversion: {note}" in explain(model, "--plan-only").stdout.splitlines()
+        assert json.loads(explain(model, "--plan-only", "--json").stdout)["conversion"] == [note]
 
 
 class TestPlan:
