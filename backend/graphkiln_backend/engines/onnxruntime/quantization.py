@@ -24,6 +24,7 @@ import onnxruntime
 from onnxruntime import quantization
 
 from graphkiln_backend.engines.onnxruntime.providers import CPU
+from graphkiln_backend.engines.onnxruntime.shared_biases import separate_biases
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -87,6 +88,9 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
         with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder, _silenced():
             prepared = Path(folder) / "prepared.onnx"
             quantization.quant_pre_process(str(graph), str(prepared), skip_symbolic_shape=True)
+            model = onnx.load(prepared)
+            separate_biases(model.graph)
+            onnx.save(model, prepared)
             quantization.quantize_static(
                 str(prepared),
                 str(target),
