@@ -181,14 +181,16 @@ def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], mad
         auto: Its set-up.
         by_hand: What it may choose between.
         measured: The rounds of each, equally many; one that cannot be built is not there.
-        made: What each computes with: where that is the same, a difference is the machine's noise, so what computes as
-            `auto` does stands for it.
+        made: What each computes with: where that is the same, a difference is the machine's noise, so of what computes
+            as `auto` does the faster one of each round counts.
     """
-    best = max((name for name in by_hand if name in measured), key=lambda name: statistics.median(measured[name].rates))
-    alike = next((name for name in by_hand if name in measured and made[name] == made[auto]), auto)
-    if made[alike] == made[best]:
+    alike = [name for name in (auto, *by_hand) if name in measured and made[name] == made[auto]]
+    rates = {name: measured[name].rates for name in by_hand if name in measured}
+    rates |= dict.fromkeys(alike, [max(each) for each in zip(*(measured[name].rates for name in alike), strict=True)])
+    best = max((name for name in by_hand if name in measured), key=lambda name: statistics.median(rates[name]))
+    if best in alike:
         return f"is {best}"
-    ratio = ratio_of(measured[alike].rates, measured[best].rates).median
+    ratio = ratio_of(rates[auto], rates[best]).median
     return f"within 3% of {best}" if ratio >= _CLOSE else f"{1 - ratio:.0%} behind {best}"
 
 

@@ -49,6 +49,12 @@ def test_what_computes_with_the_same_is_the_best_however_noisy_the_machine_was()
     assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == "is openvino fp32"
 
 
+def test_what_was_held_up_by_hand_alone_is_still_the_best() -> None:
+    measured = {ORT_FP32: Rounds(rates=[6.0]), OV_FP32: Rounds(rates=[8.0]), AUTO_BF16: Rounds(rates=[10.0])}
+    made = {ORT_FP32: "one", OV_FP32: "other", AUTO_BF16: "one"}
+    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == "is onnxruntime fp32"
+
+
 @pytest.fixture
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The architectures that were measured; there are two of them."""
