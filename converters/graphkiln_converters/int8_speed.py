@@ -44,14 +44,17 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
             _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
     if not rates:
         return ""
-    fastest_fp32, fastest_int8 = (max(each) for each in zip(*rates.values(), strict=True))
-    ratios = " and ".join(f"{int8 / fp32:.2f} with {engine}" for engine, (fp32, int8) in rates.items())
-    told = f"int8 was measured to have {ratios} of the rate of fp32, on {hardware.cpu_name()}"
-    if fastest_int8 >= fastest_fp32:
-        return told
-    slower = f"{told}: fp32 is the faster one there"
-    _log.warning("%s", slower)
-    return slower
+    ratios = " and ".join(f"{int8 / fp32:.2f}x with {engine}" for engine, (fp32, int8) in rates.items())
+    by_name = {
+        f"{precision} with {engine}": rate
+        for engine, pair in rates.items()
+        for precision, rate in zip((Precision.FP32, Precision.INT8), pair, strict=True)
+    }
+    fastest = max(by_name, key=by_name.__getitem__)
+    told = f"rate of int8 to that of fp32, on {hardware.cpu_name()}: {ratios}; the fastest there is {fastest}"
+    if fastest.startswith(Precision.FP32):
+        _log.warning("%s", told)
+    return told
 
 
 def _rates(engine: str, fp32: Path, int8: Path, golden: GoldenSamples) -> tuple[float, float]:

@@ -125,8 +125,8 @@ def environment(name: str) -> Path:
 def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
     """Starts a peer's server, and checks that it answers what the bare session does.
 
-    In int8 it computes as exactly as graphkiln does: on CPUs without VNNI, ONNX Runtime is faster otherwise, and 45% of a
-    signal may be wrong.
+    In int8 it computes as exactly as graphkiln does: on CPUs without VNNI, ONNX Runtime is faster otherwise, and 45% of
+    a signal may be wrong.
     """
     if saturates_products_of_bytes():
         os.environ[EXACT_PRODUCTS] = "1"  # for the bare session here, too

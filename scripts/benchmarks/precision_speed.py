@@ -186,7 +186,8 @@ def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], mad
     """
     alike = [name for name in (auto, *by_hand) if name in measured and made[name] == made[auto]]
     rates = {name: measured[name].rates for name in by_hand if name in measured}
-    rates |= dict.fromkeys(alike, [max(each) for each in zip(*(measured[name].rates for name in alike), strict=True)])
+    faster = [max(each) for each in zip(*(measured[name].rates for name in alike), strict=True)]
+    rates |= dict.fromkeys(alike, faster)
     best = max((name for name in by_hand if name in measured), key=lambda name: statistics.median(rates[name]))
     if best in alike:
         return f"is {best}"

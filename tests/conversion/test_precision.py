@@ -122,7 +122,7 @@ def test_int8_says_how_much_became_integer(run: Convert, digits: Path, files: di
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None
     assert manifest.conversion.notes[0] == "5/5 products in int8"
-    assert "of the rate of fp32" in manifest.conversion.notes[1]
+    assert "rate of int8 to that of fp32" in manifest.conversion.notes[1]
 
 
 def test_int8_ends_can_stay(run: Convert, digits: Path, files: dict[str, str]) -> None:

@@ -72,7 +72,7 @@ class TestConversion:
     def test_what_it_said_is_told_again(self, model: Path) -> None:
         """How fast int8 was beside fp32 nobody can tell from the version alone."""
         path = model / "1" / "manifest.json"
-        note = "int8 was measured to have 0.50 with onnxruntime of the rate of fp32"
+        note = "rate of int8 to that of fp32: 0.50x with onnxruntime"
         conversion = Conversion(
             recipe={}, precision=Precision.INT8, passes=(), output_errors={}, graph_bytes=1, seconds=1.0, notes=(note,)
         )

@@ -11,10 +11,10 @@ from graphs import compute, draw, graph
 
 from graphkiln_backend.engines.hardware import cpu_name
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
+from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_converters import int8_speed
 from graphkiln_converters.int8_speed import compare_speed
 
 TEXT = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu(a) }"
@@ -48,25 +48,23 @@ def taking(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[float, float]) -> None
         assert all(run() for run in runs.values())
         return dict(zip(runs, next(left), strict=True))
 
-    monkeypatch.setattr(int8_speed, "fastest_runs_s", times)
+    monkeypatch.setattr("graphkiln_converters.int8_speed.fastest_runs_s", times)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None:
     """Leaves one engine; the others raise."""
-    load = int8_speed.load_engine
 
     def fail(name: str) -> object:
         if name == engine:
-            return load(name)
+            return load_engine(name)
         raise error
 
-    monkeypatch.setattr(int8_speed, "load_engine", fail)
+    monkeypatch.setattr("graphkiln_converters.int8_speed.load_engine", fail)
 
 
 def test_it_is_really_measured(fp32: Path, int8: Path, golden: GoldenSamples) -> None:
     told = compare_speed(fp32, int8, golden)
-    assert told.startswith("int8 was measured to have ")
-    assert "of the rate of fp32" in told
+    assert told.startswith(f"rate of int8 to that of fp32, on {cpu_name()}: ")
 
 
 def test_where_int8_is_faster_nothing_is_warned_of(
@@ -75,7 +73,8 @@ def test_where_int8_is_faster_nothing_is_warned_of(
     only(monkeypatch, "onnxruntime", EngineUnavailable("openvino is not installed"))
     taking(monkeypatch, (0.3, 0.2))
     assert compare_speed(fp32, int8, golden) == (
-        f"int8 was measured to have 1.50 with onnxruntime of the rate of fp32, on {cpu_name()}"
+        f"rate of int8 to that of fp32, on {cpu_name()}: 1.50x with onnxruntime; "
+        "the fastest there is int8 with onnxruntime"
     )
     assert not caplog.records
 
@@ -87,8 +86,8 @@ def test_where_the_fastest_fp32_is_faster_that_is_warned_of(
     taking(monkeypatch, (0.1, 0.3), (0.4, 0.2))
     with caplog.at_level(logging.WARNING):
         told = compare_speed(fp32, int8, golden)
-    assert "0.33 with onnxruntime and 2.00 with openvino" in told
-    assert told.endswith("fp32 is the faster one there")
+    assert "0.33x with onnxruntime and 2.00x with openvino" in told
+    assert told.endswith("the fastest there is fp32 with onnxruntime")
     assert [record.getMessage() for record in caplog.records] == [told]
 
 

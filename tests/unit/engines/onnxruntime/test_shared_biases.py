@@ -12,7 +12,7 @@ from onnx import helper
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.engines.onnxruntime.shared_biases import separate_biases
 
-WEIGHTS = {f"w{number}": np.random.default_rng(number).normal(size=(4, 4, 1, 1)).astype(np.float32) for number in (0, 1)}
+WEIGHTS = {f"w{seed}": np.random.default_rng(seed).normal(size=(4, 4, 1, 1)).astype(np.float32) for seed in (0, 1)}
 
 
 def sharing(between: str) -> onnx.ModelProto:
@@ -22,7 +22,8 @@ def sharing(between: str) -> onnx.ModelProto:
         helper.make_node("Conv", [between, "w1", "val_6"], ["y"]),
     ]
     shape = ["b", 4, 2, 2]
-    return zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)], {"val_6": np.ones(4, np.float32), **WEIGHTS})
+    constants = {"val_6": np.ones(4, np.float32), **WEIGHTS}
+    return zoo.model(nodes, [zoo.value("x", shape)], [zoo.value("y", shape)], constants)
 
 
 def test_each_product_has_its_own() -> None:
