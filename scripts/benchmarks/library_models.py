@@ -9,6 +9,7 @@ Source: Oneflow-Inc/libai, "Supported Models" (the list).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -106,11 +107,13 @@ def _t5_decoder(folder: Path, is_small: bool) -> Made:
     }
     caches = _transformers()
     own = caches.DynamicCache([_pair(past, layer) for layer in layers])
+    cache = caches.EncoderDecoderCache(own, caches.DynamicCache())
+    name_of_cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     with torch.inference_mode():
         found = model(
             encoder_outputs=(torch.from_numpy(feeds["encoder_hidden_states"]),),
-            past_key_values=caches.EncoderDecoderCache(own, caches.DynamicCache()),
             use_cache=True,
+            **{name_of_cache: cache},
             **{
                 name: torch.from_numpy(feeds[name])
                 for name in ("attention_mask", "decoder_input_ids", "decoder_attention_mask")

@@ -8,6 +8,7 @@ different lengths be computed in one batch: their pasts are filled up in front.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -69,21 +70,24 @@ class DecoderStep(torch.nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        # transformers 5.24 gave it another name, and 5.40 no longer knows the old one.
+        parameters = inspect.signature(model.forward).parameters
+        self._cache = "cache" if "cache" in parameters else "past_key_values"
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """The inputs in order -> `logits` `[batch, 1, tokens]`, and the cache, longer by one position."""
         tokens, mask, states, source_mask, *past = tensors
         pairs = list(zip(past[::2], past[1::2], strict=True))
         layers: list[Any] = [_Past(keys, values) for keys, values in pairs]
-        source = Cache(layers=[_Source() for _ in pairs])
+        cache = EncoderDecoderCache(Cache(layers=layers), Cache(layers=[_Source() for _ in pairs]))
         found = self.model(
             encoder_outputs=(states,),
             attention_mask=source_mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=mask,
-            past_key_values=EncoderDecoderCache(Cache(layers=layers), source),
             use_cache=True,
             return_dict=True,
+            **{self._cache: cache},
         )
         present: dict[str, torch.Tensor] = {}
         for number, layer in enumerate(layers):
