@@ -229,7 +229,9 @@ class TestLowered:
         assert [verdict.step for verdict in manifest.verification] == ["export", "int8"]
         assert manifest.verification[1].relative_l2_limit == 0.5
         assert manifest.conversion is not None
-        assert manifest.conversion.notes == ("2/2 products in int8",)
+        coverage, speed = manifest.conversion.notes
+        assert coverage == "2/2 products in int8"
+        assert speed.startswith("rate of int8 to that of fp32, on ")
 
 
 class Rough(TextSource):
