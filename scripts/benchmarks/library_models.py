@@ -9,7 +9,6 @@ Source: Oneflow-Inc/libai, "Supported Models" (the list).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -86,6 +85,8 @@ def _t5_encoder(folder: Path, is_small: bool) -> Made:
 
 
 def _t5_decoder(folder: Path, is_small: bool) -> Made:
+    from graphkiln_converters.sources.decoder import cache_argument  # brings transformers
+
     model = _transformers_model("T5ForConditionalGeneration", _T5 if is_small else {})
     model.save_pretrained(folder)
     config = model.config
@@ -107,18 +108,12 @@ def _t5_decoder(folder: Path, is_small: bool) -> Made:
     }
     caches = _transformers()
     own = caches.DynamicCache([_pair(past, layer) for layer in layers])
-    cache = caches.EncoderDecoderCache(own, caches.DynamicCache())
-    name_of_cache = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    cache = {cache_argument(model): caches.EncoderDecoderCache(own, caches.DynamicCache()), "use_cache": True}
+    given = ("attention_mask", "decoder_input_ids", "decoder_attention_mask")
+    tensors = {name: torch.from_numpy(feeds[name]) for name in given}
     with torch.inference_mode():
-        found = model(
-            encoder_outputs=(torch.from_numpy(feeds["encoder_hidden_states"]),),
-            use_cache=True,
-            **{name_of_cache: cache},
-            **{
-                name: torch.from_numpy(feeds[name])
-                for name in ("attention_mask", "decoder_input_ids", "decoder_attention_mask")
-            },
-        )
+        states = torch.from_numpy(feeds["encoder_hidden_states"])
+        found = model(encoder_outputs=(states,), **cache, **tensors)
     present = {
         f"present_{what}_{number}": getattr(layer, f"{what}s").numpy()
         for number, layer in enumerate(own.layers)

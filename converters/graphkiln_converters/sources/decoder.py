@@ -60,6 +60,11 @@ class _Source(_Layer):  # type: ignore[misc]
         return key_states, value_states
 
 
+def cache_argument(model: Any) -> str:
+    """What a model of transformers calls its cache: 5.24 gave it another name, and 5.40 no longer knows the old one."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 class DecoderStep(torch.nn.Module):
     """One token for each sequence of a batch.
 
@@ -70,9 +75,7 @@ class DecoderStep(torch.nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        # transformers 5.24 gave it another name, and 5.40 no longer knows the old one.
-        parameters = inspect.signature(model.forward).parameters
-        self._cache = "cache" if "cache" in parameters else "past_key_values"
+        self._cache = cache_argument(model)
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
         """The inputs in order -> `logits` `[batch, 1, tokens]`, and the cache, longer by one position."""
