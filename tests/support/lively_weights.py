@@ -32,11 +32,11 @@ def lively_weights(name: str, side: int) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     models = import_torchvision().models
     model = models.get_model(name, weights=None, weights_backbone=None).eval()
-    # Where normalizations are set by smooth images, MobileNets tell differences that fp32 cannot.
+    # Beside smooth images, MobileNets whose normalizations were set tell differences that fp32 cannot.
     takes_noise = name.startswith("fasterrcnn_mobilenet") or not hasattr(model, "transform")
     batch = torch.randn(2, 3, side, side) if takes_noise else _images(model.transform, side)
     if name.startswith(("fasterrcnn_mobilenet", "retinanet")):
-        _let_through(model, batch)
+        _let_through(model, torch.randn(2, 3, side, side))
     _spread(model, batch)
     return dict(model.state_dict())
 
