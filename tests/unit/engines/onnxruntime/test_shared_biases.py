@@ -35,6 +35,14 @@ def test_each_product_has_its_own() -> None:
     assert [values[name] for name in biases] == [[1.0] * 4] * 2
 
 
+def test_normalizations_have_their_own_too() -> None:
+    graph = sharing("middle").graph
+    for node in graph.node:
+        node.op_type = "LayerNormalization"
+    separate_biases(graph)
+    assert [node.input[2] for node in graph.node] == ["val_6", "val_6 of y"]
+
+
 def test_biases_that_nobody_shares_stay() -> None:
     graph = sharing("middle").graph
     graph.node[1].input[2] = "w1"
