@@ -155,7 +155,9 @@ class OpenVinoSession(Closeable):
         try:
             if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
                 return self._run_in_parallel(feeds, names)
-            results = self._requests[0].infer(self._arrays(feeds), share_inputs=True, share_outputs=False)
+            # Shared inputs would end an output that is an input (behind a Cast that OpenVINO drops) in memory of the
+            # caller, which later requests overwrite (OpenVINO 2026.x).
+            results = self._requests[0].infer(self._arrays(feeds), share_inputs=False, share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
             self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
@@ -188,7 +190,7 @@ class OpenVinoSession(Closeable):
         started = []
         try:
             for request, part in zip(requests, parts, strict=True):
-                request.start_async(part, share_inputs=True)
+                request.start_async(part, share_inputs=False)
                 started.append(request)
             for request in requests:
                 request.wait()

@@ -50,6 +50,33 @@ def test_answers_are_not_overwritten_by_the_next_run(digits: Path) -> None:
     np.testing.assert_array_equal(first, kept)
 
 
+@pytest.mark.parametrize("streams", [1, 2])
+def test_an_output_that_is_an_input_holds_the_memory_of_this_request(tmp_path: Path, streams: int) -> None:
+    """OpenVINO drops a Cast to the same type: with shared inputs its output is the caller's memory, or an earlier one's."""
+    nodes = [helper.make_node("Relu", ["X"], ["R"]), helper.make_node("Cast", ["Z"], ["Y"], to=TensorProto.INT32)]
+    graph = helper.make_graph(
+        nodes,
+        "passes_on",
+        [
+            helper.make_tensor_value_info("X", TensorProto.FLOAT, ["n", 8]),
+            helper.make_tensor_value_info("Z", TensorProto.INT32, ["n", 2]),
+        ],
+        [
+            helper.make_tensor_value_info("R", TensorProto.FLOAT, ["n", 8]),
+            helper.make_tensor_value_info("Y", TensorProto.INT32, ["n", 2]),
+        ],
+    )
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    with OpenVinoEngine().build(path, dataclasses.replace(CONFIG, streams=streams)) as session:
+        for turn, rows in enumerate((4, 1, 1, 2, 4, 1, 3, 1)):
+            sent = np.full((rows, 2), 1000 + turn, np.int32)
+            answer = session.run({"X": np.ones((rows, 8), np.float32), "Z": sent})["Y"]
+            np.testing.assert_array_equal(answer, sent)
+            answer[:] = -1  # an answer is the caller's own: it is no memory of the request's input
+            assert (sent == 1000 + turn).all()
+
+
 def test_threads_are_not_pinned(digits: Path) -> None:
     """By default each process pins its threads to the machine's first cores: all instances to the same ones."""
     with OpenVinoEngine().build(digits / "1" / "model.onnx", CONFIG) as session:
