@@ -6,6 +6,7 @@ least a second each. With complete configurations it need not. The user's folder
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -34,7 +35,9 @@ class OtherBackend(RepositoryError):
 
 
 def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
-    """Mirrors a model by links, with some of its versions and another configuration.
+    """Mirror a model by links, with some of its versions and another configuration.
+
+    Label files are copied: Triton refuses a label file whose real path lies outside the model's folder (since 26.02).
 
     Args:
         model: The user's folder of the model; never written to.
@@ -51,6 +54,42 @@ def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: M
             (mirror / entry.name).symlink_to(entry.absolute())
     if config is not None:
         write_config(config, mirror / CONFIG_FILE)
+    copy_labels(model, mirror, read_config(model / CONFIG_FILE) if config is None else config)
+
+
+def copy_labels(model: Path, mirror: Path, config: ModelConfigProto) -> None:
+    """Put real copies of the label files that a configuration names into a mirrored model.
+
+    Args:
+        model: The user's folder of the model.
+        mirror: Its mirror. Links to folders on the way to a label file become folders of links.
+        config: Names the label files; those that are missing or lie outside the model are left to Triton's own error.
+
+    Raises:
+        OSError: The mirror cannot be written.
+    """
+    for name in sorted({output.label_filename for output in config.output if output.label_filename}):
+        parts = Path(name).parts
+        if Path(name).is_absolute() or ".." in parts or not (model / name).is_file():
+            continue
+        if len(parts) > 1 and version_number(parts[0]) is not None and not (mirror / parts[0]).exists():
+            continue  # of a version that is not shown
+        for depth in range(1, len(parts)):
+            _make_folder_of_links(mirror.joinpath(*parts[:depth]))
+        (mirror / name).unlink(missing_ok=True)
+        shutil.copyfile(model / name, mirror / name)
+
+
+def _make_folder_of_links(path: Path) -> None:
+    """Replace a link to a folder by a folder that links to each of its entries."""
+    if path.is_symlink():
+        target = path.resolve()
+        path.unlink()
+        path.mkdir()
+        for entry in target.iterdir():
+            (path / entry.name).symlink_to(entry)
+    else:
+        path.mkdir(exist_ok=True)
 
 
 def _is_hidden(entry: Path, versions: Collection[int]) -> bool:

@@ -16,7 +16,7 @@ from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.repository.config import ModelConfigProto
-from graphkiln_backend.repository.overlay import write_mirror
+from graphkiln_backend.repository.overlay import copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.repository_control import LoadOverride
 from graphkiln_backend.triton.sent_models import NOTES, remove_sent
@@ -110,9 +110,7 @@ class Mirror:
             folder = self._next / str(version)
             folder.mkdir()
             (folder / "model.py").write_text(_IMAGES)
-        for labels in {output.label_filename for output in config.output if output.label_filename}:
-            if not (self._next / labels).exists():
-                (self._next / labels).symlink_to((model / labels).absolute())
+        copy_labels(model, self._next, config)
         self._swap_in(name)
 
     def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:

@@ -10,7 +10,7 @@ from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges
-from graphkiln_backend.repository.overlay import write_mirror
+from graphkiln_backend.repository.overlay import copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
 
 PREFIX = "graphkiln-tune-"
@@ -38,4 +38,5 @@ def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None)
         write_mirror(subject.folder, model, [] if version else [subject.version], config)
         if version:
             (model / str(subject.version)).symlink_to(version)
+            copy_labels(subject.folder, model, config)
         yield store

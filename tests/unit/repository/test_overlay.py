@@ -57,8 +57,36 @@ class TestMirror:
     def test_links_everything_else(self, store: Path, tmp_path: Path) -> None:
         mirror = build(store, tmp_path / "overlay")
         assert (mirror / "bare" / "1").readlink() == store / "bare" / "1"
-        assert (mirror / "written" / "labels.txt").readlink() == store / "written" / "labels.txt"
         assert not (mirror / "written" / "config.pbtxt").is_symlink()
+
+    @pytest.mark.parametrize("place", ["labels.txt", "names/labels.txt", "1/labels.txt"])
+    @pytest.mark.parametrize("completed", [True, False])
+    def test_label_files_lie_within_the_model_as_triton_resolves_them(
+        self, store: Path, tmp_path: Path, place: str, *, completed: bool
+    ) -> None:
+        """Triton since 26.02 refuses a label file whose real path leaves the model's folder."""
+        model, mirror = store / "written", tmp_path / "mirror"
+        (model / place).parent.mkdir(exist_ok=True)
+        (model / place).write_text("red\ngreen\nblue\n")
+        (model / "config.pbtxt").write_text(
+            f'backend: "graphkiln" output [{{ name: "y" data_type: TYPE_FP32 dims: [3] label_filename: "{place}" }}]'
+        )
+        config = read_config(model / "config.pbtxt") if completed else None
+        write_mirror(model, mirror, {1}, config)
+        assert (mirror / place).resolve().is_relative_to(mirror.resolve())
+        assert (mirror / place).read_text() == "red\ngreen\nblue\n"
+        assert (mirror / "1" / "model.onnx").resolve() == (model / "1" / "model.onnx").resolve()
+
+    @pytest.mark.parametrize("place", ["../other.txt", "missing.txt"])
+    def test_a_label_file_that_is_none_of_the_model_is_left_to_triton(
+        self, store: Path, tmp_path: Path, place: str
+    ) -> None:
+        (store / "other.txt").write_text("x\n")
+        model = store / "written"
+        (model / "config.pbtxt").write_text(f'output [{{ name: "y" label_filename: "{place}" }}]')
+        write_mirror(model, tmp_path / "mirror", {1}, None)
+        assert not (tmp_path / "mirror" / "missing.txt").exists()
+        assert not (tmp_path / "other.txt").exists()
 
     def test_hides_other_versions(self, store: Path, tmp_path: Path) -> None:
         for version in (2, 3):

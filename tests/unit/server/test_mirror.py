@@ -40,6 +40,17 @@ def test_shows_some_versions_and_then_others(mirror: Mirror, model: Path) -> Non
     assert names(mirror.path) == ["m"]
 
 
+def test_a_model_that_takes_images_has_label_files_of_its_own(mirror: Mirror, model: Path) -> None:
+    """Triton since 26.02 refuses a label file whose real path leaves the model's folder."""
+    (model / "1" / "labels.txt").write_text("cat\ndog\n")
+    config = read_config(model / "config.pbtxt")
+    config.output.add(name="y", label_filename="1/labels.txt")
+    mirror.show_images("m.images", model, [1], config)
+    labels = mirror.path / "m.images" / "1" / "labels.txt"
+    assert labels.resolve().is_relative_to(mirror.path.resolve())
+    assert labels.read_text() == "cat\ndog\n"
+
+
 def test_nothing_else_lies_where_triton_looks(mirror: Mirror, model: Path) -> None:
     mirror.show(model, [1], None)
     mirror.remove("m")
