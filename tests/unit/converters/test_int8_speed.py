@@ -21,6 +21,13 @@ TEXT = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu
 GRAPH = {"first": draw(8, 6)}
 
 
+@pytest.fixture(autouse=True)
+def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both engines compute int8 on any CPU: without VNNI, OpenVINO's is refused."""
+    for module in ("openvino_graph", "onnxruntime.loading", "onnxruntime.engine"):
+        monkeypatch.setattr(f"graphkiln_backend.engines.{module}.saturates_products_of_bytes", lambda: False)
+
+
 @pytest.fixture
 def fp32(tmp_path: Path) -> Path:
     save(graph(TEXT, **GRAPH), tmp_path / "fp32.onnx")
