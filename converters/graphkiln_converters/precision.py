@@ -2,29 +2,250 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import onnx
 import onnx_ir
 
-from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, quantize
-from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, count_integer_products, quantize
+from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.engines.timing import fastest_runs_s
+from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
+    ConversionError,
+    EngineUnavailable,
+    GraphkilnError,
+    LoweringError,
+    VerificationError,
+)
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
-from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, name_nodes
+from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
-from graphkiln_converters.int8_speed import compare_speed
-from graphkiln_converters.keep_search import smallest_kept
-from graphkiln_converters.kept_nodes import kept_by_recipe
-from graphkiln_converters.nncf_quantization import check_nncf, quantize_by_nncf
+from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
+
+# Finds the nodes that must keep their precision: a set of which none can be left out.
+
+
+def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Finds a minimal set of nodes with which a test passes.
+
+    Args:
+        names: All nodes; keeping all of them passes, which is not tested.
+        passes: Whether the test passes while some of them are kept. What passes must pass with more of them, too.
+
+    Returns:
+        Their names; empty when the test passes without any.
+
+    Source: Junker, "QuickXplain", 2004: halves the set, and tests each half with the other kept.
+    """
+
+    def needed(among: Sequence[str], kept: Sequence[str]) -> list[str]:
+        if len(kept) == len(names) or passes(kept):
+            return []
+        if len(among) == 1:
+            return list(among)
+        first, second = among[: len(among) // 2], among[len(among) // 2 :]
+        from_first = needed(first, [*kept, *second])
+        return [*from_first, *needed(second, [*kept, *from_first])]
+
+    return tuple(needed(names, []))
+
+
+# Which nodes of a graph stay fp32 when it is quantized: what a person said, and what decides nothing about speed.
+
+
+def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
+    """Names of the nodes that a recipe keeps in fp32, and of those behind the last products.
+
+    Args:
+        model: Its nodes have names.
+        recipe: What stays fp32.
+    """
+    products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
+    ends = [] if recipe.quantize_ends or not products else [products[0], products[-1]]
+    said = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
+    return [*said, *ends, *behind_products(model)]
+
+
+def behind_products(model: onnx_ir.Model) -> list[str]:
+    """Names of the nodes that no product depends on: what is read from the last layers.
+
+    There is little to compute there, and much to lose: coordinates of boxes in 256 steps are off by pixels.
+    """
+    products = [node for node in model.graph if node.op_type in PRODUCTS]
+    before = _ancestors(products)
+    return [str(node.name) for node in model.graph if node not in before and node.op_type not in PRODUCTS]
+
+
+def _ancestors(nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
+    """Every node that one of some nodes depends on."""
+    found: set[onnx_ir.Node] = set()
+    waiting = list(nodes)
+    while waiting:
+        producers = {value.producer() for value in waiting.pop().inputs if value is not None}
+        new = {producer for producer in producers if producer is not None} - found
+        found |= new
+        waiting += new
+    return found
+
+
+# How fast an int8 graph is beside the fp32 graph that it was made from, on the machine that converts.
+#
+# A version that was saved in int8 has no fp32 graph beside it, so nobody can tell later. On CPUs it need not be faster:
+# of MobileNetV3-small, with its many small layers, int8 has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
+
+_ENGINES = ("onnxruntime", "openvino")
+_BATCH = 4
+
+
+def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
+    """What int8 brings on this machine's CPU, in each engine that computes both graphs; empty where none does.
+
+    A warning is logged where the fastest fp32 is faster than the fastest int8.
+
+    Args:
+        fp32: The graph that was quantized.
+        int8: What came of it; its inputs are the same.
+        golden: What both are fed with.
+    """
+    times: dict[str, Mapping[str, float]] = {}
+    for engine in _ENGINES:
+        try:
+            times[engine] = _times_s(engine, fp32, int8, golden)
+        except GraphkilnError as error:  # not installed, or it does not compute int8 exactly here
+            _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
+    if not times:
+        return ""
+    ratios = " and ".join(
+        f"{each[Precision.FP32] / each[Precision.INT8]:.2f}x with {engine}" for engine, each in times.items()
+    )
+    _, precision, engine = min((took, name, engine) for engine, each in times.items() for name, took in each.items())
+    fastest = f"the fastest there is {precision} with {engine}"
+    told = f"rate of int8 to that of fp32, on {hardware.cpu_name()}: {ratios}; {fastest}"
+    if precision == Precision.FP32:
+        _log.warning("%s", told)
+    return told
+
+
+def _times_s(engine: str, fp32: Path, int8: Path, golden: GoldenSamples) -> Mapping[str, float]:
+    """Seconds of a batch of each, by precision.
+
+    Raises:
+        GraphkilnError: The engine does not compute one of them.
+    """
+    config = SessionConfig(
+        engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
+    )
+    feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
+    with ExitStack() as opened:
+        built = load_engine(engine)
+        sessions = {name: opened.enter_context(built.build(graph, config)) for name, graph in graphs.items()}
+        return fastest_runs_s({name: partial(session.run, feeds) for name, session in sessions.items()})
+
+
+# Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths.
+#
+# What it gave beside ONNX Runtime's quantizer stands in docs/precision.md. Its graphs take the same proof as all
+# others.
+
+_TRANSFORMER = {"LayerNormalization", "Softmax"}
+"""Operators that a transformer has."""
+
+
+def quantize_by_nncf(
+    graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
+) -> Coverage:
+    """Writes a QDQ graph.
+
+    Args:
+        graph: The fp32 graph; its nodes have names.
+        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
+        target: Where to write.
+        exclude: Names of nodes that stay fp32.
+        whole: Whether the graph has no batch: each sample is a whole input.
+
+    Raises:
+        EngineUnavailable: NNCF is not installed.
+        LoweringError: NNCF cannot quantize the graph, or ONNX Runtime does not load what it wrote.
+    """
+    nncf = _import_nncf()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # progress bars; stdout belongs to whoever prints JSON there
+            model = onnx.load(graph)
+            transformer = {node.op_type for node in model.graph.node} >= _TRANSFORMER
+            quantized = nncf.quantize(
+                model,
+                nncf.Dataset(_split(samples, whole=whole)),
+                subset_size=len(next(iter(samples.values()))),
+                model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+                ignored_scope=nncf.IgnoredScope(names=list(exclude), validate=False) if exclude else None,
+            )
+            onnx.save(quantized, target)
+        return count_integer_products(target)
+    except Exception as error:  # the quantizer raises whatever it meets
+        raise LoweringError(
+            f"NNCF cannot quantize {graph}",
+            attempts=(f"{type(error).__name__}: {error}",),
+            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
+        ) from error
+
+
+def _split(samples: Mapping[str, AnyArray], *, whole: bool) -> list[dict[str, AnyArray]]:
+    """The samples one by one, as the graph takes them."""
+    count = len(next(iter(samples.values())))
+    rows: list[Any] = [index if whole else slice(index, index + 1) for index in range(count)]
+    return [{name: array[row] for name, array in samples.items()} for row in rows]
+
+
+def check_nncf() -> None:
+    """Says that NNCF is not installed before minutes pass; whether it can be loaded shows later.
+
+    Raises:
+        EngineUnavailable: It is not.
+    """
+    if find_spec("nncf") is None:
+        raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
+
+
+def _import_nncf() -> Any:
+    """The library; it neither reports usage nor logs what is no error."""
+    os.environ.setdefault("NNCF_CI", "1")  # without it, its use is reported. Source: nncf/telemetry/wrapper.py
+    try:
+        import nncf
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"--int8-by nncf needs a library that is not installed: {error}", extra="nncf"
+        ) from error
+    except Exception as error:  # built for another release of something else
+        raise EngineUnavailable(
+            f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
+            hint="install it anew (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
+        ) from error
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    return nncf
+
 
 _log = logging.getLogger("graphkiln.converters")
 

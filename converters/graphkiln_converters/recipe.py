@@ -9,15 +9,46 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from graphkiln_backend.graph.model_name import fault_in_name
+from graphkiln_backend.graph.model_name import MAX_LENGTH, fault_in_name
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_converters.detection.options import BoxFormat, Head
-from graphkiln_converters.source_name import name_of
+
+# The model name that a source suggests, for a conversion that is given none.
+
+_KIND = re.compile(r"[a-z]{2,}(?=:)")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
+_GENERIC = {"model", "saved", "graph", "network", "weights"}
+"""Names that say nothing: the folder around them says more."""
+
+
+def name_of(source: str) -> str:
+    """A legal model name for a source: its architecture, factory, file or folder; empty where it has none.
+
+    A `model.onnx` of a model repository (`NAME/1/model.onnx`) is called NAME.
+    """
+    source = source.replace("://", "/")  # an address names a file as a path does
+    kind = _KIND.match(source)
+    location = source.partition(":")[2] if kind else source
+    if kind and kind[0] == "python":
+        return _legal(location.rpartition(":")[2])
+    if kind and "/" not in location:
+        return _legal(location)
+    path = PurePath(location)
+    parts = [*path.parts[:-1], path.name if kind else path.stem]
+    names = [name for name in map(_legal, parts) if name]
+    telling = [name for name in names if name.lower() not in _GENERIC and not name.isdecimal()]
+    return next(reversed(telling or names), "")
+
+
+def _legal(text: str) -> str:
+    """A text whose characters are those of model names, in as few changes as possible."""
+    return _ILLEGAL.sub("-", text).strip("-.")[:MAX_LENGTH]
+
 
 _MOST = (1 << 31) - 1
 """Of what Triton counts in 32 bits."""

@@ -25,13 +25,11 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_converters.oneflow import registry
+from graphkiln_converters.oneflow import translation as registry
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.elements import BY_PROTO_NAME
 from graphkiln_converters.oneflow.mlir import parse
-from graphkiln_converters.oneflow.registry import GROUP
-from graphkiln_converters.oneflow.state import read_state
-from graphkiln_converters.oneflow.translation import translate
+from graphkiln_converters.oneflow.translation import GROUP, read_state, translate
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 

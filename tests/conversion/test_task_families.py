@@ -16,8 +16,7 @@ from tiny_transformers import DETECTORS, LABELS, SEGMENTERS, save_model
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Segmentation, Task
-from graphkiln_converters.sources.torchvision_detection import list_detectors
-from graphkiln_converters.sources.torchvision_segmentation import list_segmenters
+from graphkiln_converters.sources.torchvision import list_detectors, list_segmenters
 
 pytestmark = [pytest.mark.families, pytest.mark.timeout(1200)]
 SIDE = 128

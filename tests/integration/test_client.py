@@ -380,7 +380,7 @@ class TestClassify:
         assert answer.top.label == "ant"
 
     def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln_client.images import prepare
+        from graphkiln_client.image_requests import prepare
 
         image = Image.new("RGB", (64, 64))
         numbers = prepare(image, Preprocess(resize=(4, 4))).sample

@@ -16,7 +16,7 @@ CODE = """
 from functools import partial
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from graphkiln_backend.triton.input_views import view_inputs
+from graphkiln_backend.triton.model import view_inputs
 
 class TritonPythonModel:
     def initialize(self, args):

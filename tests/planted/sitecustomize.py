@@ -12,7 +12,8 @@ import time
 
 
 def plant() -> None:
-    from graphkiln_backend.scoring import proving, worker
+    from graphkiln_backend.scoring import worker
+    from graphkiln_backend.scoring import worker as proving
 
     load, run = worker._load, proving.SharedSession.run
     wrong = []

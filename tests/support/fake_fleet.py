@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
-from graphkiln_backend.scoring.breaker import MOST_STORE_FAILURES
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.schedule import MOST_STORE_FAILURES
 from graphkiln_backend.scoring.units import Unit
 
 

@@ -18,20 +18,119 @@ server uses its spare one in the temporary folder instead, and says so once.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault
-from graphkiln_backend.cache.listing import StoredEntry, is_left_over, list_entries
-from graphkiln_backend.cache.locks import locked_alone, wait_for_lock
+from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault, read_entry
 from graphkiln_backend.cache.reservation import Reservation, explained_errors
 from graphkiln_backend.cache.trust import make_private
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import CacheError
+
+# What lies in the folder of an artifact cache: entries with the time of their last use, and what is no entry.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredEntry:
+    """An entry as `graphkiln cache list` shows it: where it is, what it is, when it was last used (epoch seconds)."""
+
+    path: Path
+    entry: Entry
+    used_s: float
+
+
+def list_entries(entries: Path, locks: Path) -> list[StoredEntry]:
+    """Every entry that can be read, the least recently used first.
+
+    Args:
+        entries: The folder of all entries.
+        locks: That of their locks.
+    """
+    found = []
+    for path in entries.glob("*"):
+        entry = read_entry(path)
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if entry is not None:
+                found.append(StoredEntry(path=path, entry=entry, used_s=_used_s(path, locks / path.name)))
+    return sorted(found, key=lambda stored: stored.used_s)
+
+
+def _used_s(path: Path, lock: Path) -> float:
+    try:
+        return lock.stat().st_mtime
+    except FileNotFoundError:  # filled elsewhere, and copied
+        return path.stat().st_mtime
+
+
+def is_left_over(folder: Path) -> bool:
+    """Whether a dead build or a damaged disk left a folder.
+
+    What another release wrote is an entry, though it may say more than this one can read.
+    """
+    try:
+        said = json.loads((folder / ENTRY_FILE).read_bytes())
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(said, dict) and "kind" in said)
+
+
+# Locks on files. The kernel takes them away from a process that dies. Source: flock(2).
+
+_LONG_S = 10.0
+"""Of waiting for a lock; loading a small model takes less."""
+
+
+@contextmanager
+def locked_alone(path: Path, mode: str) -> Iterator[bool]:
+    """Tries to lock a file, without waiting.
+
+    Args:
+        path: The file.
+        mode: How to open it.
+
+    Yields:
+        Whether nobody else holds a lock on it; nobody can take one until the end of the block.
+    """
+    with path.open(mode) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> None:
+    """Locks a file; as long as another process holds it, waits.
+
+    Args:
+        file: Open for writing.
+        complaint: Is logged, once, where it takes long: a process that was stopped, or a container that was paused,
+            keeps its locks.
+        long_s: How long that is, in seconds.
+
+    Raises:
+        OSError: Its file system has no locks.
+    """
+    with suppress(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    timer = threading.Timer(long_s, _log.info, (complaint,))
+    timer.daemon = True
+    timer.start()
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    finally:
+        timer.cancel()
+
 
 _log = logging.getLogger("graphkiln.cache")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -17,12 +19,201 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.arranging import arrange
 from graphkiln_backend.images.colors import to_color
 from graphkiln_backend.images.formats import FORMATS
-from graphkiln_backend.images.jpeg_scans import check_scans
-from graphkiln_backend.images.other_formats import HEAD_BYTES
-from graphkiln_backend.images.refusals import UnknownFormat, as_image, check_pixels, refuse_format, refuse_path
+from graphkiln_backend.images.other_formats import HEAD_BYTES, recognize, recognize_text
+
+# From a decoded image in its colors to a sample: resized, cropped or padded, normalized.
+
+_MOST_PIXELS_OF_ARRANGING = 1 << 28
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "box": Image.Resampling.BOX,
+    "bilinear": Image.Resampling.BILINEAR,
+    "hamming": Image.Resampling.HAMMING,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+def arrange(image: Image.Image, spec: Preprocess, name: str) -> AnyArray:
+    """One sample (no batch dimension) of the spec's layout and dtype.
+
+    Args:
+        image: Upright, in the spec's mode: RGB, or L.
+        spec: What to do with it.
+        name: Of the image, for messages.
+
+    Raises:
+        InvalidInput: It would become too large on its way.
+    """
+    height, width = spec.resized(image.height, image.width)
+    if height * width > _MOST_PIXELS_OF_ARRANGING:  # an image of one row can be resized to any width
+        raise InvalidInput(f"{name} is too long and narrow: it would be resized to {width}x{height}")
+    if (height, width) != (image.height, image.width):
+        image = image.resize((width, height), _FILTERS[spec.interpolation])
+    return _place(image, spec)
+
+
+def _place(image: Image.Image, spec: Preprocess) -> AnyArray:
+    """Crops or pads a resized image, and normalizes it."""
+    box = spec.cropped(image.height, image.width)
+    if box == (0, 0, *image.size):
+        return _normalize(image, spec)
+    if spec.letterbox is None:
+        return _normalize(image.crop(box), spec)
+    left, top, right, bottom = box
+    if spec.letterbox.padding is not None:
+        canvas = Image.new(image.mode, (right - left, bottom - top), (spec.letterbox.padding,) * spec.channels)
+        canvas.paste(image, (-left, -top))
+        return _normalize(canvas, spec)
+    inner = _normalize(image, spec)
+    axes = (1, 2) if spec.layout == "CHW" else (0, 1)
+    widths = [(0, 0)] * 3
+    widths[axes[0]], widths[axes[1]] = (-top, bottom - image.height), (-left, right - image.width)
+    return np.pad(inner, widths)
+
+
+def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
+    pixels = np.asarray(image, dtype=np.uint8).reshape(image.height, image.width, spec.channels)
+    return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
+
+
+# JPEGs that are small and take hours: progressive ones may say little of all pixels again and again.
+#
+# A scan of an image costs the time for all of its pixels, and takes some hundred bytes in the file where it says that
+# nothing changes. No decoder can be quicker: a 38 kB file of a thousand scans took libjpeg-turbo a minute. Pillow
+# sets no limit.
+#
+# Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo); its `djpeg -maxscans`.
+
+_MOST_SCANS = 500
+"""Source: what libjpeg-turbo's own tools and NVIDIA DALI allow. Programs write ten, careful ones some sixty."""
+_MOST_PIXELS = 1 << 32
+"""Of all scans together: 24 of the largest image that is decoded at all."""
+_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+"""What ends the data of a scan: in them, 0xff stands before 0 and before the marks of a restart."""
+_SCAN, _END = 0xDA, 0xD9
+_WITHOUT_LENGTH = (0x01, 0xD8)
+"""Markers that nothing follows. Source: ITU T.81, table B.1."""
+
+
+def check_scans(image: Image.Image, file: BinaryIO) -> None:
+    """Refuses a JPEG that would take far longer than its size says.
+
+    Args:
+        image: Its header alone was read.
+        file: What it is read from; read from wherever that is left at.
+
+    Raises:
+        ValueError: It is one.
+    """
+    if "progressive" not in image.info or image.format not in ("JPEG", "MPO"):
+        return
+    scans = count_scans(_read_whole(file))
+    if scans > _MOST_SCANS or scans * image.width * image.height > _MOST_PIXELS:
+        raise ValueError(
+            f"it would take too long: {scans} scans of {image.width}x{image.height} pixels; save it without them"
+        )
+
+
+def _read_whole(file: BinaryIO) -> bytes:
+    place = file.tell()
+    file.seek(0)
+    content = file.read()
+    file.seek(place)
+    return content
+
+
+def count_scans(jpeg: bytes) -> int:
+    """Scans of the first image of a file; as far as the file goes, where that is damaged."""
+    scans = place = 0
+    while found := _MARKER.search(jpeg, place):
+        place, marker = found.end(), found[1][0]
+        if marker == _END:
+            break
+        scans += marker == _SCAN
+        if marker not in _WITHOUT_LENGTH:
+            place += int.from_bytes(jpeg[place : place + 2], "big")
+    return scans
+
+
+# What to say of what cannot be read as an image: what it is, as far as that can be told, and what to do.
+
+_KNOWN = f"known are {', '.join(FORMATS)}"
+
+
+class UnknownFormat(Exception):
+    """Content that is of no known format, or that shall not be read.
+
+    Args:
+        head: How it begins.
+    """
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__()
+        self.head = head
+
+
+def refuse_format(name: str, head: bytes) -> InvalidInput:
+    """The error of content that is of no known format.
+
+    Args:
+        name: Of the image, for the message.
+        head: How the content begins.
+    """
+    said = f"{name} is not an image in a known format"
+    found = recognize(head)
+    if found is None:
+        return InvalidInput(said, hint=_KNOWN)
+    return InvalidInput(f"{said}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, _KNOWN))))
+
+
+def refuse_path(name: str, error: OSError) -> InvalidInput:
+    """The error of a file that cannot be read, or of what was given in its place: an image as text.
+
+    Args:
+        name: Of the file, or how the text begins.
+        error: What became of it.
+    """
+    if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+        return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
+    if found := recognize_text(name.encode("utf-8", "replace")):
+        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.way_out)
+    return InvalidInput(f"there is no file {name}")
+
+
+def as_image(given: object) -> Image.Image:
+    """What was given as a Pillow image.
+
+    Raises:
+        InvalidInput: It is none: an open file, a list of images, a tensor.
+    """
+    if isinstance(given, Image.Image):
+        return given
+    raise InvalidInput(
+        f"a {type(given).__name__} is no image",
+        hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels; "
+        "several images with classify_many and its like",
+    )
+
+
+def check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uint8]:
+    """Pixels as they are, `[height, width]` or `[height, width, 3 or 4]`.
+
+    Args:
+        pixels: What was given.
+        name: Of the image, for the message.
+
+    Raises:
+        InvalidInput: They are of another shape or type.
+    """
+    fits = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
+    if not fits or not pixels.size:
+        raise InvalidInput(f"expected uint8 pixels [height, width, 3], got {pixels.dtype}{list(pixels.shape)} ({name})")
+    return pixels
+
 
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 """A file path, an encoded image, a Pillow image, or uint8 pixels.

@@ -14,7 +14,6 @@ from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
-from graphkiln_backend.lowering.custom_operators import find_libraries
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
@@ -22,6 +21,38 @@ from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
+
+# Where the libraries of custom operators lie that a configuration names.
+
+
+def find_libraries(names: Sequence[str], model: Path) -> tuple[str, ...]:
+    """The libraries, as the system's loader takes them.
+
+    A relative path starts at the server's working directory, as in Triton's C++ backend, or else at the model's folder;
+    a bare name that is in neither is left to the loader, which looks in LD_LIBRARY_PATH.
+
+    Args:
+        names: `model_operations.op_library_filename` of the configuration.
+        model: The model's folder.
+
+    Raises:
+        RepositoryError: There is no such file.
+    """
+    return tuple(_find(name, model) for name in names)
+
+
+def _find(name: str, model: Path) -> str:
+    places = [Path(name).absolute(), model.absolute() / name]  # an absolute one stays as it is
+    for place in places:
+        if place.is_file():
+            return str(place)
+    if "/" not in name and name:
+        return name
+    looked = " and ".join(dict.fromkeys(map(str, places)))
+    raise RepositoryError(
+        f"op_library_filename names the library '{name}', which is missing",
+        hint=f"looked for {looked}: write an absolute path, or put the library into the model's folder",
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,9 +11,242 @@ from dataclasses import replace
 
 import onnx_ir
 
-from graphkiln_backend.passes import batch_rules_products as products
-from graphkiln_backend.passes import batch_rules_shapes as shapes
 from graphkiln_backend.passes.batch_following import BatchAxis, Follower
+
+# Where products, recurrent layers and quantized operators leave the batch: see `batch_rules`.
+#
+# Source: ONNX operator schemas, version 18.
+
+_SEQUENCE_LENGTHS, _FIRST_STATE, _LAST_STATE = 4, 5, 6
+"""Inputs of a recurrent layer that have a batch; the others are weights."""
+
+
+def gemm(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """`A B + C`, the batch in the rows of A."""
+    a, b = follower.required(node, 0), follower.required(node, 1)
+    rows = 1 if follower.integer(node, "transA") else 0
+    if b in follower.axes or a not in follower.axes or follower.axes[a].axis != rows:
+        raise follower.error(node, "the batch is not in the rows of the first factor")
+    result = replace(follower.axes[a], axis=0)
+    bias = node.inputs[2] if len(node.inputs) > 2 else None
+    if bias is None:
+        return result
+    shape = follower.shape(bias)
+    if bias in follower.axes:
+        if follower.axes[bias] != result or len(shape) != 2:
+            raise follower.error(node, "its inputs carry the batch in different places")
+    elif len(shape) == 2 and shape[0] != 1:
+        follower.carry(node, 2, result)
+    return result
+
+
+def einsum(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """The batch has one letter, which is not summed over."""
+    terms, _, result = node.attributes["equation"].as_string().replace(" ", "").partition("->")
+    operands = terms.split(",")
+    if not result or "." in terms:
+        raise follower.error(node, "its equation does not name every axis")
+    carried = {
+        (operand[follower.axes[value].axis], replace(follower.axes[value], axis=0))
+        for operand, value in zip(operands, node.inputs, strict=True)
+        if value in follower.axes
+    }
+    ((letter, batch),) = carried if len(carried) == 1 else {("", BatchAxis(0))}
+    if not letter or letter not in result:
+        raise follower.error(node, "it sums over the batch, or its inputs carry it under different letters")
+    for index, (operand, value) in enumerate(zip(operands, node.inputs, strict=True)):
+        if value not in follower.axes and letter in operand:
+            follower.carry(node, index, replace(batch, axis=operand.index(letter)))
+    return replace(batch, axis=result.index(letter))
+
+
+def recurrent(follower: Follower, node: onnx_ir.Node) -> tuple[BatchAxis, ...]:
+    """LSTM, GRU and RNN: `[time, batch, features]`, or the batch first with `layout: 1`."""
+    first = follower.integer(node, "layout") == 1
+    batch = BatchAxis(0 if first else 1)
+    if follower.axes.get(follower.required(node, 0)) != batch:
+        raise follower.error(node, f"the batch of its input is not axis {batch.axis}: it would be taken for the time")
+    for index, value in enumerate(node.inputs):
+        if value is None or index == 0:
+            continue
+        place = {_SEQUENCE_LENGTHS: BatchAxis(0), _FIRST_STATE: batch, _LAST_STATE: batch}.get(index)
+        if place is None or (index == _LAST_STATE and node.op_type != "LSTM"):
+            if value in follower.axes:
+                raise follower.error(node, "the batch comes in where weights are expected")
+        elif value not in follower.axes:
+            follower.carry(node, index, place)
+        elif follower.axes[value] != place:
+            raise follower.error(node, f"the batch of '{value.name}' is not axis {place.axis}")
+    return (BatchAxis(0 if first else 2), batch, batch)
+
+
+def batch_norm(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """With saved statistics: in training mode they are those of the batch."""
+    mode = follower.attribute(node, "training_mode")  # none before opset 14
+    if mode is not None and mode.as_int():
+        raise follower.error(node, "in training mode it normalizes by the statistics of the batch")
+    batch = follower.data_axis(node)
+    if batch.axis != 0:
+        raise follower.error(node, f"the batch is axis {batch.axis}, expected 0")
+    return batch
+
+
+def dropout(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Of inference: it copies."""
+    if len(node.inputs) > 2 and follower.constant(node, 2) != [0]:
+        raise follower.error(node, "in training mode it is random")
+    return follower.data_axis(node)
+
+
+def mean_variance(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """MeanVarianceNormalization, which by default takes all samples together."""
+    batch = follower.data_axis(node)
+    axes = follower.attribute(node, "axes")
+    rank = len(follower.shape(node.inputs[0]))
+    if axes is None or batch.axis in [axis % rank for axis in axes.as_ints()]:
+        raise follower.error(node, "it normalizes by the statistics of the batch")
+    return batch
+
+
+def quantize(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """With a scale for all, or one along another axis."""
+    batch = follower.data_axis(node)
+    axis = follower.integer(node, "axis") % max(1, len(follower.shape(node.inputs[0])))
+    if follower.shape(node.inputs[1]) not in ((), (1,)) and axis == batch.axis:
+        raise follower.error(node, "each sample has a scale of its own")
+    return batch
+
+
+def quantized_product(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """QLinearMatMul and MatMulInteger: the batch in the first factor, not in its last axis."""
+    batch = follower.data_axis(node)
+    shape = follower.shape(node.inputs[0])
+    weights = node.inputs[3 if node.op_type == "QLinearMatMul" else 1]
+    if batch.axis == len(shape) - 1 or len(follower.shape(weights)) > 2:
+        raise follower.error(node, "the batch is not in the rows of the first factor")
+    return batch
+
+
+# Where operators that rearrange values leave the batch: see `batch_rules`.
+#
+# Source: ONNX operator schemas, version 18.
+
+_END = (1 << 63) - 1
+"""The end of a slice that takes all there is."""
+
+
+def flatten(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """`[first axes, last axes]`."""
+    batch = follower.data_axis(node)
+    shape = follower.shape(node.inputs[0])
+    at = follower.integer(node, "axis")
+    at += len(shape) if at < 0 else 0
+    start, stop, axis = (0, at, 0) if batch.axis < at else (at, len(shape), 1)
+    before, after = math.prod(shape[start : batch.axis]), math.prod(shape[batch.axis + 1 : stop])
+    return BatchAxis(axis, before * batch.before, batch.after * after)
+
+
+def squeeze(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Without axes it would take away a batch of 1, too: they are named."""
+    batch = follower.data_axis(node)
+    shape = follower.shape(node.inputs[0])
+    given = follower.constant(node, 1)
+    axes = [axis % len(shape) for axis in given] if given is not None else _ones(shape, batch)
+    if batch.axis in axes:
+        raise follower.error(node, "it takes the batch away")
+    if given is None:
+        node.resize_inputs(2)
+        follower.replace_constant(node, 1, axes)
+    return replace(batch, axis=batch.axis - sum(axis < batch.axis for axis in axes))
+
+
+def _ones(shape: tuple[int, ...], batch: BatchAxis) -> list[int]:
+    return [axis for axis, size in enumerate(shape) if size == 1 and axis != batch.axis]
+
+
+def split(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Along another axis than the batch; into one part along any."""
+    batch = follower.data_axis(node)
+    if follower.integer(node, "axis") % len(follower.shape(node.inputs[0])) == batch.axis:
+        raise follower.error(node, "it splits the batch")
+    return batch
+
+
+def slice_(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Along other axes; or along the batch where it takes all of it."""
+    batch = follower.data_axis(node)
+    rank = len(follower.shape(node.inputs[0]))
+    starts, ends = follower.constant(node, 1) or [], follower.constant(node, 2) or []
+    axes = follower.constant(node, 3)
+    steps = follower.constant(node, 4) or [1] * len(starts)
+    places = [axis % rank for axis in (range(len(starts)) if axes is None else axes)]
+    if batch.axis not in places:
+        return batch
+    at = places.index(batch.axis)
+    size = follower.shape(node.inputs[0])[batch.axis]
+    if (starts[at], steps[at]) != (0, 1) or ends[at] < size:
+        raise follower.error(node, "it takes some samples of the batch")
+    follower.replace_constant(node, 2, [_END if place == at else end for place, end in enumerate(ends)])
+    return batch
+
+
+def tile(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Repeats other axes."""
+    batch = follower.data_axis(node)
+    if (follower.constant(node, 1) or [])[batch.axis] != 1:
+        raise follower.error(node, "it repeats the batch")
+    return batch
+
+
+def resize(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Along other axes; sizes that name the batch, too, are reduced to the others."""
+    batch = follower.data_axis(node)
+    rank = len(follower.shape(node.inputs[0]))
+    axes = list(node.attributes["axes"].as_ints()) if "axes" in node.attributes else list(range(rank))
+    places = [axis % rank for axis in axes]
+    if batch.axis not in places:
+        return batch
+    index = 3 if follower.constant(node, 3) else 2
+    numbers = follower.numbers(node, index)
+    at = places.index(batch.axis)
+    same = follower.shape(node.inputs[0])[batch.axis] if index == 3 else 1
+    if numbers is None or numbers[at] != same:
+        raise follower.error(node, "it resizes the batch")
+    if index == 3:
+        others = [place for place in places if place != batch.axis]
+        follower.replace_constant(node, 3, [int(numbers[places.index(place)]) for place in others])
+        follower.let_repair(lambda: node.attributes.add(onnx_ir.AttrInt64s("axes", others)))
+    return batch
+
+
+def gather_all(follower: Follower, node: onnx_ir.Node) -> bool:
+    """Whether a Gather or GatherND picks every sample of the batch in order, as a copy does for a batch of any size."""
+    data, indices = follower.required(node, 0), follower.required(node, 1)
+    nd = node.op_type == "GatherND"
+    axis = follower.integer(node, "batch_dims" if nd else "axis") % len(follower.shape(data))
+    if follower.axes.get(data) != BatchAxis(axis):
+        return False
+    if follower.shape(indices) != ((follower.batch, 1) if nd else (follower.batch,)):
+        return False
+    if follower.constant(node, 1) != list(range(follower.batch)):
+        return False
+    follower.let_repair(lambda: _become_identity(node))
+    return True
+
+
+def _become_identity(node: onnx_ir.Node) -> None:
+    node.op_type = "Identity"
+    node.resize_inputs(1)
+    node.attributes.clear()
+
+
+def triangle(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
+    """Along the last two axes."""
+    batch = follower.data_axis(node)
+    if batch.axis >= len(follower.shape(node.inputs[0])) - 2:
+        raise follower.error(node, "it works along the batch")
+    return batch
+
 
 Rule = Callable[[Follower, onnx_ir.Node], BatchAxis | tuple[BatchAxis, ...]]
 """Where the outputs carry the batch: all in one place, or each in its own."""
@@ -173,7 +406,7 @@ def _gather(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
         return replace(own, axis=own.axis + axis)
     own = follower.axes[data]
     if own.axis == axis:
-        if shapes.gather_all(follower, node):
+        if gather_all(follower, node):
             return own
         raise follower.error(node, "it picks samples of the batch")
     return own if own.axis < axis else replace(own, axis=own.axis + len(follower.shape(indices)) - 1)
@@ -194,7 +427,7 @@ def _gather_nd(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
         return follower.axes[indices]
     own = follower.axes[data]
     if own.axis < index_shape[-1]:
-        if shapes.gather_all(follower, node):
+        if gather_all(follower, node):
             return own
         raise follower.error(node, "it picks samples of the batch")
     return replace(own, axis=own.axis - index_shape[-1] + len(index_shape) - 1)
@@ -218,35 +451,35 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_BY_SAMPLE.split(), _by_sample),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), products.recurrent),
-    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), products.quantize),
-    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), products.quantized_product),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), recurrent),
+    **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), quantize),
+    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), quantized_product),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "LpNormalization", "Softmax", "TopK"), _along(_attribute_axis)),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _along(_from_axis)),
-    "BatchNormalization": products.batch_norm,
+    "BatchNormalization": batch_norm,
     "Concat": _along_together("it joins samples of the batch"),
     "CumSum": _along(_input_axis),
-    "Dropout": products.dropout,
-    "Einsum": products.einsum,
+    "Dropout": dropout,
+    "Einsum": einsum,
     "Expand": _expand,
-    "Flatten": shapes.flatten,
+    "Flatten": flatten,
     "Gather": _gather,
     "GatherElements": _along_together("it picks samples of the batch"),
     "GatherND": _gather_nd,
-    "Gemm": products.gemm,
+    "Gemm": gemm,
     "GridSample": _together,
     "MatMul": _matmul,
-    "MeanVarianceNormalization": products.mean_variance,
+    "MeanVarianceNormalization": mean_variance,
     "OneHot": _one_hot,
     "Pad": _along(_padded_axes),
     "Reshape": _reshape,
-    "Resize": shapes.resize,
-    "Slice": shapes.slice_,
-    "Split": shapes.split,
-    "Squeeze": shapes.squeeze,
-    "Tile": shapes.tile,
+    "Resize": resize,
+    "Slice": slice_,
+    "Split": split,
+    "Squeeze": squeeze,
+    "Tile": tile,
     "Transpose": _transpose,
-    "Trilu": shapes.triangle,
+    "Trilu": triangle,
     "Unsqueeze": _unsqueeze,
 }
 """Operator -> its rule."""

@@ -3,24 +3,240 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass, OutputFixPass
+from onnxscript.rewriter import MatchResult, RewritePass, RewriteRuleClassBase
+from onnxscript.rewriter.pattern import OrValue
+from onnxscript.rewriter.rules import common
+from onnxscript.rewriter.rules.common import (
+    fuse_batchnorm_into_conv_rule,
+    fuse_batchnorm_into_conv_transpose_rule,
+    fuse_batchnorm_into_gemm_rule,
+    fuse_pad_into_conv_rule,
+    normalize_pad_format_conv_rule,
+)
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.passes.addition import AddIntoProducer
-from graphkiln_backend.passes.base import Pass
-from graphkiln_backend.passes.batch_norm import FoldBatchNorm
-from graphkiln_backend.passes.cleanup import CleanUp
+from graphkiln_backend.passes.base import Pass, count
 from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
+from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
-from graphkiln_backend.passes.layer_norm import FuseLayerNorm
 from graphkiln_backend.passes.layout import Nhwc
 from graphkiln_backend.passes.outputs import PruneOutputs
-from graphkiln_backend.passes.padding import PadIntoConv
 from graphkiln_backend.passes.renaming import Rename
 from graphkiln_backend.passes.scores import Softmax, TopK
+
+# Pad into convolution: zeros that a Pad node writes into memory become the convolution's own padding.
+
+
+@dataclass(frozen=True)
+class PadIntoConv:
+    """Moves constant zero padding of the spatial axes into the convolution behind it."""
+
+    name: str = "pad-into-conv"
+    summary: str = "zero padding into the convolution behind it"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """A Pad."""
+        return "" if count(model, "Pad") else "no Pad"
+
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        """Rewrites `Conv(Pad(x))`."""
+        RewritePass((normalize_pad_format_conv_rule, fuse_pad_into_conv_rule))(model)
+        return Edge()
+
+    def ensures(self, model: onnx_ir.Model) -> str:
+        """Says how many Pads stay: not zeros, or not before a convolution."""
+        left = count(model, "Pad")
+        return f"{left} stand before no convolution, or pad with other values" if left else ""
+
+
+# Batch-norm folding: scale and shift of a trained batch norm become the weights and bias of what stands before it.
+
+
+@dataclass(frozen=True)
+class FoldBatchNorm:
+    """Folds batch norms into the convolution or matrix product before them."""
+
+    name: str = "fold-batch-norm"
+    summary: str = "batch norms into the convolutions before them"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """A batch norm, and none that has its statistics from the request: the rules do not look at that."""
+        norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
+        if any("training_mode" in node.attributes and node.attributes["training_mode"].as_int() for node in norms):
+            return "batch norms in training mode"
+        return "" if norms else "no batch norm"
+
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        """Rewrites the weights."""
+        rules = (
+            fuse_batchnorm_into_conv_rule,
+            fuse_batchnorm_into_conv_transpose_rule,
+            fuse_batchnorm_into_gemm_rule,
+        )
+        RewritePass(rules)(model)
+        return Edge()
+
+    def ensures(self, model: onnx_ir.Model) -> str:
+        """None is left that stands behind a convolution; those behind something else cannot be folded."""
+        left = count(model, "BatchNormalization")
+        return f"{left} stand behind no convolution" if left else ""
+
+
+# Clean-up: casts, transposes, reshapes and copies that undo each other or do nothing.
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """Removes casts, transposes, reshapes, expands and identities without effect; computes equal things once."""
+
+    name: str = "clean-up"
+    summary: str = "casts, transposes and reshapes without effect"
+
+    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        """Nothing."""
+        return ""
+
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        """Rewrites until nothing changes."""
+        rules = (
+            common.cast_cast_rule,
+            common.no_op_cast_rule,
+            common.transpose_transpose_rule,
+            common.no_op_transpose_rule,
+            common.reshape_reshape_rule,
+            common.unsqueeze_unsqueeze_rule,
+            common.no_op_expand_rule,
+            common.add_0_rule,
+            common.sub_0_rule,
+            common.mul_by_1_rule,
+            common.div_by_1_rule,
+            common.dropout_inference_rule,
+            common.dropout_zero_rule,
+        )
+        RewritePass(rules)(model)
+        _eliminate_identities(model)
+        CommonSubexpressionEliminationPass()(model)
+        if any(_repeats(graph) for graph in model.graph.subgraphs()):
+            OutputFixPass()(model)
+        return Edge()
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        """Nothing."""
+        return ""
+
+
+def _repeats(graph: onnx_ir.Graph) -> bool:
+    """Whether two outputs of a body are one value, which ONNX Runtime's loops compute wrongly."""
+    return len(set(graph.outputs)) < len(graph.outputs)
+
+
+def _eliminate_identities(model: onnx_ir.Model) -> None:
+    """Outputs keep their names, also two of one value: the elimination would give both the same."""
+    names = [value.name for value in model.graph.outputs]
+    IdentityEliminationPass()(model)
+    if [value.name for value in model.graph.outputs] != names:
+        OutputFixPass()(model)
+        for value, name in zip(model.graph.outputs, names, strict=True):
+            value.name = name
+
+
+# Layer norms that a source wrote out, mean by mean, become the one operator that engines have a kernel for.
+
+
+class _MeanOfSum(RewriteRuleClassBase):
+    """`ReduceSum(x) * (1 / n)`: OneFlow's mean."""
+
+    def pattern(self, op: Any, x: Any, axes: Any, share: Any) -> Any:
+        return op.Mul(op.ReduceSum(x, axes, _outputs=["summed"]), share)
+
+    def check(self, op: Any, x: Any, axes: Any, share: Any, summed: Any, **_: Any) -> MatchResult:  # noqa: ARG002
+        result = MatchResult()
+        if axes.const_value is None or share.const_value is None or x.shape is None:
+            return result.fail("not constant")
+        number = 1
+        for axis in axes.const_value.numpy().reshape(-1):
+            if not isinstance(x.shape[int(axis)], int):
+                return result.fail("a size that varies")
+            number *= x.shape[int(axis)]
+        shares = share.const_value.numpy()
+        if shares.size != 1 or shares.reshape(()) != shares.dtype.type(1 / number):
+            return result.fail("not the mean")
+        return result
+
+    def rewrite(self, op: Any, x: Any, axes: Any, summed: Any, **_: Any) -> Any:
+        # With all attributes, those at their defaults, too: else it is not the same as a mean that was written as one.
+        return op.ReduceMean(x, axes, **summed.producer().attributes)
+
+
+class _Scaled(RewriteRuleClassBase):
+    """`(x - mean) * (1 / sqrt(mean((x - mean)^2) + epsilon)) * scale`, or the same with a division."""
+
+    def pattern(self, op: Any, x: Any, epsilon: Any, scale: Any) -> Any:
+        centered = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
+        square = OrValue([op.Mul(centered, centered), op.Pow(centered, 2)])
+        deviation = op.Sqrt(op.Add(op.ReduceMean(square, [-1], keepdims=1), epsilon))
+        return op.Mul(OrValue([op.Mul(centered, op.Reciprocal(deviation)), op.Div(centered, deviation)]), scale)
+
+    def check(self, op: Any, x: Any, epsilon: Any, scale: Any, **_: Any) -> MatchResult:  # noqa: ARG002
+        result = MatchResult()
+        if epsilon.const_value is None or epsilon.const_value.size != 1:
+            return result.fail("epsilon is not one constant")
+        return result if _is_of_last_axis(scale, x) else result.fail("the scale is not of the last axis")
+
+    def rewrite(self, op: Any, x: Any, epsilon: Any, scale: Any, **_: Any) -> Any:
+        return op.LayerNormalization(x, scale, axis=-1, epsilon=float(epsilon.const_value.numpy().reshape(())))
+
+
+class _Shifted(RewriteRuleClassBase):
+    """A layer norm plus a constant."""
+
+    def pattern(self, op: Any, x: Any, scale: Any, shift: Any) -> Any:
+        return op.Add(op.LayerNormalization(x, scale, _outputs=["normed"]), shift)
+
+    def check(self, op: Any, x: Any, shift: Any, **_: Any) -> MatchResult:  # noqa: ARG002
+        result = MatchResult()
+        return result if _is_of_last_axis(shift, x) else result.fail("the shift is not of the last axis")
+
+    def rewrite(self, op: Any, x: Any, scale: Any, shift: Any, normed: Any) -> Any:
+        return op.LayerNormalization(x, scale, shift, **normed.producer().attributes)
+
+
+def _is_of_last_axis(value: Any, x: Any) -> bool:
+    constant = value.const_value
+    return constant is not None and x.shape is not None and list(constant.shape) == [x.shape[-1]]
+
+
+@dataclass(frozen=True)
+class FuseLayerNorm:
+    """Finds layer norms of the last axis that are written out, and makes them one node."""
+
+    name: str = "fuse-layer-norm"
+    summary: str = "layer norms that are written out into one node"
+
+    def requires(self, model: onnx_ir.Model) -> str:
+        """A square root and a mean (or a sum, of which OneFlow makes its means)."""
+        means = count(model, "ReduceMean") + count(model, "ReduceSum")
+        return "" if means and count(model, "Sqrt") else "no mean with a square root"
+
+    def __call__(self, model: onnx_ir.Model) -> Edge:
+        """Rewrites the means, then the norms, then what is added to them."""
+        for rule in (_MeanOfSum, _Scaled, _Shifted):
+            RewritePass((rule.rule(),))(model)  # type: ignore[no-untyped-call]
+            CommonSubexpressionEliminationPass()(model)  # a mean that was written twice is one from here on
+        return Edge()
+
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - other norms stay as they are
+        """Nothing."""
+        return ""
+
 
 OPTIMIZATIONS: tuple[Pass, ...] = (
     FoldConstants(),

@@ -9,7 +9,7 @@ Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Langua
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,13 +32,110 @@ from graphkiln_backend.passes.sharding_cuts import (
     holds_weights,
     is_weight,
 )
-from graphkiln_backend.passes.sharding_heads import cut_heads, is_head
 from graphkiln_backend.passes.sharding_rules import RULES
 from graphkiln_backend.passes.sharding_shapes import state_size
-from graphkiln_backend.passes.sharding_tables import cut_tables
+from graphkiln_backend.passes.sharding_tables import cut_tables, pad_columns
 from graphkiln_backend.passes.splicing import insert_behind
-from graphkiln_backend.passes.stated_shapes import state_shapes
 from graphkiln_backend.repository.training_mode import DRAWING
+
+# Writes down the shapes that a graph computes for its Reshapes, where they are known but for the sizes that vary.
+#
+# Exporters compute `[batch, 128, 12, 64]` from the shape of an input; as `[-1, 128, 12, 64]` it needs no computing, and
+# whoever changes the 12 knows where it stands.
+
+
+def state_shapes(model: onnx_ir.Model) -> None:
+    """Replaces computed shapes of Reshapes by weights, in place; what only they needed goes.
+
+    Args:
+        model: The graph, its shapes inferred.
+    """
+    made: dict[tuple[int, ...], onnx_ir.Value] = {}
+    for node in model.graph:
+        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+            continue
+        shape = node.inputs[1]
+        sizes = None if shape is None or shape.is_initializer() else _sizes(node)
+        if sizes is not None:
+            if sizes not in made:
+                made[sizes] = _weight(model, sizes)
+            node.replace_input_with(1, made[sizes])
+            node.attributes.pop("allowzero", None)
+    RemoveUnusedNodesPass()(model)
+
+
+def _sizes(node: onnx_ir.Node) -> tuple[int, ...] | None:
+    """The shape that a Reshape computes: 0 for a size of its input at the same place, -1 for one other that varies."""
+    data, out = node.inputs[0], node.outputs[0].shape
+    if data is None or out is None:
+        return None
+    before: list[Any] = list(data.shape) if data.shape is not None else []
+    sizes = []
+    for axis, size in enumerate(out):
+        if isinstance(size, int):
+            sizes.append(size)
+        else:
+            sizes.append(0 if axis < len(before) and size.value is not None and before[axis] == size else -1)
+    return tuple(sizes) if sizes.count(-1) <= 1 and not any(size == 0 for size in out) else None
+
+
+def _weight(model: onnx_ir.Model, sizes: tuple[int, ...]) -> onnx_ir.Value:
+    name = "shape_" + "_".join(map(str, sizes)).replace("-1", "rest")
+    return add_weight(model, name, np.array(sizes, np.int64))
+
+
+# Cuts large products that no cut can be followed from into columns: from hidden states to the words of a vocabulary.
+#
+# Each shard computes its own columns, padded with zeros to the width of all: the sum over all shards is the whole.
+# The columns need not divide into equal parts.
+
+_WORTH_BYTES = 8 << 20
+"""Of a product's weights: those of a smaller one are read and multiplied in less time than a sum takes."""
+
+
+def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
+    """Cuts the large products of a graph that stay whole, in place.
+
+    Args:
+        model: The graph.
+        shards: How many there are.
+        shard: Which one this is.
+        cut: Nodes that are cut already.
+
+    Returns:
+        The padded columns of each, still to be summed up.
+    """
+    return [_cut(model, node, shards, shard) for node in list(model.graph) if node not in cut and is_head(node)]
+
+
+def is_head(node: onnx_ir.Node) -> bool:
+    """Whether a node multiplies with a large matrix of weights that no other node reads."""
+    if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
+        return False
+    matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    if matrix is None or matrix.const_value is None or not is_weight(matrix) or node.outputs[0].shape is None:
+        return False
+    large = matrix.const_value.nbytes >= _WORTH_BYTES and len(matrix.const_value.shape) == 2
+    row = bias is None or (is_weight(bias) and bias.shape is not None and bias.shape.rank() == 1)
+    return large and row and len(matrix.uses()) == 1
+
+
+def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
+    """Gives a product its columns and the bias of these, and pads what it computes."""
+    columns = 0 if node.attributes.get_int("transB") == 1 else 1
+    width = int(node.inputs[1].const_value.shape[columns])  # type: ignore[union-attr, arg-type]
+    begin, end = width * shard // shards, width * (shard + 1) // shards
+    for number, axis in ((1, columns), (2, 0)):
+        value = node.inputs[number] if number < len(node.inputs) else None
+        if value is None or value.const_value is None:
+            continue
+        array = value.const_value.numpy()
+        if array.shape[axis] == width:  # a bias of one number is every column's
+            part = array[begin:end] if axis == 0 else array[:, begin:end]
+            node.replace_input_with(number, add_weight(model, f"{value.name}_columns", part))
+    rank = len(node.outputs[0].shape or ())
+    return pad_columns(model, node, begin, end, width=width, rank=rank)
+
 
 _DOMAIN = "graphkiln"
 _BLOCKS = (1, 3, 2)

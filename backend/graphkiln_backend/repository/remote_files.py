@@ -6,18 +6,166 @@ need be imported that is not used; the cause of an error counts, too, since some
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.repository.oci_registry import OciFileSystem
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_credentials import client_options
-from graphkiln_backend.repository.side_by_side import call_each
+
+# Calls side by side, in threads that no process waits for when it ends.
+#
+# The threads of `concurrent.futures` are joined then, after all that is queued: a server that is told to stop while it
+# copies a store would stay until the last file is there, and be killed for it.
+
+_Item = TypeVar("_Item")
+
+
+def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: int) -> None:
+    """Calls a function with each item.
+
+    Args:
+        call: The function.
+        items: What it is called with.
+        at_once: How many calls run at most.
+
+    Raises:
+        BaseException: What the first call that failed raised, when those beside it have ended; none is begun after it.
+            What a signal's handler raises ends the wait at once: calls that run go on, and none is begun.
+    """
+    waiting: SimpleQueue[_Item] = SimpleQueue()
+    for item in items:
+        waiting.put(item)
+    failed: list[BaseException] = []
+    ended: SimpleQueue[None] = SimpleQueue()
+
+    def work() -> None:
+        with suppress(Empty):
+            while not failed:
+                _call(call, waiting.get_nowait(), failed)
+        ended.put(None)
+
+    threads = [threading.Thread(target=work, name="side-by-side", daemon=True) for _ in range(at_once)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in threads:
+            ended.get()
+    except BaseException as stopped:
+        failed.append(stopped)
+        raise
+    if failed:
+        raise failed[0]
+
+
+def _call(call: Callable[[_Item], object], item: _Item, failed: list[BaseException]) -> None:
+    try:
+        call(item)
+    except BaseException as error:
+        failed.append(error)
+
+
+# Credentials that Triton's own file gives: `TRITON_CLOUD_CREDENTIAL_PATH` names a JSON document of all services.
+#
+# Without it, the services' own clients find theirs. Of the entries of a service, the one counts whose name is the
+# longest beginning of the address. What is secret stands in no message.
+# Source: "Cloud Storage with Credential file" in Triton's user guide.
+
+VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
+_LIMIT = 1 << 20
+_S3 = {"key_id": "key", "secret_key": "secret", "session_token": "token", "profile": "profile"}
+"""Triton's word -> that of the client."""
+_AZURE = {"account_str": "account_name", "account_key": "account_key"}
+_REGION = "region"
+_KEY, _ACCOUNT = "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT"
+"""Triton's own variables, which Azure's client for Python does not know."""
+
+
+def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """What a service's client is told of credentials; nothing where it finds its own.
+
+    Args:
+        address: The store.
+        environment: Variables.
+
+    Raises:
+        RemoteStoreError: The file that the environment names cannot be used.
+    """
+    if address.scheme in {"hf", "oci"}:  # not Triton's
+        return {}
+    if path := environment.get(VARIABLE):
+        return _options(address, _choose(address, _read(path), path), path)
+    own = address.options.get("account_name")
+    if address.scheme == "as" and environment.get(_KEY) and environment.get(_ACCOUNT, own) == own:
+        return {"account_key": environment[_KEY]}
+    return {}
+
+
+def _read(path: str) -> Mapping[str, Any]:
+    try:
+        with Path(path).open("rb") as file:
+            document = json.loads(file.read(_LIMIT))
+    except OSError as error:
+        raise _error(path, f"cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise _error(path, "is not JSON") from error
+    if not isinstance(document, dict):
+        raise _error(path, "is no JSON object")
+    return document
+
+
+def _choose(address: RemoteAddress, document: Mapping[str, Any], path: str) -> Any:
+    """The credential of the longest name that the address begins with; None where there is none."""
+    entries = document.get(address.scheme, {})
+    if not isinstance(entries, dict):
+        raise _error(path, f"'{address.scheme}' must be an object of credentials by address, '' for all")
+    named = [name for name in entries if str(address).startswith(name)]
+    return entries[max(named, key=len)] if named else None
+
+
+def _options(address: RemoteAddress, credential: Any, path: str) -> dict[str, Any]:
+    if credential is None:
+        return {}
+    if address.scheme == "gs":
+        return _google(credential, path)
+    known = {**_S3, _REGION: ""} if address.scheme == "s3" else _AZURE
+    if not isinstance(credential, dict):
+        raise _error(path, f"a credential of '{address.scheme}' must be an object of {', '.join(known)}")
+    for key, value in credential.items():
+        if key not in known:
+            raise _error(path, f"unknown key '{key}' in '{address.scheme}'", did_you_mean(key, known))
+        if not isinstance(value, str):
+            raise _error(path, f"'{key}' in '{address.scheme}' must be text")
+    options: dict[str, Any] = {known[key]: value for key, value in credential.items() if value and key != _REGION}
+    if region := credential.get(_REGION):
+        options["client_kwargs"] = {"region_name": region}
+    return options
+
+
+def _google(credential: Any, path: str) -> dict[str, Any]:
+    if not isinstance(credential, str):
+        raise _error(path, "a credential of 'gs' must be the path of a service account's JSON file")
+    if credential and not Path(credential).is_file():
+        raise _error(path, f"names {credential} for 'gs', which is no file")
+    return {"token": credential} if credential else {}
+
+
+def _error(path: str, message: str, hint: str = "") -> RemoteStoreError:
+    return RemoteStoreError(
+        f"{VARIABLE}: {path}: {message}",
+        hint=hint or 'for example {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "..."}}}',
+    )
+
 
 _log = logging.getLogger("graphkiln.repository")
 

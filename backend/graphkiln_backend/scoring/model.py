@@ -4,30 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.errors import ExecutionError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import Task, is_classification, read_task
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
+from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, read_measurement
+from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.warmup import feeds_of
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.publication import check_published
-from graphkiln_backend.repository.version import newest_version, read_version_signature
+from graphkiln_backend.repository.version import ModelVersion, newest_version, read_version_signature
 from graphkiln_backend.scoring.answers import check_names
-from graphkiln_backend.scoring.batch_size import choose_batch_size
-from graphkiln_backend.scoring.contract import complete_contract
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.choice import choose_encoder
 from graphkiln_backend.scoring.errors import ScoringError
@@ -35,7 +49,145 @@ from graphkiln_backend.scoring.image_input import ImageInput
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import Computation, Scorer
-from graphkiln_backend.scoring.self_check import check_session
+
+# Whether a session still computes what it was proven by: asked when it fails, to tell a bad row from a bad worker.
+
+
+def check_session(replay: Replay | None) -> None:
+    """Computes the samples of a session's proof once more. Nothing else may run on it meanwhile.
+
+    Args:
+        replay: What to prove; None where nothing can be, which proves nothing.
+
+    Raises:
+        GraphkilnError: The session fails, or computes something else.
+    """
+    if replay is None:
+        return
+    outputs = replay.output_subsets[0]
+    replay.judge([replay.run(sample, outputs) for sample in range(len(replay.samples))])
+
+
+# What is known of a version's images and classes: what it says itself, else what its model's configuration says.
+#
+# The same order as a client's, which reads both from the server.
+
+
+def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Path) -> Contract:
+    """The contract of a version, with what config.pbtxt says where the version says nothing.
+
+    Args:
+        version: The version.
+        config: Of its model, complete.
+        model: The model's folder, which holds labels.
+
+    Raises:
+        ManifestError: What the configuration says, or the labels, cannot be read.
+    """
+    said = version.contract
+    labels, output = said.labels, said.output
+    task = said.task or _task(config)
+    if not labels and is_classification(task):
+        output = config.output[0].name if config.output else ""
+        labels = _labels_of(config, output, model)
+    return Contract(
+        preprocess=said.preprocess or _preprocess(config),
+        labels=labels,
+        output=output if labels else "",
+        ranking=said.ranking or _ranking(config),
+        task=task,
+    )
+
+
+def _preprocess(config: ModelConfigProto) -> Preprocess | None:
+    return Preprocess.from_json(config.parameters[PREPROCESS].string_value) if PREPROCESS in config.parameters else None
+
+
+def _ranking(config: ModelConfigProto) -> Ranking | None:
+    return Ranking.from_json(config.parameters[RANKING].string_value) if RANKING in config.parameters else None
+
+
+def _task(config: ModelConfigProto) -> Task | None:
+    return read_task(config.parameters[TASK].string_value) if TASK in config.parameters else None
+
+
+def _labels_of(config: ModelConfigProto, output: str, model: Path) -> tuple[str, ...]:
+    """The labels that the configuration gives an output; none where it gives none."""
+    for tensor in config.output:
+        if tensor.name == output and tensor.label_filename:
+            return read_labels(model / tensor.label_filename)
+    return ()
+
+
+# How many rows are computed together: measured once for a session on a machine, and remembered in the artifact cache.
+#
+# More rows are faster only as long as what lies between two operators fits the processor's caches, and they need more
+# memory in any case: of sizes that are equally fast the smallest is taken.
+
+_ROUNDS = 3
+
+
+def choose_batch_size(
+    artifacts: Artifacts,
+    session: Session,
+    config: SessionConfig,
+    sizes: Sequence[int],
+    samples: GoldenSamples | SyntheticInputs | None,
+) -> int:
+    """The fastest of some batch sizes, as it is remembered or measured now.
+
+    Args:
+        artifacts: Of the version; remembers.
+        session: Ready and warm.
+        config: What it was built by.
+        sizes: Those that it was proven at, ascending.
+        samples: Golden samples, or how to make some up; None where neither is known: the largest size is taken then.
+    """
+    if len(sizes) == 1 or samples is None:
+        return sizes[-1]
+    conditions = {"batch sizes": str(sizes), "threads": str(config.threads), "spin": str(config.spin)}
+    with artifacts.reserve_choice([config], conditions) as reservation:
+        measurement = read_measurement(reservation)
+        if measurement is None:
+            measurement = measure_sizes(session, sizes, samples)
+            keep_measurement(reservation, measurement)
+        return int(measurement.chosen)
+
+
+def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | SyntheticInputs) -> Measurement:
+    """Times a session at some batch sizes, which take turns.
+
+    Args:
+        session: Ready and warm.
+        sizes: Ascending.
+        samples: Golden samples, or how to make some up.
+
+    Returns:
+        The smallest size whose rows are computed as fast as those of any, within noise, and the rows per second of
+        each; a session that fails at a size is not run at larger ones.
+    """
+    row_s: dict[int, float] = dict.fromkeys(sizes, math.inf)
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            try:
+                row_s[size] = min(row_s[size], _time_s(session, samples, size) / size)
+            except (ExecutionError, SignatureError):
+                break
+    timed = {size: seconds for size, seconds in row_s.items() if seconds < math.inf}
+    if not timed:
+        return Measurement(chosen=str(sizes[0]), rates={})
+    chosen = list(timed)[pick_fastest(list(timed.values()))]
+    return Measurement(
+        chosen=str(chosen), rates={str(size): float(f"{1 / seconds:.4g}") for size, seconds in timed.items()}
+    )
+
+
+def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
+    feeds = feeds_of(samples, session.signature, size)
+    begun = time.perf_counter()
+    session.run(feeds)
+    return time.perf_counter() - begun
+
 
 _log = logging.getLogger("graphkiln.scoring")
 

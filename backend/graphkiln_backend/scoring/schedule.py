@@ -9,15 +9,14 @@ computes wrongly is never blamed on rows.
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.attempts import Attempt, UnitReport
-from graphkiln_backend.scoring.breaker import Breaker
-from graphkiln_backend.scoring.cases import MOST_LOSSES, MOST_OUTAGES, Case, Running, wait_s
-from graphkiln_backend.scoring.errors import SourceUnavailable
+from graphkiln_backend.scoring.attempts import Attempt, Span, UnitReport
+from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
@@ -32,8 +31,268 @@ from graphkiln_backend.scoring.events import (
     WorkerReady,
 )
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
-from graphkiln_backend.scoring.patience import Patience
 from graphkiln_backend.scoring.units import Unit
+
+# How long a worker may be silent before it hangs, from how fast units are computed.
+
+FLOOR_S = 60.0
+"""No worker hangs before: a store may take its time to answer a read, and retries it."""
+FIRST_S = 600.0
+"""Until a unit was measured: the first batch may compile kernels."""
+_FACTOR = 3.0
+_REMEMBERED = 50
+
+
+class Patience:
+    """Seconds without progress after which a worker is ended.
+
+    A worker makes progress with each row that it begins and with each stage of a unit that it ends, so that a slow unit
+    is none that hangs. Three times as long as the slowest of the last units took as a whole, and a minute at least.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+
+    def learn(self, seconds: float) -> None:
+        """A unit was computed in so many seconds."""
+        self._seconds.append(seconds)
+
+    @property
+    def seconds(self) -> float:
+        """The limit now."""
+        return max(FLOOR_S, _FACTOR * max(self._seconds)) if self._seconds else FIRST_S
+
+    @property
+    def typical_s(self) -> float | None:
+        """The median of the last units; None before there is any."""
+        ordered = sorted(self._seconds)
+        return ordered[len(ordered) // 2] if ordered else None
+
+
+# Ends a run when going on makes no sense: nothing can be committed, or unit after unit fails.
+
+MOST_STORE_FAILURES = 4
+"""In a row, with no commit between them; a worker has been patient with the store each time."""
+MOST_FAILED_UNITS = 5
+"""In a row: then it is not the units."""
+_HINT = "what was committed stays; run the same command to go on"
+
+
+class Breaker:
+    """Counts what fails without a commit in between."""
+
+    def __init__(self) -> None:
+        self._store_failures = self._failed_units = 0
+
+    def count_commit(self) -> None:
+        """Something works."""
+        self._store_failures = self._failed_units = 0
+
+    def count_store_failure(self, reason: str) -> None:
+        """The destination failed.
+
+        Raises:
+            ScoringError: It did so too often.
+        """
+        self._store_failures += 1
+        if self._store_failures >= MOST_STORE_FAILURES:
+            raise ScoringError(f"the destination cannot be written: {reason}", hint=_HINT)
+
+    def count_failed_unit(self, failed: UnitFailed) -> None:
+        """A unit failed for good.
+
+        Raises:
+            ScoringError: Too many did.
+        """
+        self._failed_units += 1
+        if self._failed_units >= MOST_FAILED_UNITS:
+            message = f"{self._failed_units} units in a row failed, the last one ({failed.path}): {failed.reason}"
+            raise ScoringError(message, hint=_HINT)
+
+
+# What is known of a unit that is not committed yet: what it was blamed for, and what to try next.
+
+# Finds the row that ends its worker: by halving, with a guess where to begin.
+#
+# Nothing is believed that was not seen: a row is guilty when a worker that computes it alone ends twice.
+
+CONFIRMATIONS = 2
+"""A worker may end for a reason of its own: a row that ends two of them, alone, is guilty."""
+
+
+class RowSearch:
+    """A search for one guilty row in a unit that ended its worker.
+
+    `probe` says what to compute next; `survived` and `ended` what became of it. Of two halves only the first is probed:
+    where it is innocent, the row is in the other one, which the end proves.
+
+    Args:
+        rows: How many the unit has.
+        guess: Where the worker was when it ended; None to begin with all rows.
+    """
+
+    def __init__(self, rows: int, guess: Span | None = None) -> None:
+        self._suspects = Span(start=0, stop=rows)
+        self._guess = guess if guess and 0 < len(guess) < rows else None
+        self._confirmed = 0
+        self.guilty: int | None = None
+        """Position of the guilty row, once it is known."""
+        self.inconclusive = rows == 0
+        """Whether no single row does it: the worker ended for another reason, or because of several rows together."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is nothing left to probe."""
+        return self.inconclusive or self.guilty is not None
+
+    @property
+    def probe(self) -> Span:
+        """What to compute next."""
+        if self._guess:
+            return self._guess
+        start, stop = self._suspects.start, self._suspects.stop
+        return self._suspects if stop - start == 1 else Span(start=start, stop=(start + stop) // 2)
+
+    def survived(self) -> None:
+        """The worker computed the probe."""
+        if self._guess:
+            self._guess = None
+        elif len(self._suspects) == 1:
+            self.inconclusive = True
+        else:
+            self._suspects = Span(start=self.probe.stop, stop=self._suspects.stop)
+
+    def ended(self) -> None:
+        """The worker ended while it computed the probe."""
+        self._suspects, self._guess = self.probe, None
+        if len(self._suspects) == 1:
+            self._confirmed += 1
+            if self._confirmed == CONFIRMATIONS:
+                self.guilty = self._suspects.start
+
+
+MOST_GUILTY_ROWS = 50
+"""A unit with more of them has another problem than its rows."""
+MOST_SEARCHES = 3
+"""Searches of a unit that find no row, although its worker ends."""
+MOST_CHANGES = 3
+"""Times that a unit is planned anew; after that, rows that change are errors."""
+MOST_OUTAGES = 7
+"""Attempts that end because a row cannot be read just now, two minutes together; in the one after them that row is an
+error: a disk that cannot read one block, or an object whose service always fails, must not keep the others."""
+MOST_LOSSES = 3
+"""Workers that ended for a reason unknown before the unit is a suspect."""
+_GUESS_ROWS = 64
+"""Rows that a worker has in flight, about: it ended because of one of the last that it began, probably."""
+
+
+@dataclass(slots=True)
+class Case:
+    """A unit on its way to its result.
+
+    Attributes:
+        unit: The unit.
+        quarantined: Its guilty rows, with what they do.
+        suspect: Whether it is computed alone, because a worker ended with it.
+        search: For the guilty row; None while none is looked for.
+        searches: How many have found nothing.
+        losses: Workers that ended with it for a reason unknown.
+        changes: How often its input changed.
+        failures: Attempts that came to nothing, by cause.
+        done: Whether it has its result.
+        in_flight: Attempts under way.
+        reason: What happened last.
+    """
+
+    unit: Unit
+    quarantined: dict[int, str] = field(default_factory=dict)
+    suspect: bool = False
+    search: RowSearch | None = None
+    searches: int = 0
+    losses: int = 0
+    changes: int = 0
+    failures: Counter[Cause] = field(default_factory=Counter)
+    done: bool = False
+    in_flight: int = 0
+    reason: str = ""
+
+    def attempt(self, patience_s: float) -> Attempt:
+        """What to try next.
+
+        Args:
+            patience_s: Seconds without any progress after which the worker hangs.
+        """
+        return Attempt(
+            unit=self.unit,
+            quarantined=dict(self.quarantined),
+            probe=self.search.probe if self.search else None,
+            changes_are_errors=self.changes >= MOST_CHANGES,
+            outages_are_errors=self.failures[Cause.SOURCE] >= MOST_OUTAGES,
+            patience_s=patience_s,
+        )
+
+    def blame(self, attempt: Attempt, *, alone: bool, reached: int | None, reason: str) -> None:
+        """A worker ended, or failed, while it computed an attempt.
+
+        Args:
+            attempt: What it computed.
+            alone: Whether nothing else was computed by it.
+            reached: How many rows it had begun, where that is known.
+            reason: What it did.
+        """
+        self.reason = reason
+        if not alone:
+            self.suspect = True
+        elif attempt.probe and self.search:
+            self.search.ended()
+        else:
+            guess = Span(start=max(0, reached - _GUESS_ROWS), stop=reached) if reached else None
+            self.search = RowSearch(self.unit.rows, guess)
+
+    def conclude(self) -> int | None:
+        """Ends a search that is over; the position of the row that it has found, if any."""
+        if self.search is None or not self.search.is_over:
+            return None
+        guilty, self.search = self.search.guilty, None
+        if guilty is None:
+            self.searches += 1
+        else:
+            self.quarantined[guilty] = self.reason
+        return guilty
+
+    @property
+    def hopeless(self) -> str:
+        """Why nothing more is tried; empty while something is."""
+        if self.searches >= MOST_SEARCHES:
+            return f"{self.reason}, and no row of it does so alone"
+        if len(self.quarantined) > MOST_GUILTY_ROWS:
+            return f"more than {MOST_GUILTY_ROWS} rows of it are such that it {self.reason}"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """An attempt under way.
+
+    Attributes:
+        case: Of its unit.
+        attempt: The attempt.
+        worker: Which one computes it.
+        begun: When, by the clock of the driver.
+        alone: Whether the worker computes nothing else meanwhile.
+    """
+
+    case: Case
+    attempt: Attempt
+    worker: str
+    begun: float
+    alone: bool
+
+
+def wait_s(failures: Mapping[Cause, int], cause: Cause) -> float:
+    """Seconds before a unit is tried again: twice as long each time, a minute at most."""
+    return min(60.0, 0.5 * 2.0 ** failures.get(cause, 0))
+
 
 UNITS_PER_WORKER = 2
 """One is read while the other is computed."""

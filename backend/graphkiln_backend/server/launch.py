@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.parentage import end_with_parent
+from graphkiln_backend.repository.config import write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.attested_stores import AttestedStores
@@ -24,11 +26,11 @@ from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.hidden_arguments import start_hidden
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.instance_limits import check_instances
-from graphkiln_backend.server.keepers import Admission, ManagedKeeper
-from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.memory_limit import default_limit
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.readiness import Readiness
+from graphkiln_backend.server.polling import Poller
+from graphkiln_backend.server.recovery import all_loaded, forget_failures, replace_failed
 from graphkiln_backend.server.remote_stores import RemoteStores
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.server.rollout import Keeper, Rollout
@@ -37,6 +39,161 @@ from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared
 from graphkiln_backend.server.store_view import StoreView
 from graphkiln_backend.server.thread_limit import pool_size
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
+
+# Who decides what "ready" means: how a server is started so that it stays ready while versions come and go.
+#
+# Triton's own readiness (24.10) is strict or says nothing. Strict, it is "no" while any version number is being loaded
+# that was not served before, although the older version answers; not strict, it is "yes" although a model has no
+# version at all. It can only be chosen at the start. So a server first starts without it, and ends by itself, before
+# it opens a port, if anything cannot be loaded: whenever it is live, every model has a version. If it does so, it is
+# started again, strict, and serves what can be served, while readiness says "no".
+
+_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
+
+
+@dataclass(slots=True)
+class Readiness:
+    """How the next server is started; outlives the server's restarts.
+
+    Attributes:
+        whole: Whether the server that was started last serves every model or none.
+        endless: Versions whose loading did not end when they were last tried, as the watchdog names them.
+    """
+
+    whole: bool = False
+    endless: set[str] = field(default_factory=set)
+    _failed: bool = False
+
+    def choose(self, flags: TritonFlags, *, loads: bool) -> None:
+        """Chooses for a server that is about to start.
+
+        Args:
+            flags: The user's own.
+            loads: Whether it is to load models, all of which may be good.
+        """
+        asked = {"strict-readiness", "exit-on-error"} & flags.values.keys()
+        self.whole = loads and not asked and not self._failed
+        if not self._failed:
+            self.endless.clear()
+        self._failed = False
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments of the server, after which the user's own may stand."""
+        return _FLAGS if self.whole else ()
+
+    def give_in(self) -> bool:
+        """The server ended before it was live: whether it may serve a part of its models if it is started again."""
+        self._failed = self.whole
+        return self.whole
+
+
+# What each control mode does beside a running server: see `server.rollout`.
+
+if TYPE_CHECKING:
+    from graphkiln_backend.server.admission import Verdict
+
+_SOON_S = 1.0
+"""Until the next look at a folder that still changes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """How versions are admitted.
+
+    Attributes:
+        overrides: Settings of the command line, by model.
+        cache: The artifact cache.
+        temporary: A folder for what need not last.
+        deadline_s: How long loading a version may take.
+        stopped: Whether the server stops.
+    """
+
+    overrides: Overrides
+    cache: CacheSettings
+    temporary: Path
+    deadline_s: float
+    stopped: Callable[[], bool]
+
+    def __call__(self, model: ServedModel, version: int) -> Verdict:
+        """Proves a version, under the configuration that it would be served with.
+
+        Raises:
+            AdmissionStopped: The server stops.
+            OSError: The configuration cannot be written.
+        """
+        from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
+
+        config = self.temporary / "candidate.pbtxt"
+        if model.config is not None:
+            write_config(model.config, config)
+        candidate = Candidate(
+            folder=model.stored.folder / str(version),
+            config=config,
+            overrides=self.overrides.get(model.stored.name, ()),
+            cache=self.cache,
+            temporary=self.temporary,
+        )
+        return admit(candidate, deadline_s=self.deadline_s, stopped=self.stopped)
+
+
+@dataclass(kw_only=True, slots=True)
+class ManagedKeeper:
+    """The control modes `none` and `poll`: we decide what Triton sees.
+
+    Attributes:
+        mode: The user's control mode.
+        stores: What is served.
+        mirror: What Triton sees.
+        control: The running server.
+        admission: Proves versions that appear while it runs.
+        load_timeout_s: For one load.
+    """
+
+    mode: ControlMode
+    stores: ManagedStores
+    mirror: Mirror
+    control: RepositoryControl
+    admission: Admission
+    load_timeout_s: float
+    _poller: Poller = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._poller = Poller(self.stores, self.mirror, self.control, self.admission, self.load_timeout_s)
+
+    @property
+    def ticks(self) -> bool:
+        """Whether the stores are polled."""
+        return self.mode.name == "poll"
+
+    def is_settled(self) -> bool:
+        """Whether everything that the mirror shows is served.
+
+        Raises:
+            OSError: The server does not list its models.
+        """
+        return all_loaded(self.stores, self.control)
+
+    def settle(self) -> None:
+        """Gives versions that failed at the start a successor.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+        """
+        replace_failed(self.stores, self.mirror, self.control, timeout_s=self.load_timeout_s)
+        forget_failures(self.stores, self.mirror, self.control)
+
+    def tick(self) -> float | None:
+        """Takes over what changed in the stores, in poll mode.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+            AdmissionStopped: The server stops.
+        """
+        if not self.ticks:
+            return None
+        return min(_SOON_S, self.mode.poll_s) if self._poller.poll() else self.mode.poll_s
+
 
 _LOAD_MARGIN_S = 30.0
 """An instance that loads for too long is ended at its deadline; then its load ends by itself."""

@@ -23,7 +23,38 @@ from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signa
 from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.quarantine import Quarantine
+
+# Versions that failed, and why: they are not tried again until their files change.
+
+
+@dataclass(slots=True)
+class Quarantine:
+    """The reasons by model, version, and the stamp of its files: other files are another version."""
+
+    _reasons: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, model: StoredModel, version: int, reason: str) -> None:
+        """Keeps a version away until its files or its model's configuration change."""
+        self._reasons[model.name, version] = (_files(model, version), reason)
+        _log.error("%s version %d is not served: %s", model.name, version, reason)
+
+    def reason(self, model: StoredModel, version: int) -> str:
+        """Why a version with these very files is kept away; empty where it is not."""
+        files, reason = self._reasons.get((model.name, version), ("", ""))
+        return reason if files == _files(model, version) else ""
+
+    def admissible(self, model: StoredModel) -> list[int]:
+        """The versions of a model that are not kept away."""
+        return [version for version in model.versions if not self.reason(model, version)]
+
+    def reasons(self, model: StoredModel) -> dict[int, str]:
+        """Why versions of a model are kept away."""
+        return {version: reason for version in model.versions if (reason := self.reason(model, version))}
+
+
+def _files(model: StoredModel, version: int) -> str:
+    return f"{model.stamp} {model.versions.get(version, '')}"
+
 
 _log = logging.getLogger("graphkiln.server")
 

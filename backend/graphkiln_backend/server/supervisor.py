@@ -11,9 +11,12 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.lazy_module import LazyModule
@@ -21,15 +24,103 @@ from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, 
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.memory_limit import MemoryLimit
-from graphkiln_backend.server.pace import Pace
 from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.repository_control import HttpControl
-from graphkiln_backend.server.restarts import RestartBudget
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.served_address import publish_address
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.suspension import SILENT_S
+from graphkiln_backend.triton.restarts import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
+
+# How often the supervisor looks at the processes: what looking at hundreds costs must not slow down their start.
+
+POLL_S = 0.02
+WATCH_S = 0.5
+"""How often the set of instances is read anew; the death of a known one is seen at once."""
+_REST = 19.0
+"""Looking takes a twentieth of a core at most: while models load, each core has enough to do."""
+_LONGEST_REST_S = 1.0
+
+
+class Waiting(Protocol):
+    """What waits for processes: see `StopSignals.wait`."""
+
+    def wait(self, processes: Sequence[int], timeout_s: float) -> None:
+        """Sleeps until one of the processes ends, a signal comes, or the time is over."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """The time between two looks: of this thread's processor time, so that a busy machine delays nothing further."""
+
+    _woke_at_s: float = field(default_factory=time.thread_time)
+
+    def wait(self, signals: Waiting, processes: Sequence[int], *, live: bool) -> None:
+        """Waits for the next look.
+
+        Args:
+            signals: Waits.
+            processes: Whose end is seen at once.
+            live: Whether the server takes requests; until then it is looked at often.
+        """
+        looked_s = time.thread_time() - self._woke_at_s
+        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
+        self._woke_at_s = time.thread_time()
+
+
+# How often a server is started again, how soon, and why: a budget that good service pays back.
+
+MAX_RESTARTS = 5
+"""More faults in a row than that are not mended by another restart."""
+SERVED_S = 5.0
+"""So much service pays for one fault."""
+_FIRST_DELAY_S = 0.25
+
+
+class RestartBudget:
+    """Decides whether, and when, to start again. The first restart is immediate, each further one waits longer.
+
+    Every fault costs one restart, every `SERVED_S` seconds of service give one back: a server that is hit now and then
+    is restarted for ever, one that dies as soon as it serves is given up.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Cause] = Counter()
+        self._spent = 0.0
+
+    def spend(self, fault: Fault, served_s: float) -> float | None:
+        """Counts a fault.
+
+        Args:
+            fault: What happened.
+            served_s: How long the server had served before.
+
+        Returns:
+            The seconds to wait before the restart, or None when it is time to give up.
+        """
+        self._spent = max(0.0, self._spent - served_s / SERVED_S) + 1
+        if self._spent > MAX_RESTARTS:
+            return None
+        self.count(fault.cause)
+        return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 1)
+
+    @property
+    def limit(self) -> int:
+        """How many faults in a row are answered with a restart."""
+        return MAX_RESTARTS
+
+    def count(self, cause: Cause) -> None:
+        """Counts a process that was ended without restarting the server, too."""
+        self._counts[cause] += 1
+
+    def write(self, instances: Path) -> None:
+        """Tells the instances of a new run how often the server was restarted before, by cause.
+
+        Every cause is among them, also with 0: Prometheus sees no increase in a counter that begins with a first fault.
+        """
+        write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
+
 
 if TYPE_CHECKING:
     import psutil

@@ -12,14 +12,37 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.server.certificate import fault_of_validity
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
 from graphkiln_backend.server.listening_child import ListeningChild
+
+# When a certificate is valid. OpenSSL serves an expired one like any other, and only clients complain.
+
+
+def fault_of_validity(pem: bytes, now: datetime) -> str:
+    """Why clients refuse a certificate at a moment; empty where they do not, or where nothing here can read it.
+
+    Args:
+        pem: The server's own certificate, and what may follow it.
+        now: With its time zone.
+
+    Raises:
+        ValueError: The first certificate is none that can be read.
+    """
+    if find_spec("cryptography") is None:  # the extras that serve bring it
+        return ""
+    from cryptography import x509
+
+    own = x509.load_pem_x509_certificates(pem)[0]
+    if now < own.not_valid_before_utc:
+        return f"is not valid before {own.not_valid_before_utc:%Y-%m-%d %H:%M} UTC"
+    return f"expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC" if now > own.not_valid_after_utc else ""
+
 
 if TYPE_CHECKING:
     import ssl

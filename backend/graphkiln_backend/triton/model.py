@@ -6,35 +6,38 @@ Runs inside the stub process only. Everything that can be done without Triton li
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import logging
 import os
+import random
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.contract import PARAMETER
 from graphkiln_backend.graph.cores import stay_on, usable_cores
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.error_text import bounded
-from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.errors import GraphkilnError, VerificationError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.replaying import Arrays, Replay
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
 from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
@@ -42,19 +45,220 @@ from graphkiln_backend.repository.publication import check_published, labels_fil
 from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
-from graphkiln_backend.triton.executor import Executor
-from graphkiln_backend.triton.input_views import view_inputs
-from graphkiln_backend.triton.instance_number import instance_number
+from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.memory_limit import lift_memory_limit
 from graphkiln_backend.triton.metrics import InstanceMetrics
+from graphkiln_backend.triton.numpy_functions import NEW_COPY, call_with
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
-from graphkiln_backend.triton.refusal import Refusal
-from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
+
+# Inputs of requests without a copy: arrays that view the memory which Triton shares with its Python stub.
+#
+# The stub means to hand out views, but makes each array without an owner of its memory, and pybind11 copies what has
+# none: 600 kB for an image, once more. So it is given a function in the place of numpy's copy that hands out the array
+# itself. `PyObject_SelfIter` does just that: it takes a reference to its first argument and returns it.
+#
+# Such an array can be read as long as its request lives. It cannot be written, and it lies wherever Triton put it,
+# which is seldom where its type should: what a runtime reads is copied once, into the batch (`executor`).
+#
+# Source: Triton Python backend, `PbTensor`; pybind11, `array::array`, which ends in `PyArray_NewCopy`.
+
+
+def view_inputs(make_first_array: Callable[[], object]) -> None:
+    """Calls what makes the first array of somebody, who from then on makes views of memory instead of copies."""
+    call_with(NEW_COPY, ctypes.cast(ctypes.pythonapi.PyObject_SelfIter, ctypes.c_void_p), make_first_array)
+
+
+# Which instance of its model a process is: by it, `parallel` gives each one cores of its own.
+
+
+def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) -> int:
+    """Which instance of its model one is, from 0.
+
+    Args:
+        name: Of the instance as Triton gives it: the name of its group and its number within the group.
+        model: Name of the model.
+        groups: The name of each instance group, empty where it has none of its own (Triton calls it `MODEL_INDEX`
+            then), and how many instances it has.
+
+    Source: Triton core, `SetDefaultInstanceCount`, `NormalizeInstanceGroup` and the names of instances.
+    """
+    own, _, number = name.rpartition("_")
+    before = 0
+    for index, (group, count) in enumerate(groups):
+        if own == (group or f"{model}_{index}") and number.isdecimal():
+            return before + int(number)
+        before += count
+    return 0
+
+
+# What stands in for the executor of an instance that has computed wrong outputs: an error for every request.
+
+
+class InstanceFault(GraphkilnError):
+    """The instance computes wrongly and serves no more."""
+
+    triton_code = "UNAVAILABLE"
+
+
+class Refusal:
+    """Refuses requests; see `Executor`.
+
+    Args:
+        reason: What differed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._error = InstanceFault(
+            f"this instance computes wrongly and serves no more: {reason}", hint="try again: it is being restarted"
+        )
+
+    def execute(self, request: InferenceRequest) -> Result:
+        """Refuses a single request."""
+        return self.execute_batch([request])[0]
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Refuses requests."""
+        return [self._error for _ in requests]
+
+
+# Replays the golden samples while an instance serves: memory, cores and runtimes may fail long after the start.
+#
+# When the instance is idle, and in any case at times; sample by sample, each under the lock that requests take, so
+# that a request waits for one sample at most (of stages that compute parts of a batch: for one batch) and never runs
+# beside one. Outputs that the policy refuses are a fault at once. An engine that fails is asked again, because memory
+# may be short for a moment; when it fails every time, that is a fault, too. After a request on which the engine
+# failed, the samples are replayed at once: they tell a bad request from a device that is lost.
+
+_IDLE_S = 0.2
+"""Without a run for so long, an instance is idle."""
+_LOOK_EVERY_S = 0.05
+_RETRY_S = 1.0
+_MOST_FAILURES = 3
+"""An engine that fails so often in a row on samples that it has computed before is broken."""
+_CALM_S = 10.0
+"""Between two replays because of requests that failed: bad requests cost no more than that."""
+
+
+class ReplayRecord(Protocol):
+    """Where the results of replays are counted."""
+
+    def count_replay(self, *, passed: bool) -> None:
+        """Counts a replay that is over."""
+        ...
+
+
+class Replayer(Closeable):
+    """Replays golden samples in a thread of its own until it is closed, or finds a fault.
+
+    Args:
+        replay: The samples, and the session that serves.
+        executor: What runs the requests on the same session.
+        lock: Held around each run.
+        interval_s: Seconds between two replays, which are put off by as much again while the instance is busy; 0 for
+            replays after failures of the engine only.
+        instance: Triton's name of the instance; others replay at other times.
+        record: Counts the replays.
+        on_fault: Told what differed, once; nothing is replayed after that.
+    """
+
+    def __init__(
+        self,
+        replay: Replay,
+        executor: Executor,
+        *,
+        lock: AbstractContextManager[object],
+        interval_s: float,
+        instance: str,
+        record: ReplayRecord,
+        on_fault: Callable[[str], None],
+    ) -> None:
+        self._replay = replay
+        self._executor = executor
+        self._lock = lock
+        self._interval_s = interval_s
+        self._first_s = interval_s * random.Random(instance).uniform(0.1, 1)  # noqa: S311 - spreads instances
+        self._record = record
+        self._on_fault = on_fault
+        self._closing = threading.Event()
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name="graphkiln-replay", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops after the sample that is being computed."""
+        self._closing.set()
+        self._executor.engine_failed.set()  # wakes the thread
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = self._first_s
+        while not self._closing.is_set():
+            failed = self._executor.engine_failed.wait(wait_s or None)
+            self._executor.engine_failed.clear()
+            if not (failed or self._failures):
+                self._wait_until_idle()
+            if self._closing.is_set():
+                return
+            if fault := self._find_fault():
+                self._on_fault(fault)
+                self._record.count_replay(passed=False)
+                return
+            if failed and not self._failures:
+                self._closing.wait(_CALM_S)
+            wait_s = _RETRY_S if self._failures else self._interval_s
+
+    def _wait_until_idle(self) -> None:
+        """Waits until no request came for a while, at most as long as the interval."""
+        deadline = time.monotonic() + self._interval_s
+        while time.monotonic() - self._executor.last_run_at < _IDLE_S and time.monotonic() < deadline:
+            if self._closing.wait(_LOOK_EVERY_S):
+                return
+
+    def _find_fault(self) -> str:
+        """Replays everything once; returns what is wrong for good, or nothing."""
+        try:
+            for outputs in self._replay.output_subsets:
+                computed = [self._run_sample(sample, outputs) for sample in range(len(self._replay.samples))]
+                self._replay.judge(computed)
+        except _Closed:
+            return ""
+        except VerificationError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not end the watch
+            return self._count_failure(error)
+        self._failures = 0
+        self._record.count_replay(passed=True)
+        return ""
+
+    def _count_failure(self, error: Exception) -> str:
+        self._failures += 1
+        _log.warning("golden samples: the engine failed, time %d of %d: %s", self._failures, _MOST_FAILURES, error)
+        if self._failures >= _MOST_FAILURES:
+            return f"the engine fails on golden samples: {error}"
+        self._record.count_replay(passed=False)
+        return ""
+
+    def _run_sample(self, sample: int, outputs: tuple[str, ...]) -> Arrays:
+        """Runs a sample alone, then leaves the session to requests for as long as that took."""
+        if self._closing.is_set():
+            raise _Closed
+        with self._lock:
+            begun = time.monotonic()
+            computed = self._replay.run(sample, outputs)
+            seconds = time.monotonic() - begun
+        self._closing.wait(seconds)
+        return computed
+
+
+class _Closed(Exception):
+    """The instance ends while its samples are being replayed."""
+
 
 if TYPE_CHECKING:
     from graphkiln_backend.triton.sequences import SequenceExecutor

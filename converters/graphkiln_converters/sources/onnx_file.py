@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import _thread
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,9 +12,12 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx
 import onnx_ir
+from onnx.reference import ReferenceEvaluator
 
-from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.base import Placement, Session
+from graphkiln_backend.engines.compute_limit import ComputeLimitExceeded, current_limit
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
@@ -40,9 +45,96 @@ from graphkiln_converters.sources.batches import (
     without_batch,
 )
 from graphkiln_converters.sources.opsets import raise_opset
-from graphkiln_converters.sources.reference_session import ReferenceSession
 from graphkiln_converters.sources.sizes import USUAL_SIZE, sizes_of
-from graphkiln_converters.sources.vocabulary import ODD_WORDS, known_words
+
+# Which texts a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
+
+ODD_WORDS = ("", "unknown", "größe", "日本", "two words", "NUL\0inside")
+"""Nobody's categories: they show what a graph makes of text that it does not know."""
+_ANSWERS = ("classlabels", "values_", "default_")
+"""Start of the names of attributes that hold what a node returns, not what it is asked."""
+_MOST_WORDS = 1000
+
+
+def known_words(graph: onnx.GraphProto, name: str) -> tuple[str, ...]:
+    """The texts that the first nodes know that read an input, or what was made of it: categories, keys, tokens.
+
+    Args:
+        graph: The graph.
+        name: The input.
+    """
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for value in node.input:
+            readers.setdefault(value, []).append(node)
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
+    words: dict[str, None] = {}
+    seen, waiting = {name}, [name]
+    while waiting:
+        for node in readers.get(waiting.pop(), ()):
+            found = dict.fromkeys(_words(node, constants))
+            words |= found
+            further = [value for value in node.output if not found and value not in seen]
+            seen.update(further)
+            waiting += further
+    return tuple(words)[:_MOST_WORDS]
+
+
+def _words(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> Iterator[str]:
+    for attribute in node.attribute:
+        if not attribute.name.startswith(_ANSWERS):
+            yield from (word.decode("utf-8", "replace") for word in (*attribute.strings, *attribute.t.string_data))
+    for value in node.input:
+        if value in constants:
+            yield from (word.decode("utf-8", "replace") for word in constants[value].string_data)
+
+
+# Runs a graph with ONNX's own implementation of its operators, in numpy: slow, and of every type.
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSession(Closeable):
+    """A graph that ONNX's reference implementation runs; see `engines.base.Session`."""
+
+    signature: Signature
+    _evaluator: ReferenceEvaluator
+
+    @classmethod
+    def open(cls, graph: Path) -> ReferenceSession:
+        """Loads a graph.
+
+        Raises:
+            LoweringError: It has an operator that the implementation does not know.
+        """
+        try:
+            return cls(read_signature(graph), ReferenceEvaluator(onnx.load(graph)))
+        except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+            raise LoweringError(f"{graph} cannot be computed in its own type", attempts=(str(error),)) from error
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`.
+
+        Raises:
+            ExecutionError: An operator failed.
+        """
+        names = [spec.name for spec in self.signature.outputs] if outputs is None else list(outputs)
+        limit = current_limit()
+        try:
+            with limit.computation(_thread.interrupt_main) if limit else nullcontext():
+                found = self._evaluator.run(names, dict(feeds))
+        except ComputeLimitExceeded:
+            raise
+        except Exception as error:  # whatever an operator raises, in numpy
+            raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
+        return dict(zip(names, map(np.asarray, found), strict=True))
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:  # noqa: ARG002
+        """Nothing of it is a kernel."""
+        return Placement(nodes={}, precision="unknown")
+
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 _UNLOADED_LIBRARIES = (
     "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "

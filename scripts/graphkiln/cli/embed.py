@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import print_json, say
 from graphkiln.cli.image_arguments import (
     FORMS,
     Encoded,
@@ -22,8 +23,119 @@ from graphkiln.cli.image_arguments import (
     split_errors,
 )
 from graphkiln.cli.options import AsJson
-from graphkiln.cli.vectors import save_vectors
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln.cli.vector_origin import Origin, identify
+from graphkiln.scoring.extra import check_extra
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
+
+# `graphkiln embed --out`: vectors of any number of images, written as they come.
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from graphkiln.cli.vector_file import VectorWriter
+    from graphkiln_client import Client
+    from graphkiln_client.encoded_images import Form
+
+    Answer = npt.NDArray[np.float32] | ClientError
+    Failures = list[tuple[Path, ClientError]]
+
+
+def save_vectors(
+    images: Sequence[Path],
+    out: Path,
+    connection: ConnectionOptions,
+    model: tuple[str, str],
+    *,
+    form: Form,
+    normalize: bool | None,
+    batch_size: int,
+    concurrency: int,
+) -> None:
+    """Writes the vectors of images, each once, sorted by path; all of them come from one version.
+
+    Args:
+        images: Files, and folders of them.
+        out: The file; written over when the new one is whole.
+        connection: To the server.
+        model: Its name, and its version or nothing.
+        form: How images travel.
+        normalize: Whether vectors are divided by their length; None for what the model says.
+        batch_size: Most images in one request.
+        concurrency: Most requests at a time.
+
+    Raises:
+        EngineUnavailable: What writes Parquet is not installed.
+        InvalidInput: The file cannot be written, or something else is in its place.
+        ClientError: Nothing could be embedded, or the version was replaced meanwhile.
+        typer.Exit: Some images failed, which was said; there is a file where others did not.
+    """
+    check_extra("embed --out", ["pyarrow"])
+    from graphkiln.cli.vector_file import VectorWriter, check_replaceable, replaced_file
+
+    paths = sorted(set(expand_folders(images)))
+    check_replaceable(out)
+    with _ending_in_order(), replaced_file(out) as file, connection.connect() as client:
+        pinned, origin = identify(client, *model, form)
+        with VectorWriter(file, origin) as writer, show_progress(len(paths), "embedding") as progress:
+            answers = pinned.embed_many(
+                paths,
+                normalize=normalize,
+                batch_size=batch_size,
+                concurrency=concurrency,
+                on_error="return",
+                progress=progress,
+            )
+            failures = list(_write(zip(paths, answers, strict=True), writer))
+        _check_any(writer.rows, failures)
+        _check_unchanged(client, origin)
+    say(f"{out}: {writer.rows} vectors of {writer.features} features, {_lengths(writer.lengths)}, by {origin}")
+    report_failures(failures)
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """Ends the block where SIGTERM or SIGHUP comes, too: the unfinished file would stay, under a hidden name."""
+    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+
+    try:
+        with stopping_in_order():
+            yield
+    except Stopped as stopped:
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _lengths(found: Sequence[float]) -> str:
+    """Tells whether vectors are normalized: some searches take it for granted."""
+    if not found:
+        return "none of which is finite"
+    shortest, longest = (f"{length:.4g}" for length in found)
+    return f"of length {shortest}" if shortest == longest else f"of lengths from {shortest} to {longest}"
+
+
+def _write(pairs: Iterable[tuple[Path, Answer]], writer: VectorWriter) -> Iterator[tuple[Path, ClientError]]:
+    for path, answer in pairs:
+        if isinstance(answer, ClientError):
+            yield path, answer
+        else:
+            writer.add(path, answer)
+
+
+def _check_any(rows: int, failures: Failures) -> None:
+    """Ends the command where every image failed."""
+    if not rows:
+        split_errors([path for path, _ in failures], [error for _, error in failures])
+        report_failures(failures)
+        raise typer.Exit(1)
+
+
+def _check_unchanged(client: Client, origin: Origin) -> None:
+    """Checks that the version was not replaced by another of the same number, whose vectors are others."""
+    _, now = identify(client, origin.model, origin.version)
+    if now != origin:
+        said = f"{origin} was replaced while it embedded, by {now}: nothing is written"
+        raise ModelNotReady(said, hint="embed the images again")
+
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,19 +3,169 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import say
+from graphkiln.cli.console import log_as_json, print_result, say
 from graphkiln.cli.load_display import LoadDisplay
-from graphkiln.cli.log_format import LogFormatOption, tritons_flags
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
-from graphkiln.cli.served import print_states, tell_states
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.spelling import did_you_mean
+
+# The option `--log-format`, which `serve` shares with tritonserver.
+
+_VARIABLE = "GRAPHKILN_LOG_FORMAT"
+"""The instances read it, too (`triton.environment`); that module is not imported before it is needed."""
+_TRITONS = ("default", "ISO8601")
+_OURS = ("text", "json")
+
+
+def tritons_flags(log_format: str) -> list[str]:
+    """What tritonserver is told of it."""
+    return [f"--log-format={log_format}"] if log_format in _TRITONS else []
+
+
+def _choose(context: typer.Context, value: str) -> str:
+    """Turns standard error into JSON at once, so that what other options do wrong is JSON, too.
+
+    Raises:
+        BadParameter: There is no such format.
+    """
+    if value not in (*_OURS, *_TRITONS):
+        raise typer.BadParameter(f"'{value}' is none of {', '.join((*_OURS, *_TRITONS))}")
+    if value == "json" and not context.resilient_parsing:
+        os.environ[_VARIABLE] = value
+        log_as_json()
+    return value
+
+
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        help="text; json: each line of the log is an object, and failed requests are logged with their ids; "
+        "default or ISO8601: tritonserver's own, of its lines.",
+        envvar=_VARIABLE,
+        metavar="FORMAT",
+        callback=_choose,
+        is_eager=True,
+    ),
+]
+
+
+# What `serve` says once its models are loaded: a table for a person, events for a program.
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from graphkiln_backend.server.flags import ListenAddress, TritonFlags
+    from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.triton.instance_status import InstanceStatus
+
+_log = logging.getLogger("graphkiln.cli")
+
+_TABLE_COLUMNS = 80
+_REASON_LENGTH = 80
+"""The whole reason stands below the table."""
+
+
+def tell_states(
+    states: list[ModelState],
+    flags: TritonFlags,
+    display: LoadDisplay,
+    *,
+    secure: bool,
+    page: ListenAddress | None = None,
+) -> None:
+    """Logs what is served, an event for each version, and where; arguments as of `print_states`."""
+    display.close()
+    if not states:
+        _log.warning("no model is loaded")
+    for state in states:
+        if state.status and state.state == "READY":
+            served = f"{_engine(state.status)}, {state.status.precision}, loaded in {state.status.load_ms:.0f} ms"
+            _log.info("version %s is ready: %s", state.version, served, extra={"model": state.model})
+        else:
+            said = f"{state.state.lower()}: {state.reason or 'no reason is known'}"
+            _log.error("version %s is %s", state.version, said, extra={"model": state.model})
+    for line in _addresses(flags, page, secure=secure):
+        _log.info("%s", line)
+
+
+def _engine(status: InstanceStatus) -> str:
+    return f"{status.engine} on {status.device}, {status.threads} threads"
+
+
+def _addresses(flags: TritonFlags, page: ListenAddress | None, *, secure: bool) -> list[str]:
+    """Where everything listens, a line for the server and one for its page."""
+    addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
+    return [("serving with TLS " if secure else "serving ") + ", ".join(addresses), *_page(page, secure=secure)]
+
+
+def _page(page: ListenAddress | None, *, secure: bool) -> list[str]:
+    from graphkiln.page.launch import page_url
+
+    return [f"page {page_url(page, secure=secure)}"] if page else []
+
+
+def print_states(
+    states: list[ModelState],
+    flags: TritonFlags,
+    display: LoadDisplay,
+    *,
+    secure: bool,
+    page: ListenAddress | None = None,
+) -> None:
+    """Prints a table of what is served, and where, on stdout.
+
+    Args:
+        states: Every model's.
+        flags: Where the server listens.
+        display: What is shown until then.
+        secure: Whether it does so with TLS.
+        page: Where its page listens.
+
+    Raises:
+        OSError: Nobody reads it any more, or the disk is full.
+    """
+    from textwrap import shorten
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    display.close()
+    console = Console()
+    console.width = min(console.width, _TABLE_COLUMNS)
+    table = Table("model", "version", "state", "engine, or why not", "precision", "time", collapse_padding=True)
+    for state in states:
+        status, ready = state.status, state.state == "READY"
+        table.add_row(
+            escape(state.model),
+            state.version,
+            state.state.lower(),
+            _engine(status) if status and ready else escape(shorten(state.reason, _REASON_LENGTH)) or "-",
+            status.precision if status and ready else "-",
+            f"{status.load_ms:.0f} ms" if status and ready else "-",
+        )
+    with console.capture() as printed:  # rich itself would end the process where nobody reads it
+        _print_table(console, table, states)
+        for line in _addresses(flags, page, secure=secure):
+            console.print(line, highlight=False, soft_wrap=True)
+    print_result(printed.get())
+
+
+def _print_table(console: Console, table: Table, states: list[ModelState]) -> None:
+    console.print(table if states else "no model is loaded")
+    for state in states:
+        if state.reason and state.state != "READY":
+            line = f"{state.model} {state.version}: {state.reason}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override

@@ -17,7 +17,7 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("machine", "graphkiln.doctor.machine:check_system"),
     ("limits", "graphkiln.doctor.limits:check_limits"),
     ("packages", "graphkiln.doctor.packages:check_packages"),
-    ("engines", "graphkiln.doctor.engines:check_engines"),
+    ("engines", "graphkiln.doctor.models:check_engines"),
     ("gpu", "graphkiln.doctor.gpu:check_gpu"),
     ("triton", "graphkiln.doctor.triton:check_triton"),
     ("ports", "graphkiln.doctor.ports:check_ports"),

@@ -2,16 +2,136 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln.doctor.engines import read_probe, start_probe
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
+from graphkiln.doctor.packages import installed_versions
 from graphkiln_backend.graph.errors import GraphkilnError
+
+# Which engines can run here. Each is looked at in a process of its own: a runtime that is broken may take it along.
+
+_GROUP = "graphkiln.engines"
+_DEFAULT = "onnxruntime"
+"""Without this one nothing can be served."""
+_DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt": ("tensorrt", "onnxruntime-gpu")}
+_TIMEOUT_S = 15
+_PROBE = """
+import json, sys
+from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import GraphkilnError
+devices = {}
+try:
+    engine = load_engine(sys.argv[1])
+    for device in (CPU, *map(Device.gpu, range(len(gpus())))):
+        support = engine.probe(device)
+        devices[str(device)] = "" if support.ok else support.reason
+    print(json.dumps({"devices": devices}))
+except GraphkilnError as error:
+    print(json.dumps({"reason": str(error)}))
+"""
+
+
+def check_engines(_: Request) -> Iterator[Finding]:
+    """Every engine that is registered, installed or not."""
+    # The registry would import numpy, which may be what is broken.
+    names = sorted(entry.name for entry in entry_points(group=_GROUP))
+    if not names:
+        yield Finding(
+            subject="engines",
+            level=Level.ERROR,
+            message="none is registered: the entry points of graphkiln are not installed",
+            hint="pip install --force-reinstall 'graphkiln[serve]'",
+        )
+    processes = {name: start_probe(name) for name in names}
+    for name, process in processes.items():
+        yield find_engine(name, _version(name), *read_probe(process))
+
+
+def start_probe(name: str) -> subprocess.Popen[str]:
+    """Starts the process that looks at an engine."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROBE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def read_probe(process: subprocess.Popen[str]) -> tuple[dict[str, str], str]:
+    """What such a process found.
+
+    Returns:
+        Device -> why the engine cannot run on it, empty where it can; and why nothing at all is known, or empty.
+    """
+    with process:
+        try:
+            printed, complaint = process.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {}, f"hangs when it is loaded ({_TIMEOUT_S} s)"
+    if process.returncode < 0:
+        return {}, f"ends its process when it is loaded ({_signal_name(-process.returncode)})"
+    try:
+        found = json.loads(printed.splitlines()[-1])
+        return dict(found.get("devices", {})), str(found.get("reason", ""))
+    except (ValueError, IndexError, AttributeError):
+        return {}, (complaint.strip().splitlines() or ["no output that can be read"])[-1]
+
+
+def find_engine(name: str, version: str, devices: Mapping[str, str], reason: str) -> Finding:
+    """One engine.
+
+    Args:
+        name: Its name.
+        version: Its runtime's, or empty.
+        devices: Device -> why it cannot run there, or empty.
+        reason: Why nothing is known of it, or empty.
+    """
+    usable = [device for device, why in devices.items() if not why]
+    missing = reason or "; ".join(why for why in devices.values() if why)
+    broken = bool(reason) and "not installed" not in reason
+    if usable:
+        return Finding(
+            subject=name,
+            message=f"{version} on {', '.join(usable)}".strip(),
+            facts={"version": version, "devices": usable, "reason": missing},
+        )
+    level = Level.ERROR if name == _DEFAULT else Level.WARNING if broken else Level.OK
+    return Finding(
+        subject=name,
+        level=level,
+        message=f"cannot be used: {missing or 'it knows no device of this machine'}",
+        hint=_way_out(level),
+        facts={"version": version, "devices": [], "reason": missing},
+    )
+
+
+def _way_out(level: Level) -> str:
+    if level is Level.ERROR:
+        return "pip install --force-reinstall 'graphkiln[serve]': without ONNX Runtime nothing is served"
+    return "install it again, or do not request it" if level is Level.WARNING else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _version(name: str) -> str:
+    found = installed_versions(_DISTRIBUTIONS.get(name, (name,)))
+    return next(iter(found.values()), "")
+
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Settings

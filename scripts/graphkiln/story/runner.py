@@ -3,24 +3,199 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from graphkiln.story.commands import repeat_commands, sample_paths
-from graphkiln.story.execution import RunningVariant, start_variant
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln.story.commands import repeat_commands, sample_paths, setting_flags
+from graphkiln.story.digits import CLASSES, split_digits
 from graphkiln.story.facts import story_facts
-from graphkiln.story.images import ImageSet, choose_images
 from graphkiln.story.judgment import Judgment, judge, judge_parameter_gradients
 from graphkiln.story.preparation import PreparedModel, prepare_model
 from graphkiln.story.request import Platform, StoryRequest
-from graphkiln.story.results import Observation, Record, build_document
-from graphkiln.story.variants import LOWEST_PRECISIONS, Variant, final_variants, initial_variants
-from graphkiln.story.workloads.base import Predictions
+from graphkiln.story.results import Observation, Record, Round, build_document
+from graphkiln.story.server import start_server
+from graphkiln.story.variants import BASE_GRAPH, LOWEST_PRECISIONS, TOP_K, Variant, final_variants, initial_variants
+from graphkiln.story.worker import ResourceMeter, Worker
+from graphkiln.story.workloads.base import Predictions, Workload
+from graphkiln.story.workloads.eager import EagerWorkload
+from graphkiln.story.workloads.served import ServedWorkload
+from graphkiln.story.workloads.session import SessionWorkload
+from graphkiln.story.workloads.static import StaticWorkload
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.images.decoding import open_image
+from graphkiln_backend.images.formats import image_files
+
+# The images of a story: those that its variants are proven and measured on, and others for calibration.
+
+EVALUATION_COUNT = 200
+"""Images that every variant is proven on."""
+_CALIBRATION_COUNT = 64
+_CONVERSION_COUNT = 64
+_SUFFIXES = frozenset({".jpg", ".jpeg"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSet:
+    """The images of one story.
+
+    Attributes:
+        description: In words.
+        evaluation: JPEGs to prove and measure on.
+        targets: Their classes, int64 `[evaluation]`; None where these are not known.
+        calibration: Other JPEGs, for int8.
+        labels: Class names, where they are known.
+    """
+
+    description: str
+    evaluation: tuple[bytes, ...]
+    targets: npt.NDArray[np.int64] | None
+    calibration: tuple[bytes, ...]
+    labels: tuple[str, ...] = ()
+
+    def write(self, samples: Path, calibration: Path, labels: Path) -> None:
+        """Writes the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
+        labels.parent.mkdir(parents=True, exist_ok=True)
+        if self.labels:
+            labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
+        for number, jpeg in enumerate(self.evaluation[:_CONVERSION_COUNT]):
+            name = self.labels[self.targets[number]] if self.targets is not None else "unknown"
+            (samples / name).mkdir(parents=True, exist_ok=True)
+            (samples / name / f"{number:03}.jpg").write_bytes(jpeg)
+        calibration.mkdir(exist_ok=True)
+        for number, jpeg in enumerate(self.calibration):
+            (calibration / f"{number:03}.jpg").write_bytes(jpeg)
+
+
+def choose_images(folder: Path | None, classes: int) -> ImageSet:
+    """The user's own JPEGs, half of them for each purpose; without a folder, scikit-learn's digits.
+
+    Args:
+        folder: The user's, or None.
+        classes: Of the model: the digits' targets are those of a model of ten classes.
+
+    Raises:
+        InvalidInput: The folder holds too few JPEGs, or one that cannot be decoded.
+    """
+    if folder is None:
+        training, held_out = split_digits()
+        evaluation = held_out.first(EVALUATION_COUNT)
+        return ImageSet(
+            description=f"{EVALUATION_COUNT} held-out digits",
+            evaluation=evaluation.jpegs,
+            targets=evaluation.targets if classes == len(CLASSES) else None,
+            labels=CLASSES if classes == len(CLASSES) else (),
+            calibration=training.first(_CALIBRATION_COUNT).jpegs,
+        )
+    files = image_files(folder, _SUFFIXES) if folder.is_dir() else []
+    if len(files) < 4:
+        raise InvalidInput(f"--samples {folder} holds {len(files)} JPEGs, at least 4 are needed")
+    evens, odds = files[::2][:EVALUATION_COUNT], files[1::2][:_CALIBRATION_COUNT]
+    return ImageSet(
+        description=f"{len(evens)} images of {folder}",
+        evaluation=tuple(map(_read_image, evens)),
+        targets=None,
+        calibration=tuple(map(_read_image, odds)),
+    )
+
+
+def _read_image(path: Path) -> bytes:
+    """The file of an image that can be decoded: a damaged one is better named before anything is measured."""
+    open_image(path)
+    return path.read_bytes()
+
+
+# Executes a variant: starts its server where it has one, opens its workload in a process, measures it.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningVariant:
+    """A variant whose process (and server) runs.
+
+    Attributes:
+        variant: The variant.
+        worker: Its process.
+        pids: Of the process and, where there is one, of the server.
+    """
+
+    variant: Variant
+    worker: Worker
+    pids: tuple[int, ...]
+
+    def measure(self, number: int, jpegs: Sequence[bytes], seconds: float) -> Round:
+        """Measures one round.
+
+        Raises:
+            MeasurementError: The workload failed, or its process ended.
+        """
+        meter = ResourceMeter(*self.pids)
+        cpu_s, begun = meter.cpu_s(), time.perf_counter()
+        throughput = self.worker.measure(jpegs, seconds)
+        cores = (meter.cpu_s() - cpu_s) / (time.perf_counter() - begun)
+        return Round(
+            number=number,
+            per_second=throughput.per_second,
+            latencies_ms=tuple(round(latency, 3) for latency in throughput.latencies_ms),
+            cores=cores,
+            memory_mb=meter.memory_mb(),
+        )
+
+
+@contextmanager
+def start_variant(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[RunningVariant]:
+    """Starts all that a variant needs, and stops it when the context is left.
+
+    Raises:
+        MeasurementError: The platform cannot execute it, or it cannot be started.
+        ConversionError: Its graph cannot be converted.
+        VerificationError: The outputs of its graph changed.
+    """
+    if variant.unavailable:
+        raise MeasurementError(variant.unavailable)
+    if variant.is_served:
+        with _served(variant, model, platform) as (workload, server_pid), Worker(workload, variant.title) as worker:
+            yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid, server_pid))
+    else:
+        with Worker(_local_workload(variant, model, platform), variant.title) as worker:
+            yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid,))
+
+
+def _local_workload(variant: Variant, model: PreparedModel, platform: Platform) -> Workload:
+    if variant.kind == "eager":
+        return EagerWorkload(request=model.request, derivative=model.derivative)
+    graph, device = model.saved_graph(variant.graph or BASE_GRAPH, platform), platform.device
+    if variant.kind == "static":
+        training_graph = model.training_graph()
+        return StaticWorkload(
+            training_graph=training_graph, forward_graph=graph, preprocess=model.preprocess, device=device
+        )
+    return SessionWorkload(graph=graph, preprocess=model.preprocess, device=device)
+
+
+@contextmanager
+def _served(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[tuple[Workload, int]]:
+    """The workload of a server that runs, and the server's process id."""
+    request, spec = model.request, variant.graph or BASE_GRAPH
+    store = model.saved_graph(spec, platform).parents[2]
+    log = request.folder / f"{variant.key}.log"
+    with start_server(store, flags=setting_flags(spec.name, variant), log=log) as server:
+        workload = ServedWorkload(
+            url=server.grpc_url,
+            model=spec.name,
+            callers=platform.callers,
+            top_k=TOP_K if variant.kind == "images" else 0,
+            gradient=request.gradient,
+        )
+        yield workload, server.pid
+
 
 ROUNDS = 5
 _RECORD_FILE = "record.json"

@@ -9,26 +9,22 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
+import onnx
 import torch
 from PIL import Image
 from torch import nn
 
-from graphkiln.story.digits import CLASSES
-from graphkiln.training.scene_training import (
-    EMBEDDING_SIDE,
-    SEGMENTS,
-    embedding_samples,
-    scene_samples,
-    train_detector,
-    train_embedding,
-    train_segmenter,
-)
-from graphkiln.training.scenes import SIDE, compose_scenes
+from graphkiln.story.digits import CLASSES, digit_image
+from graphkiln.training.augmentation import random_affine
+from graphkiln.training.scene_networks import STRIDE, DigitEmbedding, SceneDetector, SceneSegmenter
+from graphkiln.training.scenes import SIDE, Scene, compose_scenes, digit_rows
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -38,6 +34,220 @@ from graphkiln_backend.proof.metrics import Objects, detection_map, mean_iou, re
 from graphkiln_converters.proving import ReferenceSamples
 from graphkiln_converters.sources.pytorch import export_graph
 from graphkiln_converters.writer import SourceInfo, prove_and_write
+
+# Trains the networks for scenes of digits, each from a fixed seed: versions of libraries and processor repeat it.
+
+# What the networks for scenes of digits are trained to make small.
+
+_CELLS = SIDE // STRIDE
+_SPREAD = 0.08
+"""Width of a peak as a share of its box's sides."""
+_NEAR = 0.5
+"""Cells where the heat is higher than this learn the box, too."""
+_TINY = 1e-6
+
+
+class DetectorTargets:
+    """What a detector should say of a set of scenes.
+
+    Attributes:
+        heat: 1 at the centre of each digit, falling off around it, `[scenes, classes, rows, columns]`.
+        boxes: Of the digit that a cell belongs to, in pixels, `[scenes, 4, rows, columns]`.
+        weights: How much a cell has to say about its box, `[scenes, rows, columns]`.
+    """
+
+    def __init__(self, scenes: Sequence[Scene], classes: int) -> None:
+        self.heat = torch.zeros(len(scenes), classes, _CELLS, _CELLS)
+        self.boxes = torch.zeros(len(scenes), 4, _CELLS, _CELLS)
+        self.weights = torch.zeros(len(scenes), _CELLS, _CELLS)
+        centres = (torch.arange(_CELLS, dtype=torch.float32) + 0.5) * STRIDE
+        for number, scene in enumerate(scenes):
+            for box, value in zip(torch.from_numpy(scene.boxes), scene.classes.tolist(), strict=True):
+                self._add(number, box, value, centres)
+
+    def _add(self, number: int, box: torch.Tensor, value: int, centres: torch.Tensor) -> None:
+        x1, y1, x2, y2 = box.tolist()
+        rows, columns = (
+            torch.exp(-(((centres - _nearest(centres, (low + high) / 2)) / ((high - low) * _SPREAD + 2)) ** 2) / 2)
+            for low, high in ((y1, y2), (x1, x2))
+        )
+        peak = rows.unsqueeze(1) * columns.unsqueeze(0)
+        self.heat[number, value] = torch.maximum(self.heat[number, value], peak)
+        near = (peak > _NEAR) & (peak > self.weights[number])
+        self.weights[number][near] = peak[near]
+        self.boxes[number][:, near] = box.unsqueeze(1)
+
+
+def _nearest(centres: torch.Tensor, position: float) -> torch.Tensor:
+    return centres[(centres - position).abs().argmin()]
+
+
+def detector_loss(
+    logits: torch.Tensor, boxes: torch.Tensor, targets: DetectorTargets, rows: torch.Tensor
+) -> torch.Tensor:
+    """Focal loss of the peaks and one minus the intersection over union of the boxes near them.
+
+    Source: Law and Deng, "CornerNet", 2018 (the focal loss); Rezatofighi et al., "Generalized IoU", 2019.
+    """
+    heat, wanted, weights = targets.heat[rows], targets.boxes[rows], targets.weights[rows]
+    chance = logits.sigmoid().clamp(_TINY, 1 - _TINY)
+    positive = heat == 1
+    hit = ((1 - chance) ** 2 * chance.log())[positive].sum()
+    miss = ((1 - heat) ** 4 * chance**2 * (1 - chance).log())[~positive].sum()
+    focal = -(hit + miss) / positive.sum().clamp(min=1)
+    return focal + 2 * (weights * (1 - generalized_iou(boxes, wanted))).sum() / weights.sum().clamp(min=1)
+
+
+def generalized_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Of boxes that stand at the same place, `[batch, 4, ...]` each, -1..1 `[batch, ...]`."""
+    x1, y1, x2, y2 = boxes.unbind(dim=1)
+    u1, v1, u2, v2 = others.unbind(dim=1)
+    across = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0)
+    down = (torch.minimum(y2, v2) - torch.maximum(y1, v1)).clamp(min=0)
+    shared = across * down
+    union = (x2 - x1) * (y2 - y1) + (u2 - u1) * (v2 - v1) - shared
+    hull = (torch.maximum(x2, u2) - torch.minimum(x1, u1)) * (torch.maximum(y2, v2) - torch.minimum(y1, v1))
+    return shared / union.clamp(min=_TINY) - (hull - union) / hull.clamp(min=_TINY)
+
+
+def stroke_loss(ink: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of ink and background, and one minus their overlap, which thin strokes need.
+
+    Args:
+        ink: Logits, `[batch, 1, height, width]`.
+        classes: Of each pixel, int64 `[batch, height, width]`; 0 is the background.
+
+    Source: Milletari, Navab, Ahmadi, "V-Net", 2016 (the Dice loss).
+    """
+    wanted = (classes > 0).float().unsqueeze(1)
+    share = ink.sigmoid()
+    overlap = 2 * (share * wanted).sum() / (share + wanted).sum().clamp(min=1)
+    return nn.functional.binary_cross_entropy_with_logits(ink, wanted) + 1 - overlap
+
+
+def embedding_loss(vectors: torch.Tensor, directions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of the cosines with a direction for each class, `[classes, features]`.
+
+    Source: Wang et al., "CosFace", 2018 (the margin of 0.2 and the scale).
+    """
+    cosines = vectors @ nn.functional.normalize(directions, dim=1).T
+    margin = 0.2 * nn.functional.one_hot(values, len(directions))
+    return nn.functional.cross_entropy(16 * (cosines - margin), values)
+
+
+SEED = 20260101
+BATCH = 32
+EMBEDDING_SIDE = 32
+SEGMENTS = ("background", *CLASSES)
+DETECTOR_GRAPH = Path(__file__).parents[3] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
+
+Loss = Callable[[torch.Tensor], torch.Tensor]
+"""Of the samples with these row numbers."""
+
+
+def to_input(pixels: Sequence[npt.NDArray[np.uint8]]) -> torch.Tensor:
+    """Gray levels, uint8 `[height, width]` each, as the networks take them: -1..1, `[samples, 1, height, width]`."""
+    return (torch.from_numpy(np.stack(pixels)).float() / 255 - 0.5).div(0.5).unsqueeze(1)
+
+
+def train_detector(scenes: int = 3000, steps: int = 1500) -> SceneDetector:
+    """A detector of ten digits."""
+    _begin()
+    training = compose_scenes(scenes, seed=SEED)
+    samples, targets = scene_samples(training), DetectorTargets(training, len(CLASSES))
+    network = SceneDetector(len(CLASSES))
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        return detector_loss(*network.maps(samples[rows]), targets, rows)
+
+    _fit(network.parameters(), loss, len(samples), steps)
+    return network.eval()
+
+
+def train_segmenter(scenes: int = 1500, steps: int = 400, detector: SceneDetector | None = None) -> SceneSegmenter:
+    """A segmenter of ten digits and the background, around a trained detector; None for the committed one."""
+    _begin()
+    network = SceneSegmenter(detector or committed_detector())
+    training = compose_scenes(scenes, seed=SEED)
+    with torch.no_grad():
+        parts = scene_samples(training).split(BATCH)  # type: ignore[no-untyped-call]
+        levels = torch.cat([network.levels(part) for part in parts])
+    classes = torch.from_numpy(np.stack([scene.segmentation for scene in training])).long()
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        return stroke_loss(network.strokes(levels[rows]), classes[rows])
+
+    _fit(network.strokes.parameters(), loss, len(levels), steps)
+    return network.eval()
+
+
+def committed_detector() -> SceneDetector:
+    """The detector of the checkout's model repository, with the weights of its graph.
+
+    Raises:
+        FileNotFoundError: This is no checkout.
+    """
+    detector = SceneDetector(len(CLASSES)).eval()
+    graph = onnx.load(DETECTOR_GRAPH).graph
+    trained = {each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy()) for each in graph.initializer}
+    state = detector.state_dict()
+    named = [name for name in state if not name.endswith("num_batches_tracked")]
+    detector.load_state_dict({**state, **{name: trained[name] for name in named}})
+    return detector
+
+
+def train_embedding(steps: int = 400) -> DigitEmbedding:
+    """Vectors of digits."""
+    generator = _begin()
+    samples, values = embedding_samples(held_out=False)
+    network, directions = DigitEmbedding(), nn.Parameter(torch.randn(len(CLASSES), 32, generator=generator))
+
+    def loss(rows: torch.Tensor) -> torch.Tensor:
+        augmented = random_affine(
+            samples[rows], EMBEDDING_SIDE, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator
+        )
+        return embedding_loss(network(augmented), directions, values[rows])
+
+    _fit([*network.parameters(), directions], loss, len(samples), steps)
+    return network.eval()
+
+
+def embedding_samples(*, held_out: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Digits as the embedding takes them, `[digits, 1, 32, 32]`, and their values, `[digits]`."""
+    digits, values = digit_rows(held_out)
+    pixels = [np.asarray(digit_image(digit, EMBEDDING_SIDE)) for digit in digits]
+    return to_input(pixels), torch.from_numpy(values)
+
+
+def scene_samples(scenes: Sequence[Scene]) -> torch.Tensor:
+    """Scenes as the networks take them, `[scenes, 1, 96, 96]`."""
+    return to_input([scene.pixels for scene in scenes])
+
+
+def _begin() -> torch.Generator:
+    torch.manual_seed(SEED)
+    torch.use_deterministic_algorithms(mode=True)
+    return torch.Generator().manual_seed(SEED)
+
+
+def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int) -> None:
+    """One cycle of AdamW over random batches."""
+    generator = torch.Generator().manual_seed(SEED)
+    optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
+    begun = time.perf_counter()
+    for step in range(1, steps + 1):
+        rows = torch.randint(count, (BATCH,), generator=generator)
+        value = loss(rows)
+        optimizer.zero_grad()
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        schedule.step()
+        if step % 10 == 0 or step == steps:
+            line = f"step {step}/{steps}, loss {value.item():.3f}, {time.perf_counter() - begun:.0f} s"
+            print(f"\r\033[K{line}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+
 
 CACHE = "graphkiln-scenes"
 """Folder of the examples, in the user's cache."""

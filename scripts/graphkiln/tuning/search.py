@@ -14,25 +14,297 @@ they come from a journal, it goes on where it was.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from graphkiln.tuning.bounds import bound_of
-from graphkiln.tuning.candidate import SESSION_KEYS, Candidate
-from graphkiln.tuning.conclusion import Conclusion, bound_notes, has_reached, unmeasured
+from graphkiln.tuning.candidate import QUEUE_DELAY_US, SESSION_KEYS, Candidate
 from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import Ladder, best_reached
+from graphkiln.tuning.ladder import NO_TIME, Ladder, best_reached
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
 from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.rematch import rematch
-from graphkiln.tuning.result import Result, knee, pareto_front
+from graphkiln.tuning.result import Result, Row, knee, pareto_front
 from graphkiln.tuning.shortlist import Probes, probe, shortlist
-from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Contest, Point, Standing
+from graphkiln.tuning.space import Exclusion, Space
+from graphkiln.tuning.standing import Contest, Point, Race, Standing
 from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
+
+# What is said of each candidate when a search is over: what it reached, what limits it, and why it was not chosen.
+
+# What keeps a configuration from doing better: the model, the queue, the batcher, the cores.
+
+_MUCH = 0.5
+"""Share of the p99 that a part must have to be what limits."""
+
+
+def limit_of(standing: Standing, bare: Bare, target: Target, cores: int) -> str:
+    """What limits a candidate, in words.
+
+    Args:
+        standing: With what was measured of it.
+        bare: Its session.
+        target: What it was to meet.
+        cores: Of the machine.
+    """
+    point = _hardest(standing, target)
+    if point is None:
+        return standing.lost
+    measured, run_s = point.measured, min(bare.batch_s.values())
+    if measured.errors:
+        kind, count = max(measured.errors.items(), key=lambda each: each[1])
+        return f"errors: {count} requests ended with {kind}"
+    if isinstance(point.load, OpenLoop) and not measured.keeps_up:
+        return f"throughput: {measured.throughput.value:.3g} of {point.load.rate:.3g} requests per second are answered"
+    return _slowest_part(standing.candidate, measured, run_s, cores)
+
+
+def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:
+    """What the slowest requests wait for."""
+    p99_s, delay_s = measured.latency.p99.value, max(0, candidate.number(QUEUE_DELAY_US, 0)) * 1e-6
+    if run_s > _MUCH * p99_s:
+        return f"the model: a run of one sample takes {run_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms"
+    if delay_s > _MUCH * p99_s:
+        return f"the batcher: it waits up to {delay_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms for more requests"
+    if measured.server_cores is not None and measured.server_cores > 0.9 * (cores - measured.client_cores):
+        return f"the cores: the server keeps {measured.server_cores:.2g} of {cores} busy"
+    if measured.latency.p50_s < p99_s / 3:
+        return f"the queue: half of the requests take {measured.latency.p50_s * 1e3:.3g} ms, the slowest wait"
+    return f"a run under load takes {measured.latency.p50_s * 1e3:.3g} ms, alone {run_s * 1e3:.3g} ms"
+
+
+def _hardest(standing: Standing, target: Target) -> Point | None:
+    """The point that shows the limit: the lowest rate that missed the target, or else the last one.
+
+    Where every load missed it, the one that came closest.
+    """
+    if standing.points and all(each.measured.latency.p99.value > target.p99_s for each in standing.points):
+        return min(standing.points, key=lambda each: each.measured.latency.p99.value)
+    missed = [
+        each
+        for each in standing.points
+        if isinstance(each.load, OpenLoop) and each.measured.latency.p99_at_most_s > target.p99_s
+    ]
+    rates = {each.load.rate: each for each in missed if isinstance(each.load, OpenLoop)}
+    return rates[min(rates)] if rates else (standing.points[-1] if standing.points else None)
+
+
+def has_reached(standing: Standing, target: Target) -> bool:
+    """Whether a standing met the target under some load."""
+    lower = standing.score.lower
+    return math.isfinite(lower) and (lower > 0 or target.objective is not Objective.THROUGHPUT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """A search that is over.
+
+    Attributes:
+        space: What could be chosen.
+        target: What was to be met.
+        contest: What candidates were compared by.
+        probes: What bare sessions said.
+        settled: Those whose scores are as exact as they get.
+        chosen: What was chosen; None for nothing.
+        cores: Of the machine.
+    """
+
+    space: Space
+    target: Target
+    contest: Contest
+    probes: Probes
+    settled: Collection[Candidate]
+    chosen: Standing | None
+    cores: int
+
+    def row(self, standing: Standing) -> Row:
+        """A candidate that was measured."""
+        bare, chosen = self.probes.bare(standing.candidate), self.chosen
+        if chosen and standing.candidate != chosen.candidate and not standing.lost:
+            standing = standing.out(self._why_not(standing, chosen))
+        is_met = has_reached(standing, self.target)
+        words = self.contest.describe(standing.score.lower if is_met else standing.score.value)
+        limit = limit_of(standing, bare, self.target, self.cores)
+        score = words if is_met else f"{words}; no load met the target"
+        return Row(standing=standing, score=score, limit=limit, accuracy_lost=bare.accuracy_lost)
+
+    def closest(self, rows: Sequence[Row]) -> Row | None:
+        """What is told where nothing was proven: the best that met the target unproven, or else the lowest p99."""
+        met = [row for row in rows if has_reached(row.standing, self.target)]
+        measured = [row for row in rows if row.best_point]
+        lowest = min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]
+        return max(met, key=lambda row: row.standing.score.lower) if met else lowest
+
+    def _why_not(self, standing: Standing, chosen: Standing) -> str:
+        if self.contest.is_tie(standing, chosen) and self._is_simpler(chosen, standing):
+            return "no measurement tells it from the chosen one, which is simpler"
+        best = self.contest.describe(chosen.score.lower)
+        if standing.candidate not in self.settled:
+            return "the budget was spent before it was compared with the chosen one"
+        if not has_reached(standing, self.target):
+            return f"did not meet the target at the load of the chosen one: {best}"
+        return f"{self.contest.describe(standing.score.lower)}, the chosen one {best}"
+
+    def _is_simpler(self, one: Standing, other: Standing) -> bool:
+        return self.space.simplicity(one.candidate) < self.space.simplicity(other.candidate)
+
+
+def unmeasured(candidate: Candidate, standing: Standing | None) -> Exclusion:
+    """A candidate that has no row.
+
+    Args:
+        candidate: Which.
+        standing: What is known of it; None where it never took part.
+    """
+    reason = standing.lost if standing else ""
+    words = reason or "not measured: the budget went to more promising ones"
+    return Exclusion(candidate=candidate, reason=words, by_budget=reason in ("", NO_TIME))
+
+
+def bound_notes(space: Space, probes: Probes, target: Target) -> list[str]:
+    """What comes closest where bare sessions rule every candidate out: the fastest one, and the most that any reach."""
+    timed = {each: bare for each, bare in probes.sessions.items() if isinstance(bare, Bare) and not bare.accuracy}
+    if probes.viable or not timed:
+        return []
+    fastest = min(timed, key=lambda each: min(timed[each].batch_s.values()))
+    notes = [f"no bare session takes less than {min(timed[fastest].batch_s.values()) * 1e3:.3g} ms: {fastest}"]
+    if target.rate:
+        rates = {each: bound_of(each, timed[own]).rate for each, own in _sessions(space) if own in timed}
+        best = max(rates, key=lambda each: rates[each])
+        notes.append(f"no bare sessions reach more than {rates[best]:.3g} requests per second: {best}")
+    return notes
+
+
+def _sessions(space: Space) -> list[tuple[Candidate, Candidate]]:
+    return [(each, each.restricted_to(SESSION_KEYS)) for each in space.candidates]
+
+
+# Near-ties are measured again, with other arrivals, until they are told apart: a race under one load.
+#
+# A bracket of rates (`rate_contest`) is exact about the arrivals that it was measured with, and a latency
+# (`load_contest`) about its minute; neither is more exact than the machine was steady. Where measurements of the same
+# differ by 5%, the better of two may lose. Those that came close to the best get the same load, all with the same new
+# arrivals, round after round; who is surely slower leaves. Pairs of the same round are compared, so that what the
+# arrivals and the moment do to both cancels out. Of those that are left the simplest wins: what serves today, where
+# it is among them.
+#
+# Source: O. Maron, A. Moore, "Hoeffding Races" (1994); M. Birattari and others, "A Racing Algorithm for Configuring
+# Metaheuristics" (2002), with paired differences.
+
+Simplicity = Callable[[Candidate], tuple[int, int, str]]
+
+_RUNNERS = 5
+"""Beside the best."""
+_ROUNDS = 5
+
+
+def rematch(
+    near: Sequence[Standing],
+    best: Standing,
+    reference: Reference,
+    has_time: Callable[[], bool],
+    race: Race,
+    *,
+    simplicity: Simplicity,
+) -> list[Standing]:
+    """Tells near-ties apart.
+
+    Args:
+        near: What came close, those first that are to take part before others.
+        best: Takes part in any case.
+        reference: Measures.
+        has_time: Whether the budget allows another measurement.
+        race: What they are compared by.
+        simplicity: A key to sort by, the simplest first: of those that no round tells apart, it decides.
+
+    Returns:
+        The standings of all that took part: the winner's first, the others lost. Nothing where there was nobody to
+        compare, or no time for the fewest rounds.
+    """
+    running = list({each.candidate: each for each in (best, *near[:_RUNNERS])}.values())
+    running = running[: _most(reference, race)]
+    if len(running) < 2:
+        return []
+    runners = list(running)
+    costs: dict[Candidate, list[float]] = {each.candidate: [] for each in running}
+    failures: dict[Candidate, str] = {}
+
+    def measure(candidate: Candidate, number: int) -> float | None:
+        """Logarithm of what counts, or None where the time is up."""
+        if not (has_time() and reference.affords(candidate, race.seconds)):
+            return None
+        outcome = reference.measure(candidate, race.load, race.seconds, number)
+        if isinstance(outcome, Failed):
+            failures[candidate] = outcome.reason
+            return math.inf
+        return math.log(race.cost(outcome))
+
+    for number in range(1, _ROUNDS + 1):
+        found = _round(running, measure, number)
+        if len(found) < len(running):
+            break
+        for candidate, value in found.items():
+            costs[candidate].append(value)
+        running = _left(running, costs, race)
+        if len(running) == 1:
+            break
+    if len(costs[running[0].candidate]) < race.fewest and len(running) > 1:
+        return []
+    winner = min(running, key=lambda each: simplicity(each.candidate))
+    others = [each for each in runners if each.candidate != winner.candidate]
+    lost = [each.out(failures.get(each.candidate) or _reason(each, winner, costs, race)) for each in others]
+    return [replace(winner, lost="", score=race.reached(winner)), *lost]
+
+
+def _most(reference: Reference, race: Race) -> int:
+    """How many can run the fewest rounds within the budget."""
+    budget = reference.trials.budget
+    each_s = race.fewest * (budget.start_s + race.seconds)
+    return int(min(_RUNNERS + 1, max(0.0, budget.searching_s / each_s)))
+
+
+def _round(
+    running: Sequence[Standing], measure: Callable[[Candidate, int], float | None], number: int
+) -> dict[Candidate, float]:
+    """What each one did; of a part only where the time is up."""
+    found = {}
+    for each in running:
+        cost = measure(each.candidate, number)
+        if cost is None:
+            break
+        found[each.candidate] = cost
+    return found
+
+
+def _left(running: Sequence[Standing], costs: Mapping[Candidate, Sequence[float]], race: Race) -> list[Standing]:
+    """Those that may still be the best."""
+    lead = min(running, key=lambda each: statistics.fmean(costs[each.candidate]))
+    return [each for each in running if not _is_worse(costs[each.candidate], costs[lead.candidate], race)]
+
+
+def _is_worse(one: Sequence[float], lead: Sequence[float], race: Race) -> bool:
+    if not all(map(math.isfinite, one)):
+        return one is not lead
+    if len(one) < race.fewest:
+        return False
+    differences = [a - b for a, b in zip(one, lead, strict=True)]
+    spread = max(statistics.stdev(differences), race.spread)
+    return statistics.fmean(differences) > race.sure(len(differences)) * spread / math.sqrt(len(differences))
+
+
+def _reason(lost: Standing, winner: Standing, costs: Mapping[Candidate, Sequence[float]], race: Race) -> str:
+    own, rounds = costs[lost.candidate], costs[winner.candidate]
+    if not all(map(math.isfinite, own)):
+        return "more than 1 in 100 of its requests failed when near-ties were measured again"
+    ratio = math.exp(statistics.fmean(own) - statistics.fmean(rounds[: len(own)]))
+    told = f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the {race.what}"
+    is_told_apart = _is_worse(own, rounds[: len(own)], race)
+    return told if is_told_apart else f"{told}, which says nothing; the chosen one is simpler"
+
 
 _PROBING, _FIRST_RUNG, _LADDER, _SEARCHING, _REMATCH = 0.3, 0.25, 0.5, 0.7, 0.75
 """Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are

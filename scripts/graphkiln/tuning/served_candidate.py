@@ -2,24 +2,220 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
-from graphkiln.tuning.answer_watch import AnswerWatch
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
-from graphkiln.tuning.energy import EnergyMeter
 from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.server_watch import CpuTime, Placed, ServerWatch
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.cores import usable_cores
+from graphkiln_backend.graph.errors import ClientError
 from graphkiln_client import Client
 from graphkiln_client.load_generator import Recording
 from graphkiln_client.load_job import Load, Target
 from graphkiln_client.load_processes import record_load
+
+# What the machine's own counters say of energy: RAPL for processors, NVML for GPUs; silent where neither can be read.
+#
+# The counters of GPUs are not yet run on one: built from the documentation and tested without one.
+#
+# Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
+# `nvmlDeviceGetTotalEnergyConsumption`.
+
+_POWERCAP = Path("/sys/class/powercap")
+_PACKAGE = re.compile(r"intel-rapl:\d+")
+"""Whole processors: their parts (`intel-rapl:0:1`) are in them already."""
+
+Joules = Callable[[], Mapping[str, float]]
+"""Counter -> joules since some moment."""
+
+
+class EnergyMeter:
+    """Joules between two moments.
+
+    Args:
+        powercap: The kernel's folder of counters.
+        gpus: Reads the counters of the GPUs.
+    """
+
+    def __init__(self, powercap: Path = _POWERCAP, gpus: Joules | None = None) -> None:
+        self._packages = _packages(powercap)
+        self._gpus = gpus or _read_gpus
+        self._before: Mapping[str, float] = {}
+
+    def begin(self) -> None:
+        """The first moment."""
+        self._before = self._read()
+
+    def joules(self) -> float | None:
+        """Since then; None where nothing could be read at both moments."""
+        now = self._read()
+        shared = [name for name in self._before if name in now]
+        return sum(self._since(name, now[name]) for name in shared) if shared else None
+
+    def _since(self, name: str, now: float) -> float:
+        """A counter starts again at 0 beyond its range."""
+        used = now - self._before[name]
+        path = self._packages.get(name)
+        return used if used >= 0 or path is None else used + (_number(path / "max_energy_range_uj") or 0.0) / 1e6
+
+    def _read(self) -> dict[str, float]:
+        read = {name: _number(path / "energy_uj") for name, path in self._packages.items()}
+        return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **self._gpus()}
+
+
+def _packages(powercap: Path) -> dict[str, Path]:
+    if not powercap.is_dir():
+        return {}
+    return {path.name: path for path in sorted(powercap.iterdir()) if _PACKAGE.fullmatch(path.name)}
+
+
+def _number(path: Path) -> float | None:
+    """None where only the system's administrator may read it."""
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _read_gpus() -> dict[str, float]:
+    nvml = _nvml()
+    if nvml is None:
+        return {}
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return {
+            f"gpu:{index}": nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+            for index, handle in enumerate(handles)
+        }
+    except nvml.NVMLError:  # an older GPU has no such counter
+        return {}
+
+
+def _nvml() -> Any:
+    """NVIDIA's library, ready; None where it or its driver is not there."""
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+# Asks a server while it is loaded, and holds every answer to those of the saved graph.
+#
+# A proof at load says what an idle session computes. Under load the same rows come in batches with others, in several
+# instances, beside other runs. What goes wrong there may be right again a moment later, so that each answer is judged,
+# in blocks of as many as a self-test has samples: the policy's limits are those of several samples together.
+
+_PAUSE_S = 0.2
+"""Between two questions: five a second disturb nothing that is measured."""
+_SHARE = 0.02
+"""Most of the offered requests that questions may be beside, and of a core that judging may take."""
+_BLOCK = 8
+"""Answers that are judged together."""
+
+Ask = Callable[[Arrays], Arrays]
+"""Sends one request; raises the `ClientError` family only."""
+
+
+class AnswerWatch(AbstractContextManager["AnswerWatch"]):
+    """Asks from a thread of its own, as long as the context lasts or until an answer is wrong; at least one question.
+
+    Args:
+        ask: Sends a request.
+        questions: What to ask, in turn.
+        first: Number of the first one.
+        rate: Requests per second that come meanwhile.
+        engine: What computes the answers.
+        precision: What it is to compute in.
+
+    Attributes:
+        judged: How many answers were held to the right ones.
+    """
+
+    def __init__(self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str) -> None:
+        self._ask, self._questions, self._next = ask, questions, first
+        self._engine, self._precision = engine, precision
+        self._pause_s = max(_PAUSE_S, 1 / (_SHARE * rate)) if rate else _PAUSE_S
+        self._block: dict[int, Arrays] = {}
+        self._last: dict[int, Arrays] = {}
+        self.judged = 0
+        self._objection = self._refusal = ""
+        self._failure: BaseException | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="answers", daemon=True)
+
+    @property
+    def next_question(self) -> int:
+        """Number of the question that would come next."""
+        return self._next
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def objection(self) -> str:
+        """Why an answer is not that of the saved graph; empty where all are. Called after the context.
+
+        Raises:
+            BaseException: Whatever went wrong with asking itself.
+        """
+        if self._failure:
+            raise self._failure
+        if not self.judged:
+            return f"not one of the requests whose answer is known was answered under load: {self._refusal}"
+        return self._objection
+
+    def _watch(self) -> None:
+        try:
+            while not self._objection:
+                begun_s = time.thread_time()
+                self._ask_next()
+                used_s = time.thread_time() - begun_s
+                if self._over.wait(max(self._pause_s, used_s / _SHARE)):
+                    break
+            if self._block and not self._objection:  # too few for a block of their own
+                self._judge({**self._last, **self._block})
+        except BaseException as error:  # noqa: BLE001 - it is raised where the answers are judged
+            self._failure = error
+
+    def _ask_next(self) -> None:
+        number = self._next % len(self._questions.feeds)
+        self._next += 1
+        try:
+            answer = self._questions.answer(number, self._ask(self._questions.request(number)))
+        except ClientError as error:  # a server that is overloaded says so, which the load counts
+            self._refusal = str(error)
+            return
+        if number in self._block:  # others in between were not answered
+            self._judge(self._block)
+        self._block[number] = answer
+        if len(self._block) == min(_BLOCK, len(self._questions.feeds)):
+            self._judge(self._block)
+
+    def _judge(self, found: dict[int, Arrays]) -> None:
+        """Holds answers to the policy; those that were not judged before make the next block's company."""
+        self.judged += len(self._block)
+        if not self._objection:
+            self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)
+        self._last, self._block = self._block, {}
+
 
 _WARMUP_S = 0.5
 _BUSY_GENERATOR = 0.5

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from graphkiln.tuning.ensembles import ensembles_of
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.cores import usable_cores
@@ -28,6 +27,28 @@ from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
+
+# Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
+#
+# Source: Triton core, `ValidateEnsembleConfig`: a step that takes batches takes those of its ensemble; a step without
+# batches is judged by its shapes alone.
+
+
+def ensembles_of(model: Path) -> dict[str, int]:
+    """The ensembles of the same store that a model is a step of, by name, each with its largest batch.
+
+    Args:
+        model: The model's folder; its neighbors are read. One whose configuration cannot be read is none.
+    """
+    found = {}
+    for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
+        try:
+            config = read_config(path)
+        except RepositoryError:
+            continue
+        if any(step.model_name == model.name for step in config.ensemble_scheduling.step):
+            found[path.parent.name] = int(config.max_batch_size)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

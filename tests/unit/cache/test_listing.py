@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.cache.entry import Entry
-from graphkiln_backend.cache.listing import is_left_over, list_entries
+from graphkiln_backend.cache.store import is_left_over, list_entries
 
 
 def write(folder: Path, number: int, used_s: int, *, locked: bool = True) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.cache.locks import locked_alone, wait_for_lock
+from graphkiln_backend.cache.store import locked_alone, wait_for_lock
 
 HOLD = """
 import fcntl, sys

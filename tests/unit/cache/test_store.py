@@ -20,12 +20,11 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.cache import entry as entry_module
-from graphkiln_backend.cache import listing
+from graphkiln_backend.cache import store as listing
 from graphkiln_backend.cache import store as module
 from graphkiln_backend.cache.entry import Entry, entry_name
-from graphkiln_backend.cache.locks import wait_for_lock
 from graphkiln_backend.cache.reservation import Reservation
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, wait_for_lock
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from commands import FakeModel
 
-from graphkiln.cli.bench_server import UNKNOWN, ServerWatch, breakdown, local_cpu_seconds
+from graphkiln.cli.bench import UNKNOWN, ServerWatch, breakdown, local_cpu_seconds
 from graphkiln_backend.graph.errors import ConnectionFailed
 
 LISTENER = """

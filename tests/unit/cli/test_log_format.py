@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from graphkiln.cli import log_format as module
-from graphkiln.cli.log_format import LogFormatOption, tritons_flags
+from graphkiln.cli import serve as module
+from graphkiln.cli.serve import LogFormatOption, tritons_flags
 from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
 
 app = typer.Typer()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from graphkiln.cli.lower import measure_model
 from graphkiln.cli.main import app
-from graphkiln.cli.node_timing import measure_model
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes

@@ -11,7 +11,7 @@ import pytest
 from digits_subject import digits_subject
 from tuned import measured, tuning
 
-from graphkiln.cli.tune_display import doubts, progress_report, show_space
+from graphkiln.cli.tune import doubts, progress_report, show_space
 from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target

@@ -15,7 +15,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_client.images import prepare
+from graphkiln_client.image_requests import prepare
 
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 

@@ -23,8 +23,8 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_client.connection import RetryPolicy
 from graphkiln_client.deadline import Deadline
-from graphkiln_client.retries import RetryPolicy
 
 Infer = Callable[..., dict[str, AnyArray]]
 

@@ -9,7 +9,7 @@ import zoo
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.repository.version import read_version_signature
-from graphkiln_converters.agreement import check_fits, check_newest_fits
+from graphkiln_converters.writer import check_fits, check_newest_fits
 
 CONFIG = """max_batch_size: 8
 input { name: "x" data_type: TYPE_FP32 dims: [%d] } output { name: "y" data_type: TYPE_FP32 dims: [%d] }"""

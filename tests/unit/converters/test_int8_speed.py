@@ -15,7 +15,7 @@ from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_converters.int8_speed import compare_speed
+from graphkiln_converters.precision import compare_speed
 
 TEXT = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu(a) }"
 GRAPH = {"first": draw(8, 6)}
@@ -55,7 +55,7 @@ def taking(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[float, float]) -> None
         assert all(run() for run in runs.values())
         return dict(zip(runs, next(left), strict=True))
 
-    monkeypatch.setattr("graphkiln_converters.int8_speed.fastest_runs_s", times)
+    monkeypatch.setattr("graphkiln_converters.precision.fastest_runs_s", times)
 
 
 def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None:
@@ -66,7 +66,7 @@ def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None
             return load_engine(name)
         raise error
 
-    monkeypatch.setattr("graphkiln_converters.int8_speed.load_engine", fail)
+    monkeypatch.setattr("graphkiln_converters.precision.load_engine", fail)
 
 
 def test_it_is_really_measured(fp32: Path, int8: Path, golden: GoldenSamples) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_converters.keep_search import smallest_kept
+from graphkiln_converters.precision import smallest_kept
 
 NAMES = [f"node{number}" for number in range(16)]
 

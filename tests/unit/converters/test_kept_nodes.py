@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from graphs import draw, graph
 
-from graphkiln_converters.kept_nodes import behind_products, kept_by_recipe
+from graphkiln_converters.precision import behind_products, kept_by_recipe
 from graphkiln_converters.recipe import Recipe
 
 MODEL = graph(

@@ -16,8 +16,7 @@ from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, L
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import name_nodes
 from graphkiln_converters.convert import convert
-from graphkiln_converters.nncf_quantization import _import_nncf, quantize_by_nncf
-from graphkiln_converters.precision import quantize_graph
+from graphkiln_converters.precision import _import_nncf, quantize_by_nncf, quantize_graph
 from graphkiln_converters.recipe import Recipe
 
 TEXT = """(float[batch,8] x) => (float[batch,6] y) {

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.recipe_text import parse_document
+from graphkiln_converters.recipe_file import parse_document
 
 LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)

@@ -11,8 +11,8 @@ from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_converters.convert import rewrite
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.rewriting import rewrite
 
 SPEC = Preprocess(std=(2.0, 3.0, 4.0))
 

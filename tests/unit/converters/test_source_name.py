@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.model_name import fault_in_name
-from graphkiln_converters.source_name import name_of
+from graphkiln_converters.recipe import name_of
 
 
 @pytest.mark.parametrize(

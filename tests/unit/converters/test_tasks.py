@@ -12,9 +12,9 @@ from sources import TextSource
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
+from graphkiln_converters.convert import with_task
 from graphkiln_converters.opening import OpenModel
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.tasks import with_task
 
 VECTORS = "(float[batch, 4] x) => (float[batch, 4] y) { y = Relu(x) }"
 MAPS = "(float[batch, 3, 8, 8] x) => (float[batch, 3, 8, 8] y) { y = Relu(x) }"

@@ -22,7 +22,7 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_converters.sources.reference_session import ReferenceSession
+from graphkiln_converters.sources.onnx_file import ReferenceSession
 
 FEEDS = {"x": np.zeros((2, 3), np.float32)}
 

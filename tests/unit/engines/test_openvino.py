@@ -51,8 +51,8 @@ def test_answers_are_not_overwritten_by_the_next_run(digits: Path) -> None:
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_an_output_that_is_an_input_holds_the_memory_of_this_request(tmp_path: Path, streams: int) -> None:
-    """OpenVINO drops a Cast to the same type: with shared inputs its output is the caller's memory, or an earlier one's."""
+def test_an_output_that_is_an_input_is_of_this_request(tmp_path: Path, streams: int) -> None:
+    """OpenVINO drops a Cast to the same type: with shared inputs its output is memory of the caller."""
     nodes = [helper.make_node("Relu", ["X"], ["R"]), helper.make_node("Cast", ["Z"], ["Y"], to=TensorProto.INT32)]
     graph = helper.make_graph(
         nodes,

@@ -6,7 +6,7 @@ import openvino
 import pytest
 from openvino import opset13
 
-from graphkiln_backend.engines.openvino_ports import first_specs, match, spec_of
+from graphkiln_backend.engines.openvino import first_specs, match, spec_of
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
 

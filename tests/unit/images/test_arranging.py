@@ -11,7 +11,7 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.images.arranging import arrange
+from graphkiln_backend.images.decoding import arrange
 
 IMAGE = Image.effect_noise((40, 30), 80).convert("RGB")
 

@@ -20,8 +20,8 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare, upright_size
+from graphkiln_backend.images.encoded import PixelBudget
 from graphkiln_backend.images.formats import FORMATS
-from graphkiln_backend.images.pixel_budget import PixelBudget
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")

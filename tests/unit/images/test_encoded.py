@@ -20,8 +20,7 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import encoded as module
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.images.encoded import Decoder
-from graphkiln_backend.images.pixel_budget import PixelBudget
+from graphkiln_backend.images.encoded import Decoder, PixelBudget
 
 SPEC = Preprocess(resize=16, crop=(16, 16), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 FREE = Preprocess(dtype=DType.UINT8)

@@ -11,8 +11,7 @@ import pytest
 from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.images.decoding import open_image
-from graphkiln_backend.images.jpeg_scans import check_scans, count_scans
+from graphkiln_backend.images.decoding import check_scans, count_scans, open_image
 
 END = b"\xff\xd9"
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from graphkiln_backend.images.pixel_budget import PixelBudget
+from graphkiln_backend.images.encoded import PixelBudget
 
 
 class TestPixelBudget:

@@ -16,8 +16,15 @@ from PIL import Image
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.decoding import describe, open_image, prepare, upright_size
-from graphkiln_backend.images.refusals import check_pixels, refuse_format, refuse_path
+from graphkiln_backend.images.decoding import (
+    check_pixels,
+    describe,
+    open_image,
+    prepare,
+    refuse_format,
+    refuse_path,
+    upright_size,
+)
 
 
 def avif() -> bytes:

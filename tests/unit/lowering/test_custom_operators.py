@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.lowering.custom_operators import find_libraries
+from graphkiln_backend.lowering.deployment import find_libraries
 
 
 @pytest.fixture

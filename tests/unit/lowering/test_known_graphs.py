@@ -13,9 +13,8 @@ from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.lowering import known_graphs
-from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.known_graphs import recall_graph
+from graphkiln_backend.lowering import importing as known_graphs
+from graphkiln_backend.lowering.importing import convert_if_needed, recall_graph
 from graphkiln_backend.repository import graph_facts, onnx_reading
 from graphkiln_backend.repository.graph_facts import known_facts, known_sha256
 from graphkiln_backend.repository.onnx_file import read_signature

@@ -15,7 +15,7 @@ from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.graph.errors import CacheError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.observations import Observations, ReadPlacement, keep_observations, read_observations
+from graphkiln_backend.lowering.proven_session import Observations, ReadPlacement, keep_observations, read_observations
 from graphkiln_backend.repository.version import ModelVersion
 
 PLACEMENT = Placement(

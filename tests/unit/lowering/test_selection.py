@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from lowered import ORT, OV, add_unrunnable, cpu, lower_version
 
-from graphkiln_backend.cache.listing import StoredEntry
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, StoredEntry
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession

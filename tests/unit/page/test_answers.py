@@ -10,7 +10,7 @@ import pytest
 from shown_server import PIXELS, Shown, config, encoded
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
 
-from graphkiln.page.answers import answer_image
+from graphkiln.page.app import answer_image
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput

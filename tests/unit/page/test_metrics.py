@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from shown_server import METRICS
 
-from graphkiln.page.metrics import parse_metrics, placements, read_metrics, traffic
+from graphkiln.page.server import parse_metrics, placements, read_metrics, traffic
 from graphkiln_backend.graph.errors import ConnectionFailed
 
 TEXT = METRICS.read_text()

@@ -9,7 +9,7 @@ import pytest
 from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.batch_norm import FoldBatchNorm
+from graphkiln_backend.passes.pipeline import FoldBatchNorm
 
 NORM = "BatchNormalization<epsilon=0.01>({}, scale, shift, mean, variance)"
 

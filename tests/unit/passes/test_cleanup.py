@@ -7,7 +7,7 @@ import pytest
 from graphs import compute, draw, graph, ints, operators
 
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.cleanup import CleanUp
+from graphkiln_backend.passes.pipeline import CleanUp
 
 WEIGHTS = {
     "zero": np.float32(0), "one": np.float32(1), "two": np.float32(2),

@@ -10,8 +10,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.passes.base import count, run_passes
-from graphkiln_backend.passes.cleanup import CleanUp
-from graphkiln_backend.passes.layer_norm import FuseLayerNorm
+from graphkiln_backend.passes.pipeline import CleanUp, FuseLayerNorm
 
 WIDTH = 8
 BY_MEAN = "m = ReduceMean<keepdims=1>(x, last) c = Sub(x, m)"

@@ -9,7 +9,7 @@ import pytest
 from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.padding import PadIntoConv
+from graphkiln_backend.passes.pipeline import PadIntoConv
 
 TEXT = "(float[b,3,6,6] x) => (float[b,n,h,k] y) {{ p = Pad{mode}(x, widths, value) y = Conv{attributes}(p, w) }}"
 

@@ -12,9 +12,8 @@ import split_graphs
 from graphs import compute, draw, graph, operators
 from split_graphs import cut, together
 
-from graphkiln_backend.passes import sharding_heads
-from graphkiln_backend.passes.sharding import left_whole
-from graphkiln_backend.passes.sharding_heads import cut_heads
+from graphkiln_backend.passes import sharding as sharding_heads
+from graphkiln_backend.passes.sharding import cut_heads, left_whole
 
 HEAD = "(float[b,3,8] x) => (float[b,3,7] y) {{ {} }}"
 MATRIX, ROW = draw(8, 7), draw(7, seed=1)

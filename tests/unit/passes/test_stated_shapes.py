@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from graphs import compute, draw, graph, ints, operators
 
-from graphkiln_backend.passes.stated_shapes import state_shapes
+from graphkiln_backend.passes.sharding import state_shapes
 
 COMPUTED = """(float[b,6] x) => (float[b,2,3] y) {
     shape = Shape<start=0, end=1>(x)

@@ -7,7 +7,7 @@ import pytest
 from task_outputs import EMBEDDING, embedding_outputs
 
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
-from graphkiln_backend.proof.vectors import cosines, decide_vectors, vector_controls
+from graphkiln_backend.proof.tasks import cosines, decide_vectors, vector_controls
 
 OUTPUTS = embedding_outputs()
 

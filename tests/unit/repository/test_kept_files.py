@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.repository.kept_files import KeptFiles, note
+from graphkiln_backend.repository.remote_copy import KeptFiles, note
 from graphkiln_backend.repository.remote_files import RemoteFile
 
 WHOLE, HALF = RemoteFile("etag", 5), RemoteFile("other", 9)

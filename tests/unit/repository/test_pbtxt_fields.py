@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.repository.pbtxt_fields import Value, read_fields
+from graphkiln_backend.repository.pbtxt_edits import Value, read_fields
 
 TEXT = """# { no field: 1 }
 name: "a # b" 'c'

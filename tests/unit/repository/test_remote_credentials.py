@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_credentials import VARIABLE, client_options
-from graphkiln_backend.repository.remote_files import RemoteFiles
+from graphkiln_backend.repository.remote_files import VARIABLE, RemoteFiles, client_options
 
 S3 = {"secret_key": "hidden", "key_id": "id", "region": "eu-west-1", "session_token": "", "profile": ""}
 DOCUMENT = {

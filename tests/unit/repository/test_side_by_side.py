@@ -8,11 +8,11 @@ import threading
 
 import pytest
 
-from graphkiln_backend.repository.side_by_side import call_each
+from graphkiln_backend.repository.remote_files import call_each
 
 TOLD_TO_END = """
 import os, signal, sys, threading
-from graphkiln_backend.repository.side_by_side import call_each
+from graphkiln_backend.repository.remote_files import call_each
 
 def end(*_):
     raise SystemExit(7)

@@ -17,10 +17,8 @@ from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.scoring import answers as module
 from graphkiln_backend.scoring.answers import Answers
 from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.classes import TopK
+from graphkiln_backend.scoring.encoders.choice import Tensors, TopK, Vectors
 from graphkiln_backend.scoring.encoders.scores import AllScores
-from graphkiln_backend.scoring.encoders.tensors import Tensors
-from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 
 SCHEMA = pa.schema([pa.field("score", pa.list_(pa.float32(), 2))])

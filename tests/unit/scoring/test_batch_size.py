@@ -14,8 +14,8 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.synthetic import SyntheticInputs
-from graphkiln_backend.scoring import batch_size as module
-from graphkiln_backend.scoring.batch_size import choose_batch_size, measure_sizes
+from graphkiln_backend.scoring import model as module
+from graphkiln_backend.scoring.model import choose_batch_size, measure_sizes
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="")
 

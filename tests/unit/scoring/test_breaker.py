@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.scoring.breaker import MOST_FAILED_UNITS, MOST_STORE_FAILURES, Breaker
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import UnitFailed
+from graphkiln_backend.scoring.schedule import MOST_FAILED_UNITS, MOST_STORE_FAILURES, Breaker
 
 FAILED = UnitFailed(unit_id="a", path="/images", reason="it cannot be read")
 

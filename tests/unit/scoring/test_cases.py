@@ -5,8 +5,8 @@ from __future__ import annotations
 from fake_fleet import unit
 
 from graphkiln_backend.scoring.attempts import Span
-from graphkiln_backend.scoring.cases import MOST_GUILTY_ROWS, Case, wait_s
 from graphkiln_backend.scoring.outcomes import Cause
+from graphkiln_backend.scoring.schedule import MOST_GUILTY_ROWS, Case, wait_s
 
 
 def test_the_search_begins_where_the_worker_was() -> None:

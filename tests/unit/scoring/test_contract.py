@@ -9,7 +9,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.version import ModelVersion
-from graphkiln_backend.scoring.contract import complete_contract
+from graphkiln_backend.scoring.model import complete_contract
 
 SPEC, OTHER = Preprocess(crop=(8, 8)), Preprocess(crop=(9, 9))
 RANKING = Ranking(scores="y", indices="i")

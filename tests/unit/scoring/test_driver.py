@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from fake_fleet import FakeFleet, unit
 
-from graphkiln_backend.scoring.driver import drive
 from graphkiln_backend.scoring.errors import ClaimLost
 from graphkiln_backend.scoring.events import Summary
+from graphkiln_backend.scoring.run import drive
 from graphkiln_backend.scoring.schedule import Schedule
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from graphkiln_backend.scoring import keeping
+from graphkiln_backend.scoring import run as keeping
 from graphkiln_backend.scoring.errors import ClaimLost, StoreError
-from graphkiln_backend.scoring.keeping import kept
+from graphkiln_backend.scoring.run import kept
 
 PATIENCE_S = 60
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from graphkiln_backend.scoring.memory import NodeMemory, node_memory, process_memory
+from graphkiln_backend.scoring.worker_process import NodeMemory, node_memory, process_memory
 
 
 def write(folder: Path, limit: str, used: int = 900) -> None:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from graphkiln_backend.scoring.memory_gate import MemoryGate
+from graphkiln_backend.scoring.reading import MemoryGate
 
 
 def test_holds_what_fits_side_by_side() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.scoring.patience import FIRST_S, FLOOR_S, Patience
+from graphkiln_backend.scoring.schedule import FIRST_S, FLOOR_S, Patience
 
 
 def test_before_anything_is_measured_there_is_much_patience() -> None:

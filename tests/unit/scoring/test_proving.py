@@ -14,7 +14,7 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.scoring.errors import WorkerUnfit
-from graphkiln_backend.scoring.proving import Prover, SharedSession
+from graphkiln_backend.scoring.worker import Prover, SharedSession
 
 RIGHT = {"scores": np.array([[1.0, 2.0]], np.float32)}
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fake_fleet import unit
 
-from graphkiln_backend.scoring import resume
+from graphkiln_backend.scoring import run as resume
 from graphkiln_backend.scoring.destinations.base import Committed
 from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
 from graphkiln_backend.scoring.plan import read_plan, replace_units, write_plan
-from graphkiln_backend.scoring.resume import account, read_standing, settle_stale
+from graphkiln_backend.scoring.run import account, read_standing, settle_stale
 from graphkiln_backend.scoring.units import InputRange
 
 

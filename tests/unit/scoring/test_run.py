@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request, results
 
-from graphkiln_backend.scoring import patience, run, schedule
+from graphkiln_backend.scoring import run, schedule
+from graphkiln_backend.scoring import schedule as patience
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
 from graphkiln_backend.scoring.events import (

@@ -12,7 +12,7 @@ import pytest
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.run_model import read_run_model
+from graphkiln_backend.scoring.run import read_run_model
 
 
 def request(model: Path) -> ScoreRequest:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.attempts import Attempt, UnitReport
-from graphkiln_backend.scoring.driver import drive
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.events import (
     Event,
@@ -22,6 +21,7 @@ from graphkiln_backend.scoring.events import (
     UnitReplanned,
 )
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Ready
+from graphkiln_backend.scoring.run import drive
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER, Schedule
 from graphkiln_backend.scoring.units import Unit
 

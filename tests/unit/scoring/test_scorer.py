@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring import scorer as module
 from graphkiln_backend.scoring.encoders.base import Encoder, Size
-from graphkiln_backend.scoring.encoders.tensors import Tensors
+from graphkiln_backend.scoring.encoders.choice import Tensors
 from graphkiln_backend.scoring.errors import InputChanged
 from graphkiln_backend.scoring.image_input import ImageInput
 from graphkiln_backend.scoring.reading import Reader

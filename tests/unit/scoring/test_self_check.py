@@ -12,7 +12,7 @@ import pytest
 from graphkiln_backend.graph.errors import ExecutionError, VerificationError
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.scoring.self_check import check_session
+from graphkiln_backend.scoring.model import check_session
 
 
 class Doubling:

@@ -10,12 +10,12 @@ import threading
 import pytest
 
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.scoring.stopping import interruptible
+from graphkiln_backend.scoring.run import interruptible
 
 PROGRAM = """
 import signal, sys
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.scoring.stopping import interruptible
+from graphkiln_backend.scoring.run import interruptible
 number = signal.Signals(int(sys.argv[1]))
 before = signal.getsignal(number)
 try:

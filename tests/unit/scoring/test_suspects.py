@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.attempts import Span
-from graphkiln_backend.scoring.suspects import RowSearch
+from graphkiln_backend.scoring.schedule import RowSearch
 
 
 def run(search: RowSearch, guilty: set[int]) -> int:

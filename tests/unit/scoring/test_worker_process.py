@@ -16,12 +16,11 @@ from scoring_runs import PLANTED, make_images, make_request, results
 
 from graphkiln_backend.scoring import worker_process
 from graphkiln_backend.scoring.attempts import Attempt, Span
-from graphkiln_backend.scoring.memory import NodeMemory
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import Unit
-from graphkiln_backend.scoring.worker_process import WorkerProcess
+from graphkiln_backend.scoring.worker_process import NodeMemory, WorkerProcess
 
 _APART = 25
 WORDS = [b"segfault", b"stop", b"hang", b"eat", b"raise", b"wrong"]

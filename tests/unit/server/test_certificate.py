@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import trustme
 
-from graphkiln_backend.server.certificate import fault_of_validity
+from graphkiln_backend.server.tls import fault_of_validity
 
 BEGIN, END = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 8, tzinfo=UTC)
 

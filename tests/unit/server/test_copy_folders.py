@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.server.copy_folders import copies_folder, remove_unused
+from graphkiln_backend.server.remote_stores import copies_folder, remove_unused
 
 
 def test_copies_that_nobody_used_for_a_month_are_removed(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from graphkiln_backend.server.pace import POLL_S, WATCH_S, Pace
+from graphkiln_backend.server.supervisor import POLL_S, WATCH_S, Pace
 
 
 class Clock:

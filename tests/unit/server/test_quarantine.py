@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphkiln_backend.repository.stores import StoredModel
-from graphkiln_backend.server.quarantine import Quarantine
+from graphkiln_backend.server.managed_stores import Quarantine
 
 MODEL = StoredModel(folder=Path("/store/m"), stamp="s", versions={1: "a", 2: "b"})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.readiness import Readiness
+from graphkiln_backend.server.launch import Readiness
 
 KNOWN = dict.fromkeys(("strict-readiness", "exit-on-error", "http-port"), True)
 WHOLE = ("--strict-readiness=false", "--exit-on-error=true")

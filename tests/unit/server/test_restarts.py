@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.server.faults import Cause, Fault
-from graphkiln_backend.server.restarts import MAX_RESTARTS, SERVED_S, RestartBudget
+from graphkiln_backend.server.supervisor import MAX_RESTARTS, SERVED_S, RestartBudget
 
 FAULT = Fault(cause=Cause.SERVER_DIED, what="it died")
 

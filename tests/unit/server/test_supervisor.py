@@ -25,8 +25,8 @@ from statuses import instance_status
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import connections, drain, repository_control
-from graphkiln_backend.server import restarts as restarts_module
 from graphkiln_backend.server import supervisor as module
+from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.faults import TimeLimits
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
@@ -158,7 +158,7 @@ def setup(
     installation.binary.chmod(0o755)
     monkeypatch.setattr(drain, "_SETTLE_S", 0.15)
     monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 0.0)
-    monkeypatch.setattr("graphkiln_backend.server.pace.WATCH_S", 0.05)
+    monkeypatch.setattr("graphkiln_backend.server.supervisor.WATCH_S", 0.05)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever `nohup` the tests run under
     threads = set(threading.enumerate())
@@ -448,7 +448,7 @@ class TestDeadInstance:
     def test_a_killed_instance_is_noticed_at_once(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr("graphkiln_backend.server.pace.WATCH_S", 50)
+        monkeypatch.setattr("graphkiln_backend.server.supervisor.WATCH_S", 50)
 
         def kill_later(count: int) -> None:
             stop() if count == 2 else later(0.2, lambda: kill_instance(setup))

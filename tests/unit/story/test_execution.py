@@ -11,9 +11,9 @@ from typing import Any, Self
 import pytest
 from stories import ON_CPU, story_request
 
-from graphkiln.story import execution as module
-from graphkiln.story.execution import RunningVariant, start_variant
+from graphkiln.story import runner as module
 from graphkiln.story.request import Platform
+from graphkiln.story.runner import RunningVariant, start_variant
 from graphkiln.story.server import LocalServer
 from graphkiln.story.throughput import Throughput
 from graphkiln.story.variants import GraphSpec, Variant, final_variants, initial_variants

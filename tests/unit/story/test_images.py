@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from graphkiln.story.images import EVALUATION_COUNT, ImageSet, choose_images
+from graphkiln.story.runner import EVALUATION_COUNT, ImageSet, choose_images
 from graphkiln_backend.graph.errors import InvalidInput
 
 

@@ -14,10 +14,9 @@ import pytest
 from stories import ON_CPU, story_request
 
 from graphkiln.story import runner as module
-from graphkiln.story.images import ImageSet
 from graphkiln.story.request import Platform
 from graphkiln.story.results import Record, Round
-from graphkiln.story.runner import ROUNDS, Progress, StoryRunner
+from graphkiln.story.runner import ROUNDS, ImageSet, Progress, StoryRunner
 from graphkiln.story.variants import Variant
 from graphkiln.story.workloads.base import Predictions
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError

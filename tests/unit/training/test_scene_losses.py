@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from graphkiln.training.scene_losses import (
+from graphkiln.training.scenes import compose_scenes
+from graphkiln.training.train_scenes import (
     DetectorTargets,
     detector_loss,
     embedding_loss,
     generalized_iou,
     stroke_loss,
 )
-from graphkiln.training.scenes import compose_scenes
 
 
 def test_the_right_maps_cost_less_than_others() -> None:

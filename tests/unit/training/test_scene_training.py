@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from graphkiln.training.scene_training import (
+from graphkiln.training.scenes import compose_scenes
+from graphkiln.training.train_scenes import (
     DETECTOR_GRAPH,
     committed_detector,
     embedding_samples,
@@ -15,7 +16,6 @@ from graphkiln.training.scene_training import (
     train_embedding,
     train_segmenter,
 )
-from graphkiln.training.scenes import compose_scenes
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 
 

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from graphkiln_backend.triton.input_views import view_inputs
+from graphkiln_backend.triton.model import view_inputs
 from graphkiln_backend.triton.numpy_functions import NEW_COPY, table
 
 

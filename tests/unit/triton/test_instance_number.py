@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.triton.instance_number import instance_number
+from graphkiln_backend.triton.model import instance_number
 
 
 @pytest.mark.parametrize(

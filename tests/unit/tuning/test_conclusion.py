@@ -10,11 +10,11 @@ import pytest
 from tuned import measured
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, SESSION_KEYS, Candidate
-from graphkiln.tuning.conclusion import Conclusion, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.ladder import NO_TIME
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
+from graphkiln.tuning.search import Conclusion, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.shortlist import Probes
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Point, Standing

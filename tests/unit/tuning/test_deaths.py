@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning import deaths, machine_faults
-from graphkiln.tuning.deaths import ALL, TRACED, Deaths, Machine, machine_now
+from graphkiln.tuning import machine_faults
+from graphkiln.tuning import recording as deaths
+from graphkiln.tuning.recording import ALL, TRACED, Deaths, Machine, machine_now
 
 AT_REST: Machine = {"boot": "a", "oom_kills": 4}
 SHORT: Machine = {"boot": "a", "oom_kills": 5}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning.energy import EnergyMeter
+from graphkiln.tuning.served_candidate import EnergyMeter
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphkiln.tuning.ensembles import ensembles_of
+from graphkiln.tuning.subject import ensembles_of
 
 ENSEMBLE = """platform: "ensemble"
 max_batch_size: {batch}

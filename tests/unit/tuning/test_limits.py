@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkiln.tuning.candidate import QUEUE_DELAY_US, Candidate
-from graphkiln.tuning.limits import limit_of
+from graphkiln.tuning.search import limit_of
 from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target

@@ -14,7 +14,7 @@ from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, THREADS, Candi
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.load_contest import LoadContest
 from graphkiln.tuning.rate_contest import RateContest
-from graphkiln.tuning.rematch import rematch
+from graphkiln.tuning.search import rematch
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.standing import Race, Standing
 from graphkiln.tuning.statistics import Interval

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from graphkiln.tuning.served_config import is_left, scheduling, stored_document, without_cache
+from graphkiln.tuning.running_server import is_left, scheduling, stored_document, without_cache
 
 OVER_HTTP: dict[str, Any] = {
     "name": "m",

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import tuned
 
-from graphkiln.tuning import served_together
+from graphkiln.tuning import together as served_together
 from graphkiln.tuning.candidate import THREADS, Candidate
-from graphkiln.tuning.served_together import Outcomes, serve_together
 from graphkiln.tuning.sharing import Plan, Response
+from graphkiln.tuning.together import Outcomes, serve_together
 from graphkiln.tuning.trials import Failed, LoadShape, Measured
 from graphkiln_backend.graph.errors import MeasurementError
 

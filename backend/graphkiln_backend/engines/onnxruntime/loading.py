@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
@@ -13,12 +15,115 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.onnxruntime.custom_operators import register
 from graphkiln_backend.engines.onnxruntime.integer_products import has_integer_products
-from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
-from graphkiln_backend.engines.onnxruntime.refusals import hint_for
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
-from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.repository.onnx_file import keep_inputs
+from graphkiln_backend.repository.onnx_reading import opset_of, read_graph
+
+# What to do about a graph that ONNX Runtime refuses to load.
+
+_HINTS = {
+    "Failed to construct locale": "the graph changes the case of text by rules of a locale that this machine lacks: "
+    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8",
+    "is not a registered function/op": "if it is a custom operator, name its library in config.pbtxt: "
+    'model_operations { op_library_filename: "/path/to/library.so" }',
+}
+_NO_KERNEL = "NOT_IMPLEMENTED"
+_OLDEST = 7
+"""Source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets."""
+
+
+def hint_for(error: str, graph_path: Path) -> str:
+    """A way out of an error of ONNX Runtime; empty where none is known."""
+    known = next((hint for words, hint in _HINTS.items() if words in error), "")
+    return known or (_hint_for_age(_opset(graph_path)) if _NO_KERNEL in error else "")
+
+
+def _opset(graph_path: Path) -> int:
+    try:
+        return opset_of(read_graph(graph_path))
+    except RepositoryError:
+        return 0
+
+
+def _hint_for_age(opset: int) -> str:
+    raised = "export it again, or raise it with onnx.version_converter.convert_version(model, 18)"
+    told = f"the graph is of operator set {opset}, and ONNX Runtime computes those from {_OLDEST} on: {raised}"
+    return told if 0 < opset < _OLDEST else ""
+
+
+# Weights that were repacked for kernels, where kernels can read them: at multiples of 64 bytes.
+#
+# ONNX Runtime (1.31) writes what it repacked behind the tensor that it comes from, and aligns nothing below 1 MB. Its
+# kernels for AVX and AVX-512 read whole registers from aligned addresses: behind a matrix of 100x3, 1200 bytes, the
+# mapped copy ended the process with SIGSEGV. Such blobs are written once more, at the end of the file.
+# Source of the format, `KEY|OFFSET;LENGTH;CHECKSUM[|...]`: onnxruntime/core/framework/tensor_external_data_info.cc.
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
+
+
+_ALIGNMENT = 64
+"""Bytes of the widest register, that of AVX-512."""
+_PREFIX = "prepacked_"
+
+
+def align_prepacked(graph: Path, weights: Path) -> None:
+    """Moves repacked weights that are not aligned; both files are changed, or none.
+
+    Args:
+        graph: The graph, whose weights are in another file.
+        weights: That file.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    if not weights.exists():
+        return
+    model = onnx.load(str(graph), load_external_data=False)
+    entries = list(_entries(model.graph))
+    if all(_is_aligned(entry.value) for entry in entries):
+        return
+    with weights.open("r+b") as file:
+        for entry in entries:
+            entry.value = _aligned(entry.value, file)
+    graph.write_bytes(model.SerializeToString())
+
+
+def _entries(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:
+    for tensor in graph.initializer:
+        yield from (entry for entry in tensor.external_data if entry.key.startswith(_PREFIX))
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _entries(inner)
+
+
+def _is_aligned(value: str) -> bool:
+    return all(int(blob.partition(";")[0]) % _ALIGNMENT == 0 for blob in value.split("|")[1:])
+
+
+def _aligned(value: str, file: BinaryIO) -> str:
+    key, *blobs = value.split("|")
+    return "|".join([key, *(_moved(blob, file) for blob in blobs)])
+
+
+def _moved(blob: str, file: BinaryIO) -> str:
+    """A blob where it is, or as it is written at the end of the file."""
+    offset, length, *rest = blob.split(";")
+    if int(offset) % _ALIGNMENT == 0:
+        return blob
+    file.seek(int(offset))
+    content = file.read(int(length))
+    target = -(-file.seek(0, 2) // _ALIGNMENT) * _ALIGNMENT
+    file.seek(target)
+    file.write(content)
+    return ";".join([str(target), length, *rest])
+
 
 _LEVELS = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,

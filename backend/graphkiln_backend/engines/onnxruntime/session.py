@@ -8,26 +8,200 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement
 from graphkiln_backend.engines.compute_limit import current_limit
-from graphkiln_backend.engines.onnxruntime.device_runs import run_bound, why_not_on_device
 from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
-from graphkiln_backend.engines.onnxruntime.profile import seconds_of_nodes, summarize_profile
-from graphkiln_backend.engines.onnxruntime.providers import Provider
-from graphkiln_backend.engines.onnxruntime.signatures import signature_of
-from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.engines.onnxruntime.providers import CUDA, Provider
+from graphkiln_backend.engines.onnxruntime.values import decode_text, ranked, run_ort_values
 from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, SignatureError
-from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, ManifestError, SignatureError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+
+# What a session of ONNX Runtime takes and computes, as tensors that Triton carries.
+
+
+def signature_of(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
+    """The session's inputs and outputs; outputs that are no tensors can be requested by name, and are not told of.
+
+    Args:
+        session: The session.
+        graph_path: What it runs.
+
+    Raises:
+        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
+    """
+    outputs = session.get_outputs()
+    tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
+    if outputs and not tensors:
+        listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
+        raise LoweringError(
+            f"ONNX Runtime cannot serve {graph_path}",
+            attempts=(f"no output is a tensor that Triton carries: {listed}",),
+        )
+    try:
+        return Signature(
+            inputs=ranked(tuple(_spec(node) for node in session.get_inputs()), graph_path),
+            outputs=tuple(map(_spec, tensors)),
+            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
+        )
+    except ManifestError as error:
+        raise LoweringError(f"ONNX Runtime cannot serve {graph_path}", attempts=(str(error),)) from error
+
+
+def _spec(node: Any) -> TensorSpec:
+    return TensorSpec(
+        name=node.name,
+        dtype=DType.from_onnxruntime(node.type),
+        # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
+        shape=tuple(free_dim(node.name, axis) if dim in (None, -1) else dim for axis, dim in enumerate(node.shape)),
+    )
+
+
+# Runs whose tensors stay on the device: what one session leaves there, the next one reads there.
+#
+# Not yet run on a GPU: built from the documentation and tested on the CPU, where bindings are the same.
+#
+# Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
+
+_CARRIED = "__dlpack__"
+"""What a tensor needs so that other libraries can use it where it is."""
+
+
+def why_not_on_device(signature: Signature) -> str:
+    """Why a session cannot leave its tensors on the device; empty where it can.
+
+    Args:
+        signature: Of the session.
+    """
+    if not hasattr(onnxruntime.OrtValue, _CARRIED):
+        return f"ONNX Runtime {onnxruntime.__version__} hands no tensors to other libraries (DLPack); 1.32 does"
+    bound = [spec for spec in (*signature.inputs, *signature.outputs) if spec.dtype in (DType.BYTES, DType.BF16)]
+    return f"'{bound[0].name}' is {bound[0].dtype}, which cannot be bound" if bound else ""
+
+
+def run_bound(
+    session: onnxruntime.InferenceSession,
+    provider: Provider,
+    feeds: Mapping[str, AnyArray | DeviceTensor],
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+) -> dict[str, DeviceTensor]:
+    """Computes outputs, and leaves them where the provider computes.
+
+    Args:
+        session: The session.
+        provider: That it was built for.
+        feeds: Arrays, which are copied to the device, and tensors that are on it.
+        outputs: Names.
+        options: Of the run, at whose end the device is done.
+    """
+    kind, facts = provider
+    device = ("cuda", int(facts["device_id"])) if kind == CUDA else ("cpu", 0)
+    binding = session.io_binding()
+    for name, tensor in feeds.items():
+        if isinstance(tensor, np.ndarray):
+            binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
+        else:
+            binding.bind_ortvalue_input(name, _adopt(tensor))
+    for name in outputs:
+        binding.bind_output(name, *device)
+    session.run_with_iobinding(binding, options)
+    return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
+    """A tensor of any library as one of ONNX Runtime: nothing is copied."""
+    return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
+
+
+# Reads from a profile of ONNX Runtime what really ran: which kernels, where, on which element types.
+
+_PRODUCTS = (
+    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
+    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
+    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
+)
+"""Operators that multiply and add, as ONNX Runtime names them after its own rewriting."""
+_KERNEL_TIME = "_kernel_time"
+"""Ends the name of the event of a kernel that ran."""
+_KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
+    ("int8", Precision.INT8),
+    ("uint8", Precision.INT8),
+    ("bfloat16", Precision.BF16),
+    ("float16", Precision.FP16),
+    ("float", Precision.FP32),
+    ("double", "fp64"),
+)
+"""ONNX Runtime's names of element types, the narrowest first."""
+
+
+def summarize_profile(
+    events: Sequence[dict[str, Any]], provider: str, fused_products: Mapping[KernelType, int]
+) -> Placement:
+    """Counts the kernels of a profile.
+
+    Args:
+        events: The profile.
+        provider: The execution provider that the graph should run on.
+        fused_products: The graph's products by element type, where the provider shows whole graphs as single kernels:
+            those that did not run elsewhere ran inside them.
+    """
+    kernels = [event for event in events if _is_kernel(event)]
+    duration_by_type: Counter[KernelType] = Counter()
+    for kernel in kernels:
+        duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
+    products = [kernel for kernel in kernels if kernel["args"].get("op_name") in _PRODUCTS]
+    elsewhere = [kernel for kernel in products if _provider(kernel) != provider]
+    counts: Counter[KernelType] = Counter(map(_kernel_type, products))
+    if fused_products and any(_provider(kernel) == provider for kernel in kernels):
+        counts = Counter(fused_products) - Counter(map(_kernel_type, elsewhere))
+    return Placement(
+        nodes=dict(Counter(map(_provider, kernels))),
+        precision=duration_by_type.most_common(1)[0][0] if duration_by_type else "unknown",
+        products=dict(counts),
+        elsewhere=tuple(kernel["name"].removesuffix(_KERNEL_TIME) for kernel in elsewhere),
+    )
+
+
+def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Seconds of each node by name: the median of the times that it ran.
+
+    Args:
+        events: The profile, of one run or several.
+    """
+    from statistics import median  # 5 ms, which a server need not pay
+
+    durations: dict[str, list[float]] = {}
+    for event in filter(_is_kernel, events):
+        durations.setdefault(event["name"].removesuffix(_KERNEL_TIME), []).append(event["dur"] / 1e6)
+    return {name: median(taken) for name, taken in durations.items()}
+
+
+def _is_kernel(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "Node" and "args" in event and event["name"].endswith(_KERNEL_TIME)
+
+
+def _provider(kernel: dict[str, Any]) -> str:
+    return str(kernel["args"].get("provider", "unknown"))
+
+
+def _kernel_type(kernel: dict[str, Any]) -> KernelType:
+    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
+    types = {name for tensor in kernel["args"].get("input_type_shape", []) for name in tensor}
+    return next((kernel_type for name, kernel_type in _KERNEL_TYPES if name in types), "integer")
+
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner

@@ -19,11 +19,56 @@ from typing import Any
 import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.base import Committed, Result
-from graphkiln_backend.scoring.destinations.delta_types import as_delta, delta_schema
 from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination
 from graphkiln_backend.scoring.destinations.parquet_result import encode_result
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
+
+# Arrow's types as Delta's: files and schema must agree, or other readers refuse the files, or read other values.
+#
+# Delta has no unsigned numbers, half floats or nanoseconds: what is written is wide enough for every value; times have
+# microseconds. Source: "Schema Serialization Format" of the Delta transaction protocol.
+
+_TYPES = {
+    pa.null(): pa.string(),
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20),
+    pa.float16(): pa.float32(),
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+    pa.date64(): pa.date32(),
+}
+
+
+def as_delta(table: pa.Table) -> pa.Table:
+    """A table whose columns have types that Delta has."""
+    return table.cast(delta_schema(table.schema), safe=False)  # which is for nanoseconds alone: all else is wider
+
+
+def delta_schema(schema: pa.Schema) -> pa.Schema:
+    """The schema of such a table."""
+    return pa.schema([_field(field) for field in schema], schema.metadata)
+
+
+def _field(field: pa.Field) -> pa.Field:
+    return field.with_type(_type(field.type))
+
+
+def _type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(kind):
+        return _type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct([_field(field) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_field(kind.value_field))
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    return pa.binary() if pa.types.is_fixed_size_binary(kind) else _TYPES.get(kind, kind)
+
 
 _ATTEMPTS = 8
 _PAUSE_S = 0.1

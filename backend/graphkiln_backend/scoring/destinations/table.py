@@ -6,7 +6,11 @@ index is unique, so that the database itself refuses a unit's rows a second time
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,199 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.types.json import Jsonb
 
 from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
-from graphkiln_backend.scoring.destinations.sql_types import sql_type, sql_values
-from graphkiln_backend.scoring.destinations.table_name import TableName, parse_table, resolve_table
 from graphkiln_backend.scoring.errors import ScoringError
+
+# What a table is called: however a user writes it, a table has one name, under which its ledger and claims are kept.
+#
+# Parts are taken as they are written, capitals too; a part that holds anything but letters, digits, `_` and `$` stands
+# between double quotes, as in SQL: `sales."2024.q1"`.
+
+_PLAIN = r"[\w$]+"
+_PART = rf'(?:{_PLAIN}|"(?:[^"\0]|"")+")'
+_NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
+_LONGEST = 63
+"""Bytes of a name that the server keeps; it cuts longer ones off. Source: NAMEDATALEN."""
+_FOUND = (
+    "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
+    "WHERE pg_class.oid = to_regclass(%s)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table by the names that the server keeps.
+
+    Attributes:
+        schema: Name of its schema.
+        table: Its own.
+    """
+
+    schema: str
+    table: str
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """As statements name it."""
+        return sql.Identifier(self.schema, self.table)
+
+    def __str__(self) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(self.table)}"
+
+
+def parse_table(text: str) -> tuple[str, ...]:
+    """The parts of a table's name: the table, or the schema and the table.
+
+    Args:
+        text: `TABLE` or `SCHEMA.TABLE`.
+
+    Raises:
+        ScoringError: It is none.
+    """
+    found = _NAME.fullmatch(text)
+    parts = tuple(_unquoted(part) for part in found.groups() if part) if found else ()
+    if not parts or any(len(part.encode()) > _LONGEST for part in parts):
+        raise ScoringError(
+            f"'{text}' names no table" if text else "the destination names no table",
+            hint=f'postgresql://USER@HOST/DATABASE?table=NAME, SCHEMA.NAME or "NAME", of {_LONGEST} bytes at most',
+        )
+    return parts
+
+
+def resolve_table(connection: psycopg.Connection[Any], parts: tuple[str, ...]) -> TableName:
+    """The table that is there under a name, or the one that it would make.
+
+    Args:
+        connection: Whose search path counts where no schema is named.
+        parts: Of the name.
+
+    Raises:
+        ScoringError: No schema is named, and none of the search path is there.
+    """
+    found = connection.execute(_FOUND, [sql.Identifier(*parts).as_string(connection)]).fetchone()
+    schema, table = found or (*_schema_of(connection, parts), parts[-1])
+    return TableName(schema, table)
+
+
+def _schema_of(connection: psycopg.Connection[Any], parts: tuple[str, ...]) -> tuple[str]:
+    row = connection.execute("SELECT current_schema()").fetchone()
+    schema = parts[0] if len(parts) > 1 else row and row[0]
+    if not schema:
+        raise ScoringError("the search_path of this user has no schema that is there", hint="?table=SCHEMA.NAME")
+    return (schema,)
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+def _quoted(part: str) -> str:
+    return part if re.fullmatch(_PLAIN, part) else '"' + part.replace('"', '""') + '"'
+
+
+# Arrow's types as PostgreSQL's, and values as it takes them.
+
+_SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
+    (pa.types.is_null, "text"),
+    (pa.types.is_string, "text"),
+    (pa.types.is_large_string, "text"),
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "smallint"),
+    (pa.types.is_uint8, "smallint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_uint16, "integer"),
+    (pa.types.is_int32, "integer"),
+    (pa.types.is_uint32, "bigint"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_uint64, "numeric"),
+    (pa.types.is_decimal, "numeric"),
+    (pa.types.is_float16, "real"),
+    (pa.types.is_float32, "real"),
+    (pa.types.is_float64, "double precision"),
+    (pa.types.is_string_view, "text"),
+    (pa.types.is_binary, "bytea"),
+    (pa.types.is_large_binary, "bytea"),
+    (pa.types.is_binary_view, "bytea"),
+    (pa.types.is_fixed_size_binary, "bytea"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_time, "time without time zone"),
+    (pa.types.is_duration, "interval"),
+)
+
+
+_NULL = r"\x00"
+"""What stands for a null character, which text of PostgreSQL cannot hold."""
+_COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
+
+
+def sql_type(kind: pa.DataType) -> str:
+    """The type of a column, as PostgreSQL writes it; `jsonb` for what has no other: structs, lists of lists."""
+    if pa.types.is_dictionary(kind):
+        return sql_type(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return "timestamp with time zone" if kind.tz else "timestamp without time zone"
+    if _is_list(kind):
+        inner = sql_type(kind.value_type)
+        return "jsonb" if inner == "jsonb" or inner.endswith("[]") else f"{inner}[]"
+    return next((name for is_kind, name in _SCALARS if is_kind(kind)), "jsonb")
+
+
+def sql_values(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column, one per row; of times, the microseconds that PostgreSQL keeps."""
+    values: list[Any] = _in_microseconds(column).to_pylist()
+    match sql_type(column.type):
+        case "jsonb":
+            return [None if value is None else Jsonb(value, dumps=_as_json) for value in values]
+        case "text" | "text[]":
+            return list(map(_holdable, values))
+        case _:
+            return values
+
+
+def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = _COARSER.get(column.type)
+    if pa.types.is_timestamp(column.type):
+        kind = pa.timestamp("us", column.type.tz)
+    return column.cast(kind, safe=False) if kind else column
+
+
+def _as_json(value: Any) -> str:
+    """JSON, in which bytes are hexadecimal as PostgreSQL writes them, and what else it lacks is text."""
+    try:
+        text = json.dumps(value, default=_as_text, allow_nan=False)
+    except ValueError:  # of numbers that are none
+        text = ""
+    return text if text and "\\u0000" not in text else json.dumps(_holdable(value), default=_as_text)
+
+
+def _as_text(value: Any) -> str:
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _holdable(value: Any) -> Any:
+    """A value as the server can hold it: without null characters, and in JSON without numbers that are none."""
+    match value:
+        case str():
+            return value.replace("\0", _NULL)
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case list() | tuple():
+            return [_holdable(each) for each in value]
+        case dict():
+            return {_holdable(name): _holdable(each) for name, each in value.items()}
+        case _:
+            return value
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
 
 _UNIT, _ROW = "unit_id", "unit_row"
 _OWN = {_UNIT: "text", _ROW: "integer"}

@@ -2,23 +2,275 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import json
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
+from graphkiln_backend.graph import task as tasks
+from graphkiln_backend.graph import topk
 from graphkiln_backend.graph.contract import Contract
-from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
 from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, is_classification
-from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.class_maps import ClassMaps
-from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
-from graphkiln_backend.scoring.encoders.detections import Detections
-from graphkiln_backend.scoring.encoders.scores import AllScores
-from graphkiln_backend.scoring.encoders.tensors import Tensors
-from graphkiln_backend.scoring.encoders.vectors import Vectors
+from graphkiln_backend.images.answers import Sample, read_segmentation, read_vector
+from graphkiln_backend.images.frame import Frame
+from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, lists
+from graphkiln_backend.scoring.encoders.base import Encoder, Size
+from graphkiln_backend.scoring.encoders.detections import MASK, Detections
+from graphkiln_backend.scoring.encoders.readings import columns_of, read_images, read_rows
+from graphkiln_backend.scoring.encoders.scores import AllScores, score_dtype, scores_of
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import DEFAULT_TOP_K, ScoreRequest
+
+# The vector of an image, as clients get it: normalized where the task says so.
+
+
+class Vectors:
+    """The column `vector`: a list of floats, each of one length where the graph says how many.
+
+    Args:
+        task: Which output holds them.
+        spec: Of that output.
+    """
+
+    def __init__(self, task: Embedding, spec: TensorSpec) -> None:
+        self.outputs: Sequence[str] = (task.vectors,)
+        self._task = task
+        features = spec.shape[-1] if spec.has_rank else None
+        self._features = features if isinstance(features, int) else None
+        self.schema = pa.schema([pa.field("vector", pa.list_(pa.float32()))])
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
+        """Reads each row, as clients do."""
+        del sizes
+        vectors = np.stack(list(read_rows(partial(read_vector, self._task), outputs)))
+        if self._features and vectors.shape[1] != self._features:
+            raise ExecutionError(f"a vector has {vectors.shape[1]} features, expected {self._features}")
+        return [lists(vectors)]
+
+
+# Which pixels of an image belong to which class: run lengths for each class, at the size of the image.
+
+_SEGMENT = pa.struct(
+    [
+        pa.field("label", pa.string()),
+        pa.field("index", pa.int32()),
+        pa.field("share", pa.float64()),
+        pa.field("mask", MASK),
+    ]
+)
+
+
+class ClassMaps:
+    """The columns `height` and `width` of the image, and `segments`: a struct for each class that occurs.
+
+    The largest class comes first; pixels where the model did not look belong to none.
+
+    Args:
+        task: Which output holds them.
+        labels: Class names by index; a class without one has an empty name.
+        preprocess: How images became samples.
+    """
+
+    def __init__(self, task: tasks.Segmentation, labels: Sequence[str], preprocess: Preprocess) -> None:
+        self.outputs: Sequence[str] = tasks.output_names(task)
+        self._task, self._labels, self._preprocess = task, labels, preprocess
+        sides = [pa.field("height", pa.int32()), pa.field("width", pa.int32())]
+        self.schema = pa.schema([*sides, pa.field("segments", pa.list_(_SEGMENT))])
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
+        """Reads each row, as clients do."""
+        return columns_of(read_images(self._read, outputs, self._preprocess, sizes), self.schema)
+
+    def _read(self, sample: Sample, frame: Frame) -> dict[str, Any]:
+        return read_segmentation(self._task, sample, frame, self._labels).to_dict()
+
+
+# The best classes of a row: ranked here as the client ranks them, or by the graph itself.
+
+
+class ClassColumns:
+    """The columns `indices`, `labels` (where classes have names) and `scores`: lists, best first.
+
+    Args:
+        labels: Class names by index; empty for none. A class without one has an empty name.
+        dtype: Of the scores as they are written.
+    """
+
+    def __init__(self, labels: Sequence[str], dtype: DType) -> None:
+        self._labels = np.asarray([*labels, ""], dtype=object) if labels else None
+        self._dtype = dtype
+        fields = [pa.field("indices", pa.list_(pa.int32()))]
+        fields += [pa.field("labels", pa.list_(pa.string()))] if labels else []
+        self.schema = pa.schema([*fields, pa.field("scores", pa.list_(arrow_type(dtype)))])
+
+    def arrays(self, indices: AnyArray, scores: AnyArray) -> list[pa.Array]:
+        """One array per column.
+
+        Args:
+            indices: `[rows, k]`, not negative.
+            scores: Of the same shape.
+        """
+        columns = [lists(indices.astype(np.int32))]
+        if self._labels is not None:
+            columns.append(lists(self._labels[np.minimum(indices.astype(np.int64), len(self._labels) - 1)]))
+        return [*columns, lists(scores.astype(self._dtype.numpy, copy=False))]
+
+
+class TopK:
+    """Ranks the scores of all classes.
+
+    Args:
+        output: Name of the output of scores, `[rows, classes]` or `[rows]`.
+        dtype: Of its elements.
+        k: How many classes, at least 1.
+        labels: Class names by index; empty for none.
+        softmax: Whether scores become probabilities, computed in double precision as the client does.
+    """
+
+    def __init__(self, output: str, dtype: DType, k: int, labels: Sequence[str] = (), *, softmax: bool = False) -> None:
+        self.outputs: Sequence[str] = (output,)
+        self._k, self._softmax = k, softmax
+        self._columns = ClassColumns(labels, score_dtype(dtype, softmax=softmax))
+        self.schema = self._columns.schema
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
+        """Ranks each row, as the client does."""
+        del sizes
+        scores = scores_of(outputs, self.outputs[0])
+        # Row by row the best are found by a partition: of 1,000 classes in a third of the time that sorting takes.
+        indices = np.stack([topk.top_k(row, self._k)[0] for row in scores])
+        best = topk.softmax(scores) if self._softmax else scores
+        return self._columns.arrays(indices, np.take_along_axis(best, indices, axis=-1))
+
+
+class Ranked:
+    """Reads the best classes where the graph holds a top-k itself.
+
+    Args:
+        ranking: Its outputs, and the names of the classes.
+        dtype: Of the scores.
+        k: How many classes at most.
+    """
+
+    def __init__(self, ranking: Ranking, dtype: DType, k: int) -> None:
+        self.outputs: Sequence[str] = (ranking.scores, ranking.indices)
+        self._k = k
+        self._columns = ClassColumns(ranking.labels, score_dtype(dtype, softmax=False))
+        self.schema = self._columns.schema
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
+        """The first `k` of each row, as they are."""
+        del sizes
+        scores, indices = (outputs[name] for name in self.outputs)
+        fits = indices.shape == scores.shape and indices.ndim == 2 and indices.dtype.kind in "iu"
+        if not fits or (indices.size and indices.min() < 0):
+            raise ExecutionError(
+                f"{indices.dtype}{list(indices.shape)} are no class indices of {list(scores.shape)} scores"
+            )
+        return self._columns.arrays(indices[:, : self._k], scores[:, : self._k])
+
+
+# Outputs as they are: a column for each, by its name.
+
+SHAPE = b"shape"
+"""The key of a field's metadata that holds the shape of a row, as JSON."""
+
+
+class Tensors:
+    """A column per output; what it holds follows from the output's shape without its first dimension.
+
+    | shape of a row   | column                                                                     |
+    |------------------|----------------------------------------------------------------------------|
+    | none             | the element                                                                |
+    | fixed sizes      | a list of one length, in row-major order; the field's metadata: `shape`    |
+    | sizes that vary  | a list, in row-major order, and `NAME_shape` with the sizes                |
+
+    Elements keep their type; texts are strings, and bf16, which Arrow does not have, becomes fp32.
+
+    Args:
+        specs: The outputs. The first dimension of each is the row.
+        reserved: Names of columns that others write; an output of such a name goes to `output:NAME`.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], reserved: Sequence[str] = ()) -> None:
+        self.outputs: Sequence[str] = tuple(spec.name for spec in specs)
+        self._columns = [_column(spec, _column_name(spec.name, reserved)) for spec in specs]
+        self.schema = pa.schema([field for column in self._columns for field in column.fields])
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
+        """The rows of each output."""
+        del sizes
+        return [array for column in self._columns for array in column.arrays(outputs[column.output])]
+
+
+def _column_name(output: str, reserved: Sequence[str]) -> str:
+    return f"output:{output}" if output in reserved else output
+
+
+class _Elements:
+    """An output of one element per row."""
+
+    def __init__(self, spec: TensorSpec, name: str) -> None:
+        self.output = spec.name
+        self.fields = [pa.field(name, arrow_type(spec.dtype))]
+
+    def arrays(self, values: AnyArray) -> list[pa.Array]:
+        _check(self.output, values, ())
+        return [elements(values)]
+
+
+class _Fixed:
+    """An output whose rows all have one shape."""
+
+    def __init__(self, spec: TensorSpec, name: str) -> None:
+        self.output = spec.name
+        self._shape = tuple(int(size) for size in spec.shape[1:])
+        kind = pa.list_(arrow_type(spec.dtype))
+        self.fields = [pa.field(name, kind, metadata={SHAPE: json.dumps(self._shape)})]
+
+    def arrays(self, values: AnyArray) -> list[pa.Array]:
+        _check(self.output, values, self._shape)
+        return [lists(values)]
+
+
+class _Varying:
+    """An output whose rows have a shape of their own in each batch."""
+
+    def __init__(self, spec: TensorSpec, name: str) -> None:
+        self.output = spec.name
+        kinds = {name: pa.list_(arrow_type(spec.dtype)), f"{name}_shape": pa.list_(pa.int32())}
+        self.fields = [pa.field(name, kind) for name, kind in kinds.items()]
+
+    def arrays(self, values: AnyArray) -> list[pa.Array]:
+        shapes = np.tile(np.asarray(values.shape[1:], np.int32), (len(values), 1))
+        return [lists(values), lists(shapes)]
+
+
+_Column = _Elements | _Fixed | _Varying
+
+
+def _column(spec: TensorSpec, name: str) -> _Column:
+    row = spec.shape[1:]
+    if spec.shape == (ANY_RANK,) or any(isinstance(size, str) for size in row):
+        return _Varying(spec, name)
+    if not row:
+        return _Elements(spec, name)
+    return _Varying(spec, name) if 0 in row else _Fixed(spec, name)  # a list of length 0 has no rows that count
+
+
+def _check(output: str, values: AnyArray, row: tuple[int, ...]) -> None:
+    if values.shape[1:] != row:
+        raise ExecutionError(f"output '{output}' has the shape {list(values.shape)}, expected {list(row)} for each row")
+
 
 RESERVED = ("id", "model", "version", "error")
 """Columns that every table has."""

@@ -4,15 +4,88 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import BinaryIO, cast
 
 from graphkiln_backend.graph.redaction import redact
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.repository.remote_objects import ObjectChanged, RemoteObjects
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
-from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
-from graphkiln_backend.scoring.sources.storage import Storage
+from graphkiln_backend.scoring.sources.opened_file import OpenedFile
+from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, Storage, StoredFile
+
+# Files in a bucket of S3 or Google Cloud Storage.
+
+
+class ObjectStorage:
+    """The objects of a service.
+
+    Args:
+        address: A bucket of it.
+
+    Raises:
+        RepositoryError: Its kind is not known.
+    """
+
+    def __init__(self, address: RemoteAddress) -> None:
+        self._objects = RemoteObjects(address)
+
+    def walk(self, folder: str) -> Iterator[StoredFile]:
+        """The objects below a prefix, as the service lists them."""
+        prefix = f"{folder.rstrip('/')}/"
+        try:
+            for found in self._objects.list(prefix):
+                path = found.path.removeprefix(prefix)
+                if path and not path.endswith("/") and not any(part.startswith(".") for part in path.split("/")):
+                    yield StoredFile(path=path, size=found.size, stamp=found.stamp)
+        except RemoteStoreError as error:
+            raise _translate(error) from error
+
+    def find(self, path: str) -> StoredFile | None:
+        """An object."""
+        try:
+            found = self._objects.describe(path) if "/" in path else None
+        except RemoteStoreError as error:
+            raise _translate(error) from error
+        return StoredFile(path=path, size=found.size, stamp=found.stamp) if found else None
+
+    def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
+        """One request."""
+        try:
+            return self._objects.read(path, IMAGE_LIMIT, stamp or "", part)
+        except FileNotFoundError as error:
+            if stamp is None:
+                raise FileNotFoundError(f"there is no object {path}") from error
+            raise InputChanged(f"{path} is gone since it was planned") from error
+        except RemoteStoreError as error:
+            if error.passing or isinstance(error, ObjectChanged):
+                raise _translate(error) from error
+            raise
+
+    def open(self, path: str, stamp: str | None = None) -> BinaryIO:
+        """A file that asks for ranges; the service refuses them once the object is replaced."""
+        if stamp is not None and (found := self.find(path)) != StoredFile(
+            path=path, size=found.size if found else 0, stamp=stamp
+        ):
+            raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} is gone")
+        try:
+            opened = self._objects.open(path)
+        except FileNotFoundError as error:
+            raise ScoringError(f"there is no object {path}") from error
+        except RemoteStoreError as error:
+            raise _translate(error) from error
+        return cast("BinaryIO", OpenedFile(opened, lambda error: _translate(self._objects.translate(error, path))))
+
+
+def _translate(error: RemoteStoreError) -> ScoringError:
+    if isinstance(error, ObjectChanged):
+        return InputChanged(error.message)
+    kind = SourceUnavailable if error.passing else ScoringError
+    return kind(error.message, hint=error.hint)
+
 
 READABLE = "paths, s3://, gs:// and file:// can"
 _OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from graphkiln_converters.oneflow.job import Opaque, TensorType
-from graphkiln_converters.oneflow.literals import read_number, read_shaped_type, read_string
+from graphkiln_converters.oneflow.mlir import read_number, read_shaped_type, read_string
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow import operators, registry
+from graphkiln_converters.oneflow import operators
+from graphkiln_converters.oneflow import translation as registry
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.operators import activations
-from graphkiln_converters.oneflow.registry import GROUP, built_in_translators, find_translators
+from graphkiln_converters.oneflow.translation import GROUP, built_in_translators, find_translators
 from graphkiln_converters.oneflow.translator import TRANSLATORS, translates
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow.state import read_state
+from graphkiln_converters.oneflow.translation import read_state
 
 
 def save(folder: Path, array: AnyArray, kind: str, name: str = "t") -> Path:

@@ -11,7 +11,7 @@ from translating import run_model
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow import registry
+from graphkiln_converters.oneflow import translation as registry
 from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import order_by_signature, translate

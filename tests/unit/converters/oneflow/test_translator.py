@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphkiln_converters.oneflow import registry, translator
+from graphkiln_converters.oneflow import translation as registry
+from graphkiln_converters.oneflow import translator
 from graphkiln_converters.oneflow.translator import TRANSLATORS, translates
 
 

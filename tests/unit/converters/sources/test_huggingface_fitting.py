@@ -11,7 +11,7 @@ from PIL import Image
 
 from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_converters.sources.huggingface_fitting import fitted_preprocess, fitted_size
+from graphkiln_converters.sources.huggingface import fitted_preprocess, fitted_size
 from graphkiln_converters.torch_libraries import import_torchvision
 
 import_torchvision()

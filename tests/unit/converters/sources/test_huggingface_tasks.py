@@ -19,8 +19,7 @@ from graphkiln_converters.sources.huggingface_tasks import (
     image_task,
     takes_images_of_any_size,
 )
-from graphkiln_converters.sources.torchvision_detection import list_detectors
-from graphkiln_converters.sources.torchvision_segmentation import list_segmenters
+from graphkiln_converters.sources.torchvision import list_detectors, list_segmenters
 from graphkiln_converters.torch_libraries import import_torchvision
 
 import_torchvision()

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from graphkiln_converters.sources import lengths
-from graphkiln_converters.sources.lengths import first_size, varying_lengths
+from graphkiln_converters.sources import pytorch as lengths
+from graphkiln_converters.sources.pytorch import first_size, varying_lengths
 
 HERE = sys.modules[__name__]
 

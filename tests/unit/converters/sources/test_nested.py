@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.nested import Flattened, flat_inputs, is_nested
+from graphkiln_converters.sources.python_module import Flattened, flat_inputs, is_nested
 
 
 class Pair(NamedTuple):

@@ -10,7 +10,7 @@ import pytest
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
-from graphkiln_converters.oneflow.registry import GROUP
+from graphkiln_converters.oneflow.translation import GROUP
 from graphkiln_converters.sources.base import FixedBatchSource, SourceOptions
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 

@@ -17,8 +17,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.onnx_file import open_source
-from graphkiln_converters.sources.vocabulary import ODD_WORDS
+from graphkiln_converters.sources.onnx_file import ODD_WORDS, open_source
 
 OPTIONS = SourceOptions()
 

@@ -12,7 +12,7 @@ from graphs import graph
 from onnx import TensorProto, helper
 
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError
-from graphkiln_converters.sources.reference_session import ReferenceSession
+from graphkiln_converters.sources.onnx_file import ReferenceSession
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_converters.sources.sklearn_columns import column_inputs, table_of
+from graphkiln_converters.sources.sklearn import column_inputs, table_of
 
 MIXED = np.array([["red", 1.0, "S"], ["blue", 2.0, "L"], ["red", 3.0, "S"]], np.object_)
 

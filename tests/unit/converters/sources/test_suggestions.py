@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_converters.sources import suggestions
-from graphkiln_converters.sources.suggestions import suggest
+from graphkiln_converters.sources import base as suggestions
+from graphkiln_converters.sources.base import suggest
 
 KINDS = ("torchvision", "timm", "huggingface", "python", "oneflow")
 LISTED = {

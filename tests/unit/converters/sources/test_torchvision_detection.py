@@ -9,9 +9,9 @@ from tiny_detectors import tiny_detector
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
-from graphkiln_converters.sources import torchvision_detection
+from graphkiln_converters.sources import torchvision as torchvision_detection
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.torchvision_detection import detector_module, list_detectors
+from graphkiln_converters.sources.torchvision import detector_module, list_detectors
 
 FIXED = SimpleNamespace(fixed_size=(320, 300), min_size=(1,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
 FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)

@@ -9,7 +9,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.torchvision_segmentation import list_segmenters, open_segmenter
+from graphkiln_converters.sources.torchvision import list_segmenters, open_segmenter
 
 
 def test_scores_are_torchvisions_own() -> None:

@@ -9,7 +9,7 @@ import onnx
 import zoo
 from onnx import TensorProto, helper
 
-from graphkiln_converters.sources.vocabulary import known_words
+from graphkiln_converters.sources.onnx_file import known_words
 
 
 def graph_of(*nodes: onnx.NodeProto, **constants: Any) -> onnx.GraphProto:

@@ -15,8 +15,9 @@ import onnxruntime
 import pytest
 import zoo
 
+from graphkiln_backend.engines import onnxruntime as engine
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
 from graphkiln_backend.graph.device import CPU, Device

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from graphkiln_backend.engines.base import Session, SessionConfig, SessionTuning
-from graphkiln_backend.engines.onnxruntime.engine import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.exact_products import make_exact
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray

@@ -12,8 +12,7 @@ from onnx import TensorProto, helper
 from onnx.backend.test.loader import DATA_DIR
 
 from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.onnxruntime import loading
-from graphkiln_backend.engines.onnxruntime.engine import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, loading
 from graphkiln_backend.engines.onnxruntime.loading import save_optimized, session_options
 from graphkiln_backend.graph.device import CPU
 

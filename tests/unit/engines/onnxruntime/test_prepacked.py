@@ -10,8 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkiln_backend.engines.onnxruntime.loading import save_optimized
-from graphkiln_backend.engines.onnxruntime.prepacked import align_prepacked
+from graphkiln_backend.engines.onnxruntime.loading import align_prepacked, save_optimized
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
 
 SIZES = [(100, 3), (3, 101), (101, 50)]

@@ -8,7 +8,7 @@ import pytest
 import zoo
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.refusals import hint_for
+from graphkiln_backend.engines.onnxruntime.loading import hint_for
 from graphkiln_backend.graph.errors import LoweringError
 
 NO_KERNEL = "NOT_IMPLEMENTED : Could not find an implementation for Mul(6) node"

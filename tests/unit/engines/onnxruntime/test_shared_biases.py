@@ -9,8 +9,7 @@ import onnx
 import zoo
 from onnx import helper
 
-from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
-from graphkiln_backend.engines.onnxruntime.shared_biases import separate_biases
+from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize, separate_biases
 
 WEIGHTS = {f"w{seed}": np.random.default_rng(seed).normal(size=(4, 4, 1, 1)).astype(np.float32) for seed in (0, 1)}
 

@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln_backend.engines.onnxruntime.signatures import signature_of
+from graphkiln_backend.engines.onnxruntime.session import signature_of
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.signature import Signature
 

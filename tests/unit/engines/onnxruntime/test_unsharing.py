@@ -12,8 +12,8 @@ import pytest
 from graphs import compute, draw, graph
 
 from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.onnxruntime.engine import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.unsharing import unshare
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime.exact_products import unshare
 from graphkiln_backend.graph.device import CPU
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")

@@ -21,9 +21,9 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.parallelism import Place
-from graphkiln_backend.lowering.parallel import building, device_sums
-from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.device_sums import DeviceHanding, DeviceSums, handing_for, sums_for
+from graphkiln_backend.lowering.parallel import building
+from graphkiln_backend.lowering.parallel import building as device_sums
+from graphkiln_backend.lowering.parallel.building import DeviceHanding, DeviceSums, build_split, handing_for, sums_for
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
 from graphkiln_backend.lowering.parallel.sums import HostSums
 from graphkiln_backend.repository.onnx_file import read_signature

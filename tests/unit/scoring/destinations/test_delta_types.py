@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Result
-from graphkiln_backend.scoring.destinations.delta_types import as_delta, delta_schema
+from graphkiln_backend.scoring.destinations.delta import as_delta, delta_schema
 from graphkiln_backend.scoring.errors import ScoringError
 
 UNIT = "0" * 32

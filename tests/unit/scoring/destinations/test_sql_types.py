@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 from psycopg.types.json import Jsonb
 
-from graphkiln_backend.scoring.destinations.sql_types import sql_type, sql_values
+from graphkiln_backend.scoring.destinations.table import sql_type, sql_values
 
 
 @pytest.mark.parametrize(

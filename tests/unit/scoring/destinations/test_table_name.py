@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from graphkiln_backend.scoring.destinations.table_name import TableName, parse_table, resolve_table
+from graphkiln_backend.scoring.destinations.table import TableName, parse_table, resolve_table
 from graphkiln_backend.scoring.errors import ScoringError
 
 if TYPE_CHECKING:

@@ -15,13 +15,9 @@ from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import choose_encoder
-from graphkiln_backend.scoring.encoders.class_maps import ClassMaps
-from graphkiln_backend.scoring.encoders.classes import Ranked, TopK
+from graphkiln_backend.scoring.encoders.choice import ClassMaps, Ranked, Tensors, TopK, Vectors, choose_encoder
 from graphkiln_backend.scoring.encoders.detections import Detections
 from graphkiln_backend.scoring.encoders.scores import AllScores
-from graphkiln_backend.scoring.encoders.tensors import Tensors
-from graphkiln_backend.scoring.encoders.vectors import Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 

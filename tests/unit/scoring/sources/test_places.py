@@ -8,8 +8,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
-from graphkiln_backend.scoring.sources.object_storage import ObjectStorage
-from graphkiln_backend.scoring.sources.places import locate
+from graphkiln_backend.scoring.sources.places import ObjectStorage, locate
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

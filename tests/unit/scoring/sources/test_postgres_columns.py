@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.postgres_columns import _TYPES, _only_bytes, as_array
+from graphkiln_backend.scoring.sources.postgres import _TYPES, _only_bytes, as_array
 
 
 def test_types_stand_where_nothing_does() -> None:
