@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Unpack
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client.async_client import AsyncClient, AsyncSharedMemory
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.encoded_images import Form

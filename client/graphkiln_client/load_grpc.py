@@ -17,8 +17,8 @@ from urllib.parse import unquote
 
 import grpc
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, ProtocolError
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcRequest, grpc_error
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client.load_generator import Measurement, Recording
 from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.error_text import plain_reason
 from graphkiln_backend.graph.errors import ProtocolError
+from graphkiln_backend.graph.text import plain_reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.spelling import nearest
+from graphkiln_backend.graph.text import nearest
 from graphkiln_backend.repository.remote_address import is_remote
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.joint_graph import differentiable, joint_module, plain_attention
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, WholeSource, open_source

@@ -23,7 +23,6 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, count_integer_products, quantize
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.engines.timing import fastest_runs_s
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
@@ -42,6 +41,7 @@ from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 

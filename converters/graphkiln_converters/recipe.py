@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from graphkiln_backend.graph.model_name import MAX_LENGTH, fault_in_name
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name
 from graphkiln_converters.detection.options import BoxFormat, Head
 
 # The model name that a source suggests, for a conversion that is given none.

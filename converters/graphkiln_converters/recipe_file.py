@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import MIB, format_size, read_text
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.recipe import Recipe, respelled
 from graphkiln_converters.sources.base import CODE_HINT
 

@@ -13,8 +13,8 @@ from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.strings import as_text
 from graphkiln_backend.graph.task import Task
-from graphkiln_backend.graph.text import as_text
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import image_files, list_images
 from graphkiln_backend.proof.metrics import TaskTargets

@@ -28,11 +28,11 @@ from graphkiln_backend.graph.manifest import (
     Verification,
     sha256_of,
 )
-from graphkiln_backend.graph.model_name import fault_in_name
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Task, check_task
+from graphkiln_backend.graph.text import fault_in_name
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import ModelConfigProto, complete, config_text, read_config
 from graphkiln_backend.repository.version import (

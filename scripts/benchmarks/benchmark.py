@@ -75,8 +75,8 @@ from transport_speed import benchmark_sums
 from tune_kills import benchmark_kills
 from tune_quality import benchmark_tune
 
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, MeasurementError
+from graphkiln_backend.system.resources import usable_cores
 
 _FILE_WIDTH = 160
 """Columns of a table that goes to a file."""

@@ -28,13 +28,13 @@ from peers_speed import environment, start_peer
 from PIL import Image
 
 from graphkiln.story.server import start_server
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client, Model, Result
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe, SavedPrecision

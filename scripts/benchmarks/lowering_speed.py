@@ -18,7 +18,6 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
 from graphkiln_backend.engines.registry import load_engine, probe
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
@@ -29,6 +28,7 @@ from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.system.resources import usable_cores
 
 _BATCH = 8
 _IMAGE = (3, 224, 224)

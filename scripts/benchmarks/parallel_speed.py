@@ -25,13 +25,13 @@ from split_sessions import Stopwatch, plan_instance, prove, time_sums
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError, MeasurementError
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.lowering.parallel.worker import Worker
 from graphkiln_backend.lowering.spreading import Spread
 from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.system.resources import usable_cores
 
 PARTS = CACHE / "parallel"
 """Where each model is kept as it is done."""

@@ -22,7 +22,6 @@ from precision_models import ARCHITECTURES, Graphs, prepare
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import open_reference, probe
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
@@ -35,6 +34,7 @@ from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.system.resources import usable_cores
 
 PARTS = CACHE / "precision"
 """Where each architecture is kept as it is done."""

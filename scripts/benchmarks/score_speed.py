@@ -40,8 +40,8 @@ from score_verify import VerifyTimes, measure_verify
 from stores import DIGITS
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT
+from graphkiln_backend.system.resources import usable_cores
 
 _PROGRAM = Path(__file__).resolve().parent / "score_runs.py"
 _PLAN_PROGRAM = _PROGRAM.with_name("score_plan.py")

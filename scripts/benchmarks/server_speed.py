@@ -22,8 +22,8 @@ from measurement import SetUp, Summary, measure
 from stores import DIGITS, add_model
 
 from graphkiln.story.server import start_server
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 
 _CONCURRENCIES = (1, 4)

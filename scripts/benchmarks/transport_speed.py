@@ -22,14 +22,14 @@ import numpy as np
 from measurement import ratio_of, show_progress
 
 from graphkiln_backend.engines.base import Placement
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.cores import usable_core_numbers
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import LoweringError, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import usable_core_numbers
 
 SUMS = {
     "8 KiB: a row of 2048": 2048,

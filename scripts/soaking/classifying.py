@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import Client
 from graphkiln_client.results import Result
 from soaking.ledger import DEADLINE_S, WrongAnswer

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 from tritonclient.grpc import service_pb2
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client.results import Classification
 from soaking.fuzz_grpc import GrpcCase
 from soaking.fuzz_http import HttpCase

@@ -18,7 +18,7 @@ import hypothesis
 import psutil
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 from soaking.fuzz_asking import Asker, Case
 from soaking.fuzz_grpc import any_calls, damaged_calls, nearly_valid_calls, valid_calls
 from soaking.fuzz_http import http_cases

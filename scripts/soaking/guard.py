@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models
+from graphkiln_backend.system.closing import Closeable
 from soaking.service import MARKER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux

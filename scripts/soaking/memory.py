@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 from soaking.guard import known_runs, regions_of
 from soaking.service import Service, role_of
 

@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from graphkiln_backend.server import processes
+from graphkiln_backend.system import processes
 from soaking.fault import Fault, Field, Over, at_once
 
 _ABRUPT_S = 0.5

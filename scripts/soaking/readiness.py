@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import Client
 from soaking.models import MODELS, difference
 from soaking.service import Service

@@ -18,9 +18,9 @@ from urllib.request import urlopen
 import psutil
 
 from graphkiln.story.server import free_ports
-from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.lowering.parentage import end_with_parent
+from graphkiln_backend.system.admin_key import HTTP_HEADER
 from soaking.reaching import Certificates, Reach
 
 MARKER = "GRAPHKILN_SOAK"

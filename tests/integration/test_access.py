@@ -18,8 +18,8 @@ import pytest
 import zoo
 from running import Server, Serving, StartServer, run_command
 
-from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import Unauthorized
+from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.wide]

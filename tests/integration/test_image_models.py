@@ -24,9 +24,9 @@ from PIL import Image
 from running import Server, Serving, settled
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
-from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 from graphkiln_client import Client, Model
 
 pytestmark = pytest.mark.server

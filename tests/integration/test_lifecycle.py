@@ -15,8 +15,8 @@ import pytest
 import zoo
 from running import Server, StartServer, is_stub
 
-from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ServerError
+from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server

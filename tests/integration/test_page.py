@@ -29,9 +29,9 @@ from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.page.app import build_app
 from graphkiln.page.security import BODY_LIMIT
-from graphkiln_backend.graph.admin_key import find_key
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import ServerError
+from graphkiln_backend.system.admin_key import find_key
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 pytestmark = pytest.mark.slow

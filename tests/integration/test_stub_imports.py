@@ -13,7 +13,6 @@ import zoo
 from google.protobuf import json_format
 
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
@@ -21,6 +20,7 @@ from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.repository import graph_facts
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.triton.environment import CACHE_FOLDER_VARIABLE, open_cache
 
 DIGITS = Path(__file__).parents[2] / "model_repository" / "digits"

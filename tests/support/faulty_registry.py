@@ -8,8 +8,8 @@ import json
 import ssl
 import threading
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.repository.oci_registry import MANIFEST_TYPE, TITLE
+from graphkiln_backend.system.closing import Closeable
 
 
 def digest_of(content: bytes) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 from PIL import Image
 
 from graphkiln_backend.engines.base import Placement
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.system.closing import Closeable
 
 SIDE = 4
 SPEC = Preprocess(resize=(SIDE, SIDE), color="L", layout="HWC", dtype=DType.UINT8)

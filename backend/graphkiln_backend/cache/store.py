@@ -32,8 +32,8 @@ from typing import IO
 from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault, read_entry
 from graphkiln_backend.cache.reservation import Reservation, explained_errors
 from graphkiln_backend.cache.trust import make_private
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import CacheError
+from graphkiln_backend.system.closing import Closeable
 
 # What lies in the folder of an artifact cache: entries with the time of their last use, and what is no entry.
 

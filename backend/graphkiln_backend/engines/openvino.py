@@ -28,13 +28,13 @@ from graphkiln_backend.engines.openvino_graph import (
 )
 from graphkiln_backend.engines.openvino_integers import find_limits, read_limits, write_limits
 from graphkiln_backend.engines.openvino_intervals import LIMIT
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, free_dim
 from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_backend.system.closing import Closeable
 
 # The inputs and outputs of a compiled graph, which OpenVINO names as it likes.
 

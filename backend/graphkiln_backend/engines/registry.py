@@ -14,7 +14,7 @@ from pathlib import Path
 from graphkiln_backend.engines.base import Engine, Session, Support
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import EngineUnavailable
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 GROUP = "graphkiln.engines"
 REFERENCE_ENGINE = "onnxruntime"

@@ -17,7 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

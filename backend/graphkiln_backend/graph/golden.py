@@ -12,7 +12,7 @@ from graphkiln_backend.graph.arrays import read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.graph.text import is_text, pack_text, unpack_text
+from graphkiln_backend.graph.strings import is_text, pack_text, unpack_text
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,11 +21,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.system.closing import Closeable
 
 # How much memory the images take that a process decodes at the same time: what is over the budget waits.
 #

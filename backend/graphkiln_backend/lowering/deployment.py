@@ -8,7 +8,6 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
@@ -21,6 +20,7 @@ from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
+from graphkiln_backend.system.resources import usable_cores
 
 # Where the libraries of custom operators lie that a configuration names.
 

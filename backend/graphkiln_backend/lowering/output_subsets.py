@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.signature import Signature
@@ -23,6 +22,7 @@ from graphkiln_backend.lowering.acceptance import Requirements, check_signature,
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.warmup import warm_up
+from graphkiln_backend.system.closing import Closeable
 
 _log = logging.getLogger("graphkiln.lowering")
 

@@ -19,8 +19,8 @@ from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
 from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.ranking import PARAMETER as RANKING
-from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.repository.sequence_tensors import TEXT_ID_PARAMETER
 
 LAYOUTS = ("nchw", "nhwc")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.sizes import read_size
+from graphkiln_backend.graph.text import read_size
 
 _PRECISIONS = ", ".join(Precision)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.graph.cores import has_own_cores, numa_nodes, usable_core_numbers
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
@@ -21,6 +20,7 @@ from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.onnx_file import read_replaced_outputs
 from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.system.resources import has_own_cores, numa_nodes, usable_core_numbers
 
 _AFFINITIES = "session.intra_op_thread_affinities"
 

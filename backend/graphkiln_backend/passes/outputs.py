@@ -10,7 +10,7 @@ import onnx_ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass
 
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.graph_file import save
 

@@ -21,7 +21,7 @@ from onnxscript.rewriter.rules.common import (
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.passes.addition import AddIntoProducer
 from graphkiln_backend.passes.base import Pass, count
 from graphkiln_backend.passes.constants import FoldConstants, ShareWeights

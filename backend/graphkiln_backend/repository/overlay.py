@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.graph.text import fault_in_served_name
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,

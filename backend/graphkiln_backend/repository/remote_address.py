@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.text import redact
 
 _ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.S)
 _ENDPOINT = re.compile(r"(?P<protocol>https?://)?(?P<host>[^/@]+:\d+)/(?P<path>.*)", re.S)

@@ -18,8 +18,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from graphkiln_backend.graph.redaction import redact
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean, redact
 from graphkiln_backend.repository.oci_registry import OciFileSystem
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 

@@ -14,8 +14,8 @@ from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Reading, check_task, is_classification
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.repository.graph_facts import known_sha256
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import read_signature

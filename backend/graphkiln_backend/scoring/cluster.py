@@ -15,9 +15,9 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scratch import MACHINE_TMP, Scratch, scratch_folder
+from graphkiln_backend.system.resources import usable_cores
 
 _OBJECT_STORE_BYTES = 100 * 2**20
 """Nothing large travels through it."""

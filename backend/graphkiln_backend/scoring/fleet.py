@@ -14,7 +14,6 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.scoring import preflight
 from graphkiln_backend.scoring.attempts import Attempt
 from graphkiln_backend.scoring.errors import ScoringError
@@ -23,6 +22,7 @@ from graphkiln_backend.scoring.nodes import Node, Room, living_nodes, on_node, r
 from graphkiln_backend.scoring.outcomes import Blame, Ended, Outcome, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.worker_process import WorkerProcess
+from graphkiln_backend.system.closing import Closeable
 
 # What Ray runs on a node: the keeper of one worker process.
 #

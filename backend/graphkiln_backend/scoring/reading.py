@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.system.closing import Closeable
 
 # How much may be held at once: bytes, whatever the number of the things that hold them.
 

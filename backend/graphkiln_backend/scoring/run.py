@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.cores import usable_cores
-from graphkiln_backend.graph.stop_signals import raising_once
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.destinations.base import Destination, Lease
 from graphkiln_backend.scoring.errors import ClaimLost, RunInterrupted, ScoringError
@@ -30,6 +28,8 @@ from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.sources.base import Source
 from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.system.resources import usable_cores
+from graphkiln_backend.system.stop_signals import raising_once
 
 # Ends a run in order when a signal asks for it.
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 import pyarrow as pa
 
 from graphkiln_backend.engines.base import Session
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.images import decoding
@@ -20,6 +19,7 @@ from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.image_input import BatchBuffer, ImageInput
 from graphkiln_backend.scoring.reading import Prepared, Reader
 from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.system.closing import Closeable
 
 _BATCHES_AHEAD = 2
 _RETURN_S = 10.0

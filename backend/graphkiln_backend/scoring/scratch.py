@@ -8,7 +8,7 @@ from enum import StrEnum
 from itertools import product
 from pathlib import Path
 
-from graphkiln_backend.graph.owned_folder import PREFIX, OwnedFolder, remove_dead
+from graphkiln_backend.system.owned_folder import PREFIX, OwnedFolder, remove_dead
 
 MACHINE_TMP = Path("/tmp")  # noqa: S108 - where TMPDIR's path is too long for sockets; what is made there is private
 

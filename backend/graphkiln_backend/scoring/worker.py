@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.engines.base import Placement, Session
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
@@ -44,6 +42,8 @@ from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.scorer import StageTimes
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import usable_cores
 
 # Proves a worker's session again before anything that it has computed is written.
 #

@@ -24,15 +24,14 @@ from queue import Empty, Queue
 
 import psutil
 
-from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.memory_groups import memory_groups
 from graphkiln_backend.scoring.attempts import Attempt
 from graphkiln_backend.scoring.outcomes import Blame, Ended, Outcome, Ready
 from graphkiln_backend.scoring.progress import Progress
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.worker_main import Assignment
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import CGROUPS, OWN_CGROUPS, memory_groups
 
 # Memory of a node and of a process, as the kernel counts it.
 

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER
 from graphkiln_backend.server.admin_key import AdminKey
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
 
 _log = logging.getLogger("graphkiln.server")
 

@@ -9,12 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphkiln_backend.graph.admin_key import is_private, key_folders, read_key
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import InvalidInput, ServerSetupError
 from graphkiln_backend.graph.files import can_others_read
-from graphkiln_backend.graph.owned_folder import hold_lock, locked_if_dead
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.system.admin_key import is_private, key_folders, read_key
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.owned_folder import hold_lock, locked_if_dead
 
 _log = logging.getLogger("graphkiln.server")
 

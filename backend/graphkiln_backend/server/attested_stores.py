@@ -18,11 +18,11 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
-from graphkiln_backend.graph.owned_folder import OwnedFolder, remove_dead
 from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy, Taken
 from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
+from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
 
 _log = logging.getLogger("graphkiln.server")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.server.flags import TritonFlags
 
 _POLL_S = 15.0

@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.connections import HeldConnection, HeldConnections
 from graphkiln_backend.server.faults import exit_code
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.processes import kill_group
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import StopSignals
 from graphkiln_backend.server.unavailable import STOPPING, UnavailableListener
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import kill_group
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
 _log = logging.getLogger("graphkiln.server")

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphkiln_backend.graph.admin_key import is_local
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.spelling import did_you_mean, nearest
+from graphkiln_backend.graph.text import did_you_mean, nearest
 from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
+from graphkiln_backend.system.admin_key import is_local
 
 _TRUE = {"true", "1", "on"}
 _IPV6_FORMS = {"http": "ipv6:{}", "metrics": "ipv6:{}", "grpc": "[{}]"}

@@ -13,7 +13,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
 from graphkiln_backend.images.formats import FORMATS
@@ -21,6 +20,7 @@ from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.image_config import image_config, publish_image_model
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.system.resources import usable_cores
 
 _FEWEST_INSTANCES, _MOST_INSTANCES = 2, 4
 """Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as

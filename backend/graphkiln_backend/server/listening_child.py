@@ -14,9 +14,9 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.system.closing import Closeable
 
 if TYPE_CHECKING:
     import asyncio

@@ -7,10 +7,10 @@ import time
 from abc import abstractmethod
 from typing import Any
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
 from graphkiln_backend.server.suspension import SuspensionDetector
+from graphkiln_backend.system.closing import Closeable
 
 _CONNECT_S = 0.5
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphkiln_backend.server.processes import is_gone
 from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
+from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.load_crash import Crash, describe_crash
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 

@@ -14,8 +14,8 @@ import sys
 import threading
 from contextlib import suppress
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.log_records import LogRecord, of_event, of_line
+from graphkiln_backend.system.closing import Closeable
 
 _OUTPUTS = (1, 2)
 """Standard output and standard error."""

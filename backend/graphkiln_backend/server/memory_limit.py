@@ -17,7 +17,7 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-from graphkiln_backend.graph.memory_groups import memory_groups
+from graphkiln_backend.system.resources import memory_groups
 
 _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from google.protobuf import json_format, text_format
 
-from graphkiln_backend.graph.error_text import bounded
+from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.overlay import copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE

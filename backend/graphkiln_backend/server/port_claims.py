@@ -12,9 +12,9 @@ import errno
 import socket
 from contextlib import ExitStack
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import SERVICES, ListenAddress, TritonFlags, free_port
+from graphkiln_backend.system.closing import Closeable
 
 
 class PortClaims(Closeable):

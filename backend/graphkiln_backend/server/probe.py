@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.graph.error_text import plain_reason
+from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.snapshot import read_snapshot

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
 
-from graphkiln_backend.graph.model_name import in_path
+from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.server.flags import ListenAddress
 
 _TIMEOUT_S = 5.0

@@ -2,7 +2,7 @@
 
 In `/tmp/graphkiln-XXXX/`:
 
-- `owner.json`: says that the folder has an owner (graphkiln_backend.graph.owned_folder)
+- `owner.json`: says that the folder has an owner (graphkiln_backend.system.owned_folder)
 - `address.json`: where its server listens (graphkiln_backend.server.served_address)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
@@ -34,13 +34,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models, rename_environments
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
 
 _log = logging.getLogger("graphkiln.server")
 

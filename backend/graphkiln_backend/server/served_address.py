@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from graphkiln_backend.graph.owned_folder import OTHER_PARENTS, locked_if_dead, owned_folders
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead, owned_folders
 
 _FILE = "address.json"
 

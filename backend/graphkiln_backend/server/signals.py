@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.stop_signals import raising_once, without_ignored_hangup
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.stop_signals import raising_once, without_ignored_hangup
 
 _TOGETHER_S = 0.3
 """Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a

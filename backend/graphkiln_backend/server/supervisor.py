@@ -24,12 +24,12 @@ from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, 
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.memory_limit import MemoryLimit
-from graphkiln_backend.server.processes import Guard, Reaper, kill_group
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.served_address import publish_address
 from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.suspension import SILENT_S
+from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.triton.restarts import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
 

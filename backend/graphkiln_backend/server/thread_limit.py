@@ -15,8 +15,8 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphkiln_backend.graph.cgroups import CGROUPS, OWN_CGROUPS, own_groups, read_file
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.system.resources import CGROUPS, OWN_CGROUPS, own_groups, read_file
 
 _POOL = 32
 """Triton's own."""

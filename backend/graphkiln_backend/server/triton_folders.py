@@ -12,7 +12,7 @@ import os
 import shutil
 from pathlib import Path
 
-from graphkiln_backend.graph.owned_folder import PREFIX
+from graphkiln_backend.system.owned_folder import PREFIX
 from graphkiln_backend.triton.sent_models import NOTES, remove_sent
 
 _ENVIRONMENTS = b"/tmp/python_env_"

@@ -22,8 +22,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.system.closing import Closeable
 
 RESTARTING = "the server restarts, try again in a few seconds"
 STOPPING = "the server is stopping"

@@ -18,16 +18,16 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, Contract, Contracts
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput, ModelNotFound, ModelNotReady
 from graphkiln_backend.graph.image_model import TENSOR_MODEL
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json
 from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked, parts_of
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.triton.executor import Cancelled, Outputs
 from graphkiln_backend.triton.image_executor import ImageExecutor
 from graphkiln_backend.triton.log import log_to_triton

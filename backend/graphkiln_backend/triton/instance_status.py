@@ -24,8 +24,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
 
 _BATCHES = struct.Struct("=dqq")

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.instance_status import Loading
 

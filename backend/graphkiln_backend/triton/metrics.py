@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.metric_catalog import describe

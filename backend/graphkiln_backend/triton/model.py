@@ -25,13 +25,11 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.contract import PARAMETER
-from graphkiln_backend.graph.cores import stay_on, usable_cores
 from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError, VerificationError
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.phases import Phases
@@ -44,6 +42,8 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
 from graphkiln_backend.repository.version import read_version_signature
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import stay_on, usable_cores
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
 from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading

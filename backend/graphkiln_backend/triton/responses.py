@@ -7,8 +7,8 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.triton.executor import Result
 from graphkiln_backend.triton.failures import FailureLog, Identified
 from graphkiln_backend.triton.tensors import to_dlpack

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import write_whole
 
 RESTARTS_FILE = "restarts.json"

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal, Self, TypedDict
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key, is_local
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
+from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key, is_local
 
 Compression = Literal["", "gzip", "deflate"]
 

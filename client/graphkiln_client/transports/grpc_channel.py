@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from graphkiln_backend.graph.admin_key import needs_admin_key
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.files import MIB, read_bytes
+from graphkiln_backend.system.admin_key import needs_admin_key
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports import failures
 from graphkiln_client.transports.endpoint import Compression, Endpoint

@@ -11,8 +11,6 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
-from graphkiln_backend.graph.error_text import without_traceback
 from graphkiln_backend.graph.errors import (
     ClientError,
     DeadlineExceeded,
@@ -24,6 +22,8 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_backend.graph.text import without_traceback
+from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.failures import WHAT_IS_SERVED
 from graphkiln_client.transports.grpc_codec import decode_response, encode_request

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import quote
 
-from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, needs_admin_key
-from graphkiln_backend.graph.error_text import bounded, without_traceback
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -25,7 +23,8 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
-from graphkiln_backend.graph.model_name import in_path
+from graphkiln_backend.graph.text import bounded, in_path, without_traceback
+from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.failures import WHAT_IS_SERVED

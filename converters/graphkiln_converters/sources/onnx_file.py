@@ -17,7 +17,6 @@ from onnx.reference import ReferenceEvaluator
 from graphkiln_backend.engines.base import Placement, Session
 from graphkiln_backend.engines.compute_limit import ComputeLimitExceeded, current_limit
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
@@ -34,6 +33,7 @@ from graphkiln_backend.passes.sparse import make_dense
 from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.kernels import save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.given_files import check_file
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.examples import input_specs

@@ -9,8 +9,8 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Embedding
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision

@@ -9,8 +9,8 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Detection, Segmentation
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.library import LibraryPipeline
 from graphkiln_converters.detection.one_stage import ByLevel, Ssd

@@ -305,7 +305,7 @@ def _progress(load: str, seconds: float) -> Iterator[None]:
 
 
 def _describe_generator(measured: Measurement) -> _Generator:
-    from graphkiln_backend.graph.cores import usable_cores
+    from graphkiln_backend.system.resources import usable_cores
 
     share = measured.client_cores / usable_cores()
     return _Generator(

@@ -11,7 +11,7 @@ import typer
 
 from graphkiln.cli.console import say
 from graphkiln_backend.graph.errors import CacheError, ServerSetupError
-from graphkiln_backend.graph.sizes import read_size
+from graphkiln_backend.graph.text import read_size
 
 if TYPE_CHECKING:
     from graphkiln_backend.cache.settings import CacheSettings

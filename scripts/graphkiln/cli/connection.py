@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from graphkiln_backend.graph.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.redaction import redact, redact_command
+from graphkiln_backend.graph.text import redact, redact_command
+from graphkiln_backend.system.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[Arti
         CacheError: The folder cannot be used, and `must_keep`.
     """
     from graphkiln.cli.cache import cache_settings
-    from graphkiln_backend.graph.owned_folder import OwnedFolder
+    from graphkiln_backend.system.owned_folder import OwnedFolder
 
     settings = cache_settings(cache, sys.maxsize)
     if must_keep and settings.folder:

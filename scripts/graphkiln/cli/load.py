@@ -8,7 +8,7 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln_backend.graph.errors import ModelNotFound, ServerError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_client import Client

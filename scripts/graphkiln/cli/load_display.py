@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graphkiln.cli.console import say
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 
 if TYPE_CHECKING:
     from rich.live import Live

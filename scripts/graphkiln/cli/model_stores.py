@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.owned_folder import OwnedFolder
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.repository.stores import model_at
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 _GRAPH_SUFFIX = ".onnx"
 

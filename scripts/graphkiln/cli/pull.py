@@ -53,7 +53,7 @@ def _staging_folder(store: Path) -> Iterator[Path]:
     Raises:
         RepositoryError: The store cannot be written.
     """
-    from graphkiln_backend.graph.owned_folder import OwnedFolder, remove_dead
+    from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
 
     try:
         store.mkdir(parents=True, exist_ok=True)

@@ -17,9 +17,9 @@ def local_path(path: str) -> Iterator[Path]:
     Raises:
         RepositoryError: It is an address, but none that is known, or there is nothing.
     """
-    from graphkiln_backend.graph.owned_folder import OwnedFolder
     from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.repository.remote_model import fetch_path
+    from graphkiln_backend.system.owned_folder import OwnedFolder
 
     place = parse_store(path)
     if isinstance(place, Path):

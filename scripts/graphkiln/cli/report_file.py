@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from graphkiln.cli.console import say
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
-from graphkiln_backend.graph.redaction import redact_command
+from graphkiln_backend.graph.text import redact_command
+from graphkiln_backend.system.resources import usable_cores
 
 Html = Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")]
 

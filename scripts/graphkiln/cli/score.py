@@ -177,7 +177,7 @@ def _estimate(request: ScoreRequest, within: str, price: float | None, *, as_jso
     from graphkiln.cli.score_estimate import print_estimate
     from graphkiln.scoring.estimation import estimate_request, size
     from graphkiln_backend.graph.decoding import encode
-    from graphkiln_backend.graph.durations import parse_duration
+    from graphkiln_backend.graph.text import parse_duration
 
     within_s = parse_duration(within, "--within", "90m, 6h or 2d") if within else None
     estimate = estimate_request(request, lambda text: None if as_json else say(text))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import typer
 
 from graphkiln.cli.console import printable, say
-from graphkiln_backend.graph.closing import Closeable
+from graphkiln_backend.system.closing import Closeable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

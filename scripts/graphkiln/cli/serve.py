@@ -14,7 +14,7 @@ from graphkiln.cli.console import log_as_json, print_result, say
 from graphkiln.cli.load_display import LoadDisplay
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 # The option `--log-format`, which `serve` shares with tritonserver.
 

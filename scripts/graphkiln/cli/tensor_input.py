@@ -15,7 +15,7 @@ from graphkiln_backend.graph.arrays import parse_npy, read_npz
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 from graphkiln_backend.graph.files import GIB, read_bytes, read_stream
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.formats import SUFFIXES
 
 if TYPE_CHECKING:

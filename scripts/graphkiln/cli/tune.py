@@ -304,7 +304,7 @@ def _check_libraries() -> None:
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
     from graphkiln.tuning import target as types
     from graphkiln.tuning.quantities import parse_rate, parse_share
-    from graphkiln_backend.graph.durations import parse_duration
+    from graphkiln_backend.graph.text import parse_duration
 
     chosen = objective or (Objective.LATENCY if rate else Objective.THROUGHPUT)
     return types.Target(
@@ -332,7 +332,7 @@ def _plan(
     from graphkiln.tuning.quantities import parse_fixes
     from graphkiln.tuning.questions import read_questions
     from graphkiln.tuning.tuner import Tuning
-    from graphkiln_backend.graph.durations import parse_duration
+    from graphkiln_backend.graph.text import parse_duration
 
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
@@ -383,7 +383,7 @@ def _server(connection: ConnectionOptions, target: Target) -> tuple[Mapping[str,
     The admin key is found now, as it may lie where temporary files are made until now.
     """
     from graphkiln.tuning.foreign_server import check_knowable
-    from graphkiln_backend.graph.admin_key import find_key
+    from graphkiln_backend.system.admin_key import find_key
     from graphkiln_client.transports.endpoint import Endpoint
 
     check_knowable(target.objective)

@@ -16,7 +16,7 @@ from graphkiln.cli.split_proof import SplitProof, prove_split, requested_split
 from graphkiln.cli.version_paths import version_folder
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.base import Placement
@@ -43,10 +43,10 @@ def verify(
     too. Exit code 1 when its outputs are no longer those of the source model, 2 when its files are not those that were
     signed, or that the manifest describes.
     """
-    from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.graph.decoding import encode
     from graphkiln_backend.graph.precision import SAVED, Precision
     from graphkiln_backend.repository.version import read_version
+    from graphkiln_backend.system.resources import usable_cores
     from graphkiln_converters.verify import verify as run
 
     if precision and precision not in SAVED:

@@ -30,14 +30,14 @@ _OLDEST_TIME_S = 1_704_067_200
 
 def check_processor(_: Request) -> Iterator[Finding]:
     """The processor."""
-    from graphkiln_backend.graph.cores import usable_cores
+    from graphkiln_backend.system.resources import usable_cores
 
     yield find_processor(_CPUINFO.read_text(), usable_cores(), os.cpu_count() or 1)
 
 
 def check_memory(_: Request) -> Iterator[Finding]:
     """The memory."""
-    from graphkiln_backend.graph.memory_groups import memory_groups
+    from graphkiln_backend.system.resources import memory_groups
 
     limit_bytes = min((group.limit_bytes for group in memory_groups()), default=None)
     yield find_memory(_MEMINFO.read_text(), limit_bytes)

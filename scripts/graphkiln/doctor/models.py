@@ -300,8 +300,8 @@ def _check_devices(settings: Settings, config: ModelConfig) -> None:
         LoweringError: They are not here.
     """
     from graphkiln_backend.engines.hardware import gpus
-    from graphkiln_backend.graph.cores import usable_core_numbers
     from graphkiln_backend.lowering.parallel.places import find_places
+    from graphkiln_backend.system.resources import usable_core_numbers
 
     if settings.parallel:
         find_places(

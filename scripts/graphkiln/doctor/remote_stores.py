@@ -56,9 +56,9 @@ def _find_model(address: RemoteAddress) -> Iterator[Finding]:
     Raises:
         RemoteStoreError: It cannot be fetched.
     """
-    from graphkiln_backend.graph.owned_folder import OwnedFolder
     from graphkiln_backend.repository.remote_model import fetch_model
     from graphkiln_backend.repository.stores import model_at
+    from graphkiln_backend.system.owned_folder import OwnedFolder
 
     with OwnedFolder(prefix="graphkiln-doctor-") as temporary:
         fetched = fetch_model(address, temporary.path)

@@ -17,8 +17,8 @@ _SHARED_MEMORY_BYTES = 256 << 20
 def check_temporary_folder(_: Request) -> Iterator[Finding]:
     """The folder that run folders are made in."""
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.graph.owned_folder import OwnedFolder
     from graphkiln_backend.server.run_folder import temporary_parent
+    from graphkiln_backend.system.owned_folder import OwnedFolder
 
     try:
         parent = temporary_parent()

@@ -29,7 +29,6 @@ from graphkiln.page.tensors import answer_tensors, golden_sample
 from graphkiln.page.timing import timed
 from graphkiln.reporting import LOOK
 from graphkiln.reporting.json_text import json_text
-from graphkiln_backend.graph.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_backend.graph.errors import (
     DeadlineExceeded,
     GraphkilnError,
@@ -39,6 +38,7 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_backend.images.decoding import open_image
+from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_client import AsyncModel
 from graphkiln_client.served_version import ServedVersion
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from graphkiln.page.models import kind_of
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.model_name import in_path
+from graphkiln_backend.graph.text import in_path
 from graphkiln_client.served_version import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"

@@ -9,7 +9,7 @@ from typing import Any
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.graph.text import fault_in_served_name
 from graphkiln_backend.repository.version import read_manifest
 from graphkiln_backend.repository.version_folders import is_version
 

@@ -180,7 +180,7 @@ def describe_run(
         error: What ends it; None where every row is accounted for.
     """
     from graphkiln.scoring import record as records
-    from graphkiln_backend.graph.redaction import redact
+    from graphkiln_backend.graph.text import redact
     from graphkiln_backend.scoring.errors import RunInterrupted
 
     interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)

@@ -13,13 +13,13 @@ from types import TracebackType
 from typing import Self
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.scoring.model import describe_session, read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 from graphkiln_backend.scoring.units import Unit
+from graphkiln_backend.system.resources import usable_cores
 
 MEASURED_S = 10.0
 _MOST_PIECES = 10

@@ -30,7 +30,7 @@ from graphkiln.story.workloads.session import SessionWorkload
 from graphkiln.story.workloads.static import StaticWorkload
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.images.formats import image_files
 

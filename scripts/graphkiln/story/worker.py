@@ -14,10 +14,10 @@ import psutil
 
 from graphkiln.story.throughput import Throughput, measure_throughput
 from graphkiln.story.workloads.base import Predictions, Predictor, Workload
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.lowering.parentage import safe_path
+from graphkiln_backend.system.closing import Closeable
 
 _EXIT_S = 30
 

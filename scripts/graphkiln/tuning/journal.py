@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.files import MIB, read_bytes
+from graphkiln_backend.system.closing import Closeable
 
 _VERSION = 1
 _LIMIT = 256 * MIB

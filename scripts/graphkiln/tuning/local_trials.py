@@ -17,10 +17,10 @@ from graphkiln.tuning.serving_keys import changes_of, version_of
 from graphkiln.tuning.staging import stage
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
 """Of every server that is measured: nothing else computes, it stops at once, and candidates are of our backend."""

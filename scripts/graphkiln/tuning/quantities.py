@@ -19,7 +19,7 @@ from graphkiln.tuning.candidate import (
     Value,
 )
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}

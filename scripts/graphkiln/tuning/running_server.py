@@ -21,7 +21,6 @@ from graphkiln.tuning.served_candidate import Loading, ServedCandidate
 from graphkiln.tuning.serving_keys import changes_of
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -30,10 +29,11 @@ from graphkiln_backend.graph.errors import (
     MeasurementError,
     Unauthorized,
 )
-from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.text import redact
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import as_document, changed_document
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import Client
 
 # What of a configuration a candidate changes, as a server shows it: how one that serves is known again.

@@ -21,7 +21,9 @@ from pathlib import Path
 import psutil
 
 from graphkiln.tuning.server_watch import is_alive
-from graphkiln_backend.graph.owned_folder import (
+from graphkiln_backend.lowering.parentage import keep_temporary_files_in
+from graphkiln_backend.server.leftovers import remove_leftovers
+from graphkiln_backend.system.owned_folder import (
     OTHER_PARENTS,
     OWNER_FILE,
     OwnedFolder,
@@ -29,8 +31,6 @@ from graphkiln_backend.graph.owned_folder import (
     owned_folders,
     remove_owned,
 )
-from graphkiln_backend.lowering.parentage import keep_temporary_files_in
-from graphkiln_backend.server.leftovers import remove_leftovers
 
 _log = logging.getLogger("graphkiln.tuning")
 

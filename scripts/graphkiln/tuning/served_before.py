@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.tuning.journal import Journal
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.owned_folder import locked_if_dead
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.owned_folder import locked_if_dead
 from graphkiln_client.transports.endpoint import Endpoint
 
 Config = Mapping[str, Any]

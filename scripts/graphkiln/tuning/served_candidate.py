@@ -16,8 +16,8 @@ from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.server_watch import CpuTime, Placed, ServerWatch
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 from graphkiln_client.load_generator import Recording
 from graphkiln_client.load_job import Load, Target

@@ -11,7 +11,7 @@ from math import prod
 
 from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate, Value
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.spelling import did_you_mean
+from graphkiln_backend.graph.text import did_you_mean
 
 Constraint = Callable[[Candidate], str]
 """Why a candidate is illegal or hopeless, in words; empty where it is neither."""

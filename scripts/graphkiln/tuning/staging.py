@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from graphkiln.tuning.subject import Subject
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges
 from graphkiln_backend.repository.overlay import copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 PREFIX = "graphkiln-tune-"
 """Begins the names of the temporary folders."""

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.graph.cores import usable_cores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
@@ -27,6 +25,8 @@ from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
+from graphkiln_backend.system.owned_folder import OwnedFolder
+from graphkiln_backend.system.resources import usable_cores
 
 # Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
 #

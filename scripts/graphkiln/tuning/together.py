@@ -34,8 +34,8 @@ from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.server.memory_limit import free_memory
+from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_client.load_processes import record_load
 
 # Several models in one server: each with its configuration, all of them loaded at the same time.

@@ -8,13 +8,13 @@ import numpy as np
 from split_sessions import Stopwatch, time_sums
 
 from graphkiln_backend.engines.base import Placement
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.system.closing import Closeable
 
 SIGNATURE = Signature(inputs=(), outputs=(TensorSpec(name="sum", dtype=DType.FP32, shape=(2,)),))
 

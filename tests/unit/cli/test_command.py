@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from graphkiln.cli.__main__ import main
+from graphkiln.cli.command import main
 
 pytestmark = pytest.mark.alone
 
@@ -70,7 +70,7 @@ def test_signals_are_heard_whatever_the_parent_did(tmp_path: Path) -> None:
         "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "    os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])\n"
-        "from graphkiln.cli.__main__ import hear_signals\n"
+        "from graphkiln.cli.command import hear_signals\n"
         "hear_signals()\n"
         "child = subprocess.run(['sh', '-c', 'kill -9 $$'])\n"
         "print(child.returncode, flush=True)\n"
@@ -85,7 +85,7 @@ def test_signals_are_heard_whatever_the_parent_did(tmp_path: Path) -> None:
 def test_streams_that_are_closed_lead_nowhere(tmp_path: Path, closed: str) -> None:
     """What is opened next does not get their numbers, and what is started has them, too."""
     program = (
-        "import subprocess, sys; from pathlib import Path; from graphkiln.cli.__main__ import open_closed_streams\n"
+        "import subprocess, sys; from pathlib import Path; from graphkiln.cli.command import open_closed_streams\n"
         "open_closed_streams()\n"
         "with Path(sys.argv[1]).open('w') as file:\n"
         "    print('lost', flush=True); print('lost', file=sys.stderr, flush=True); sys.stdin.read()\n"

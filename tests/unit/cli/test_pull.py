@@ -15,7 +15,7 @@ from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 from signed import SignedStore
 
-from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 PULL = """
 import sys

@@ -13,7 +13,6 @@ from running import free_ports
 from statuses import instance_status
 
 from graphkiln.page import launch
-from graphkiln_backend.graph.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server import supervisor as supervising
@@ -21,6 +20,7 @@ from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.probe import ModelState
+from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 
 PORTS = ("http-port", "grpc-port", "metrics-port")
 FLAGS = dict.fromkeys((*PORTS, "http-address", "allow-metrics", "model-repository", "log-verbose"), True)

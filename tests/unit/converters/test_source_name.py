@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.model_name import fault_in_name
+from graphkiln_backend.graph.text import fault_in_name
 from graphkiln_converters.recipe import name_of
 
 

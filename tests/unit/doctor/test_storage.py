@@ -16,8 +16,8 @@ from graphkiln.doctor.storage import (
     find_shared_memory,
     find_temporary,
 )
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.server import leftovers, run_folder
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 MB = 1 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.durations import parse_duration
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.text import parse_duration
 
 
 @pytest.mark.parametrize(

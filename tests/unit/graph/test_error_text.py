@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.error_text import LIMIT_BYTES, bounded, plain_reason, without_traceback
+from graphkiln_backend.graph.text import LIMIT_BYTES, bounded, plain_reason, without_traceback
 
 _TRACE = "\n\nAt:\n  /a b/model.py(97): _load\n  /a b/model.py(84): initialize\n"
 

@@ -6,7 +6,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import accepts_images, image_model_name
-from graphkiln_backend.graph.model_name import fault_in_served_name
+from graphkiln_backend.graph.text import fault_in_served_name
 
 
 def test_its_name_can_be_served() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.model_name import MAX_LENGTH, fault_in_name, fault_in_served_name, in_path
+from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, fault_in_served_name, in_path
 
 
 @pytest.mark.parametrize("name", ["m", "resnet50", "ViT_b-16.v2", "_m", "9", "a" * MAX_LENGTH])

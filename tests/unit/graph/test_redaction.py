@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.redaction import redact, redact_command
+from graphkiln_backend.graph.text import redact, redact_command
 
 
 @pytest.mark.parametrize(

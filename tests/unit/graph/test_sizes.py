@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.sizes import read_size
+from graphkiln_backend.graph.text import read_size
 
 
 @pytest.mark.parametrize(

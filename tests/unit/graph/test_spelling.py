@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.spelling import did_you_mean, nearest
+from graphkiln_backend.graph.text import did_you_mean, nearest
 
 
 @pytest.mark.parametrize(

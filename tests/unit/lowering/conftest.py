@@ -11,7 +11,6 @@ import pytest
 from lowered import write_graph
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig, Support
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import EngineUnavailable
@@ -19,6 +18,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.system.closing import Closeable
 
 SIGNATURE = Signature(
     inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3)),),

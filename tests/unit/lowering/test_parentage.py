@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from graphkiln_backend.lowering.parentage import keep_temporary_files_in, worker
-from graphkiln_backend.server.processes import is_gone
+from graphkiln_backend.system.processes import is_gone
 
 PROGRAM = """
 import sys, time

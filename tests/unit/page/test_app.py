@@ -11,7 +11,6 @@ from starlette.testclient import TestClient
 
 from graphkiln.page.app import STATIC, build_app
 from graphkiln.reporting import LOOK
-from graphkiln_backend.graph.admin_key import HTTP_HEADER
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -20,6 +19,7 @@ from graphkiln_backend.graph.errors import (
     Overloaded,
     Unauthorized,
 )
+from graphkiln_backend.system.admin_key import HTTP_HEADER
 
 KEY = {HTTP_HEADER: "secret"}
 FILES = (*sorted(STATIC.iterdir()), LOOK)

@@ -116,7 +116,7 @@ def test_workers_are_counted_as_the_run_places_them(
 ) -> None:
     """A model for the CPU has one worker on a machine with two GPUs, and not two."""
     monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ["first", "second"])
-    monkeypatch.setattr("graphkiln_backend.graph.cores.usable_cores", lambda: 8)
+    monkeypatch.setattr("graphkiln_backend.system.resources.usable_cores", lambda: 8)
     placed = _plan_workers(replace(request_, cores_per_worker=0), on_gpu=on_gpu)
     assert (placed.total, placed.here, placed.cores) == (workers, workers, cores)
 

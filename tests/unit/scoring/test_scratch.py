@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.owned_folder import OwnedFolder
 from graphkiln_backend.scoring import scratch
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
+from graphkiln_backend.system.owned_folder import OwnedFolder
 
 DIE = """
 import os, sys
 from pathlib import Path
-from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 parent = Path(sys.argv[1])
 folders = [*(scratch_folder(each, parent) for each in Scratch), OwnedFolder(parent)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.admin_key import AdminKey
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
 
 KNOWN = dict.fromkeys(("http-restricted-api", "grpc-restricted-protocol"), True)
 KEY = AdminKey("abc")

@@ -24,10 +24,10 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, command_line
-from graphkiln_backend.server.processes import is_gone
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
+from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.environment import (
     instances_folder,
     open_cache,

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from graphkiln_backend.graph.memory_groups import MemoryGroup
 from graphkiln_backend.server import memory_limit as module
 from graphkiln_backend.server.memory_limit import MemoryLimit, default_limit, free_memory
+from graphkiln_backend.system.resources import MemoryGroup
 
 
 def test_half_of_what_is_free() -> None:

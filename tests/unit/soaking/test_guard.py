@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from graphkiln_backend.server.processes import is_gone
+from graphkiln_backend.system.processes import is_gone
 from soaking import guard
 from soaking.guard import known_runs, regions_of, remove_outside
 

@@ -23,11 +23,11 @@ from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
 from graphkiln_backend.engines.onnxruntime.providers import CUDA, Provider
 from graphkiln_backend.engines.onnxruntime.values import decode_text, ranked, run_ort_values
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, ManifestError, SignatureError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+from graphkiln_backend.system.closing import Closeable
 
 # What a session of ONNX Runtime takes and computes, as tensors that Triton carries.
 

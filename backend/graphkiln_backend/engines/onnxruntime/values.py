@@ -15,7 +15,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import SignatureError
 from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
-from graphkiln_backend.graph.text import as_text
+from graphkiln_backend.graph.strings import as_text
 from graphkiln_backend.repository.onnx_reading import read_graph
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from threading import Semaphore
 import numpy as np
 
 from graphkiln_backend.engines.base import Placement, Session
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.parallelism import WAITING
@@ -19,6 +18,7 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
 from graphkiln_backend.lowering.parallel.sums import Handing, HostSums, Tensor
 from graphkiln_backend.lowering.parallel.worker import Worker, results_of
+from graphkiln_backend.system.closing import Closeable
 
 Tensors = dict[str, Tensor]
 

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphkiln_backend.engines.base import Placement, Session
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
 from graphkiln_backend.lowering.parallel.sums import HostSums, Sums, Tensor
 from graphkiln_backend.lowering.parallel.worker import Worker, results_of
+from graphkiln_backend.system.closing import Closeable
 
 Tensors = dict[str, Tensor]
 

@@ -8,8 +8,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import ParamSpec, TypeVar
 
-from graphkiln_backend.graph.closing import Closeable
-from graphkiln_backend.graph.cores import stay_on
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import stay_on
 
 P = ParamSpec("P")
 T = TypeVar("T")

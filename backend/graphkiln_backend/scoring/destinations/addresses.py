@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
-from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.text import redact
 from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.delta_location import delta_location
 from graphkiln_backend.scoring.destinations.base import Destination

@@ -18,8 +18,8 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
-from graphkiln_backend.graph.spelling import did_you_mean
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, is_classification
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.answers import Sample, read_segmentation, read_vector
 from graphkiln_backend.images.frame import Frame
 from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, lists

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import BinaryIO, cast
 
-from graphkiln_backend.graph.redaction import redact
+from graphkiln_backend.graph.text import redact
 from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_objects import ObjectChanged, RemoteObjects
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable

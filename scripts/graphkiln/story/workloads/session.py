@@ -44,9 +44,9 @@ class SessionWorkload:
 def open_session(graph: Path, device: Device) -> Iterator[Session]:
     """Builds a session with the default settings: ONNX Runtime in fp32, all cores."""
     from graphkiln_backend.engines.registry import load_engine, probe
-    from graphkiln_backend.graph.cores import usable_cores
     from graphkiln_backend.lowering.plan import Resources, plan
     from graphkiln_backend.lowering.settings import Settings
+    from graphkiln_backend.system.resources import usable_cores
 
     (config,) = plan(Settings(), Resources(device=device, cores=usable_cores(), probe=probe)).candidates
     with load_engine(config.engine).build(graph, config) as session:

@@ -10,9 +10,9 @@ import grpc
 import pytest
 from canned import GRPC_INFERRED, INFERRED, CannedGrpc, CannedHttp, http
 
-from graphkiln_backend.graph.admin_key import GRPC_HEADER, HTTP_HEADER, KEY_VARIABLE, key_folders
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput, Unauthorized
+from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER, KEY_VARIABLE, key_folders
 from graphkiln_client import AsyncClient, Client
 from graphkiln_client.transports.endpoint import Endpoint
 

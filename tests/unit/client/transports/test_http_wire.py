@@ -16,7 +16,6 @@ from canned import CannedHttp, http
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.error_text import bounded
 from graphkiln_backend.graph.errors import (
     ClientError,
     ConnectionFailed,
@@ -29,6 +28,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
+from graphkiln_backend.graph.text import bounded
 from graphkiln_client.transports.base import Call, InferRequest
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress, http_error
 

@@ -20,10 +20,10 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntime
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.engines.onnxruntime.providers import CPU as CPU_PROVIDER
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.system.closing import Closeable
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from graphkiln_backend.engines.base import Placement
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
 from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.system.closing import Closeable
 
 
 def spec(name: str) -> TensorSpec:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphkiln_backend.graph.stop_signals import raising_once, without_ignored_hangup
+from graphkiln_backend.system.stop_signals import raising_once, without_ignored_hangup
 
 SIGNALS = [signal.SIGUSR1, signal.SIGHUP]
 pytestmark = pytest.mark.usefixtures("hangup_ends")

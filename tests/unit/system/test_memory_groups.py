@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graphkiln_backend.graph.memory_groups import MemoryGroup, memory_groups
+from graphkiln_backend.system.resources import MemoryGroup, memory_groups
 
 
 def read(folder: Path, text: str) -> list[MemoryGroup]:

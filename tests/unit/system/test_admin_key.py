@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.admin_key import (
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.system.admin_key import (
     KEY_FILE_VARIABLE,
     KEY_VARIABLE,
     check_key,
@@ -16,7 +17,6 @@ from graphkiln_backend.graph.admin_key import (
     key_folders,
     read_key,
 )
-from graphkiln_backend.graph.errors import InvalidInput
 
 
 @pytest.fixture

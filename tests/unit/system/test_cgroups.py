@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.cgroups import own_groups
+from graphkiln_backend.system.resources import own_groups
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from graphkiln_backend.graph.closing import Closeable
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.system.closing import Closeable
 
 PREFIX = "graphkiln-"
 """What the names of all such folders begin with."""

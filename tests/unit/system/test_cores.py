@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph import cores
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.system import resources as cores
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph import owned_folder as module
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.owned_folder import (
+from graphkiln_backend.system import owned_folder as module
+from graphkiln_backend.system.owned_folder import (
     OWNER_FILE,
     OwnedFolder,
     create_locked,
@@ -27,7 +27,7 @@ from graphkiln_backend.graph.owned_folder import (
 DIE_WITHIN = """
 import os, sys
 from pathlib import Path
-from graphkiln_backend.graph.owned_folder import OwnedFolder
+from graphkiln_backend.system.owned_folder import OwnedFolder
 print(OwnedFolder(Path(sys.argv[1])).path, flush=True)
 os._exit(9)
 """

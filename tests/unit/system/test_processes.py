@@ -13,8 +13,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from graphkiln_backend.server import processes as module
-from graphkiln_backend.server.processes import Guard, Reaper, is_gone, kill_group
+from graphkiln_backend.system import processes as module
+from graphkiln_backend.system.processes import Guard, Reaper, is_gone, kill_group
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_group_is_killed_whatever_state_it_is_in(server: subprocess.Popen[byte
 
 GUARDED = """
 import subprocess, sys
-from graphkiln_backend.server.processes import Guard
+from graphkiln_backend.system.processes import Guard
 command = ["/bin/sh", "-c", "sleep 60 & echo $!; kill -STOP $!; sleep 60"]
 server = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE, text=True)
 with Guard(server):

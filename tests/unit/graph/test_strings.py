@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.text import as_text, is_text, pack_text, unpack_text
+from graphkiln_backend.graph.strings import as_text, is_text, pack_text, unpack_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Processes, owned folders, signals, and the resources that this process may use."""
