@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def has_run(repository: Path) -> bool:
 def test_every_module_that_reaches_for_a_gpu_says_whether_it_was_run_there(repository: Path, has_run: bool) -> None:
     files = [path for root in ROOTS for path in (repository / root).rglob("*.py") if OF_GPUS.search(path.read_text())]
     assert len(files) > 5
-    says = {path: WORDS in (ast.get_docstring(ast.parse(path.read_text())) or "").lower() for path in files}
+    says = {path: WORDS in " ".join(path.read_text().replace("#", " ").split()).lower() for path in files}
     assert [str(path.relative_to(repository)) for path, said in says.items() if said is has_run] == []
 
 

@@ -192,25 +192,39 @@ class OpenVinoSession(Closeable):
         try:
             if len(self._requests) > 1 and len(next(iter(feeds.values()))) > 1:
                 return self._run_in_parallel(feeds, names)
-            # Shared inputs would end an output that is an input (behind a Cast that OpenVINO drops) in memory of the
-            # caller, which later requests overwrite (OpenVINO 2026.x).
-            results = self._requests[0].infer(self._arrays(feeds), share_inputs=False, share_outputs=False)
+            request = self._requests[0]
+            self._fill(request, feeds)
+            results = request.infer(share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
             self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: self._typed(name, results[self._outputs[name]]) for name in names}
 
-    def _arrays(self, feeds: Mapping[str, AnyArray]) -> dict[int, Any]:
-        """Feeds by the indices of OpenVINO's inputs; those that it has dropped are left out.
+    def _fill(self, request: openvino.InferRequest, feeds: Mapping[str, AnyArray]) -> None:
+        """Copy feeds into the request's own tensors; inputs that OpenVINO has dropped are left out.
+
+        They are never shared with the caller: where an output is an input (behind a Cast that OpenVINO drops), it would
+        be memory of an earlier request, or writable memory of the caller (2026.4). Its own way to copy converts dtypes
+        and takes any shape, so both are checked here.
 
         Raises:
-            SignatureError: An input is unknown or missing, or holds what OpenVINO would cut off.
+            SignatureError: An input is unknown, missing or does not fit, or holds what OpenVINO would cut off.
         """
-        if feeds.keys() != {spec.name for spec in self._signature.inputs}:
-            self._signature.check(feeds)
+        self._signature.check(feeds)
         for name, array in feeds.items():
             check_values(name, array, self._limits.get(name, LIMIT))
-        return {self._inputs[name]: _to_openvino(array) for name, array in feeds.items() if name in self._inputs}
+            if name not in self._inputs:
+                continue
+            index = self._inputs[name]
+            if array.ndim == 0:
+                request.set_input_tensor(index, openvino.Tensor(np.array(array), shared_memory=False))
+                continue
+            tensor = request.get_input_tensor(index)
+            if tuple(tensor.shape) != array.shape:
+                tensor.shape = array.shape
+            # OpenVINO shows bf16 to numpy as another type of two bytes.
+            memory = tensor.data.view(array.dtype) if array.dtype == DType.BF16.numpy else tensor.data
+            memory[...] = array
 
     def _interrupt(self) -> None:
         for request in self._requests:
@@ -221,13 +235,12 @@ class OpenVinoSession(Closeable):
         rows = len(next(iter(feeds.values())))
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
-        parts = [
-            self._arrays({name: array[start:stop] for name, array in feeds.items()}) for start, stop in pairwise(cuts)
-        ]
+        for request, (start, stop) in zip(requests, pairwise(cuts), strict=True):
+            self._fill(request, {name: array[start:stop] for name, array in feeds.items()})
         started = []
         try:
-            for request, part in zip(requests, parts, strict=True):
-                request.start_async(part, share_inputs=False)
+            for request in requests:
+                request.start_async()
                 started.append(request)
             for request in requests:
                 request.wait()
@@ -321,11 +334,3 @@ def _options(config: SessionConfig) -> dict[str, Any]:
     if "cache_dir" in config.options:
         options["CACHE_DIR"] = config.options["cache_dir"]
     return options
-
-
-def _to_openvino(array: AnyArray) -> Any:
-    """What OpenVINO takes as an array; the bits of bf16 it would take for another type's."""
-    contiguous = np.asarray(array, order="C")  # keeps a scalar's rank
-    if array.dtype != DType.BF16.numpy:
-        return contiguous
-    return openvino.Tensor(contiguous.view(np.uint16), contiguous.shape, openvino.Type.bf16)

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln_backend.engines import onnxruntime as engine
+from graphkiln_backend.engines.onnxruntime import engine
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner

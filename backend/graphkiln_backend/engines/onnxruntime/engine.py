@@ -1,0 +1,128 @@
+"""The engine of ONNX Runtime: plain sessions, compiled ones, and ones that share their weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnxruntime
+
+from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
+from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
+from graphkiln_backend.engines.onnxruntime.loading import disable_optimizations, save_optimized, session_options
+from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
+from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
+from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.errors import LoweringError
+
+_log = logging.getLogger("graphkiln.engines")
+
+_COMPILED = "optimised.onnx"
+"""Spelled as in the entries of caches that exist."""
+
+
+class OnnxRuntimeEngine:
+    """ONNX Runtime on the CPU or on CUDA."""
+
+    def probe(self, device: Device) -> Support:
+        """Supports the CPU, and the GPUs of this machine where this build of ONNX Runtime has a provider for them."""
+        return probe_gpu(CUDA, device) if device.is_gpu else Support(ok=True)
+
+    def identity(self, config: SessionConfig) -> Mapping[str, str]:
+        """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
+        if config.device.is_gpu or config.tuning.graph_level == "off":
+            return {}
+        operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
+        sums = {"products of int8": "exact"} if saturates_products_of_bytes() else {}
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators, **sums}
+
+    def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
+        """Writes the optimized graph, its weights beside it so that they are mapped and not copied.
+
+        At most at the level `extended`: what comes after it is made for one processor, and done at load.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        level = "extended" if config.tuning.graph_level == "all" else config.tuning.graph_level
+        options = session_options(replace(config, tuning=replace(config.tuning, graph_level=level)))
+        save_optimized(graph_path, options, folder / _COMPILED)
+
+    def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
+        """Loads a graph.
+
+        Raises:
+            LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
+                graph to another provider than the requested one.
+        """
+        source = compiled / _COMPILED if compiled else graph_path
+        if config.shared_folder and not config.device.is_gpu:
+            return _build_shared_if_possible(source, config, config.shared_folder)
+        return _build_alone(source, config)
+
+    def build_reference(self, graph_path: Path, op_libraries: Sequence[str] = ()) -> OnnxRuntimeSession:
+        """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
+
+        Args:
+            graph_path: The graph.
+            op_libraries: Libraries of custom operators.
+
+        Raises:
+            LoweringError: As `build`.
+        """
+        options = onnxruntime.SessionOptions()
+        register(options, op_libraries)
+        disable_optimizations(options)
+        return OnnxRuntimeSession(graph_path, options, [(CPU, {})])
+
+
+def _build_alone(graph_path: Path, config: SessionConfig) -> OnnxRuntimeSession:
+    return OnnxRuntimeSession(
+        graph_path,
+        session_options(config),
+        [select_provider(config)],
+        arena_shrinkage=config.tuning.arena_shrinkage,
+        cuda_graphs=config.device.is_gpu and config.options.get("enable_cuda_graph") == "1",
+    )
+
+
+def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
+    """A full disk is no reason not to serve: an instance that cannot share its weights has its own."""
+    try:
+        return _build_shared(graph_path, config, folder)
+    except (OSError, LoweringError) as error:  # ONNX Runtime says in its own words that it cannot write
+        reason = error
+    session = _build_alone(graph_path, config)
+    _log.warning("the instances of %s do not share its weights, which takes more memory: %s", graph_path, reason)
+    return session
+
+
+def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
+    """Loads the copy of a graph that all instances share, and writes it first where it is missing.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
+        OSError: The folder cannot be written.
+    """
+
+    def save(target: Path) -> None:
+        options = session_options(config)
+        options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+        save_optimized(graph_path, options, target)
+
+    made_for = f"{graph_path.name}|{onnxruntime.__version__}|{config.tuning}{digest(config.op_libraries)}"
+    shared = SharedWeights(folder, graph_path, made_for, save)
+    options = session_options(config)
+    disable_optimizations(options)  # the shared copy is optimized already
+    shrinkage = config.tuning.arena_shrinkage
+    return OnnxRuntimeSession(shared.path, options, [(CPU, {})], arena_shrinkage=shrinkage, owned=shared)
+
+
+# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless told not to: a model server must not. If it is
+# told after its import alone, an identifier of the machine and a store of reports lie in the home folder by then.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
