@@ -38,8 +38,7 @@ import pytest
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.onnxruntime import engine
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
 from graphkiln_backend.engines.openvino import OpenVinoEngine
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import CPU

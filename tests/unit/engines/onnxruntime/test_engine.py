@@ -15,9 +15,8 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln_backend.engines.onnxruntime import engine
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
 from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
 from graphkiln_backend.graph.device import CPU, Device
