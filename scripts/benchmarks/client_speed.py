@@ -1,35 +1,24 @@
-"""How fast the client is: beside raw tritonclient, beside a loop, beside torchvision."""
+"""Rates of the client beside raw tritonclient, at the same concurrency."""
 
 from __future__ import annotations
 
 import importlib
-import io
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import onnx
-import torch
-from inputs import synthetic_photograph
 from measurement import SetUp, measure
 from onnx import TensorProto, helper
-from PIL import Image
-from stores import DIGITS, add_model
+from stores import add_model
 
 from graphkiln.story.server import start_server
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.decoding import load_sample
 from graphkiln_client import Client
-from graphkiln_converters.torch_libraries import import_torchvision
 
 SIZES = {"1 kB": 256, "600 kB": 150_528}
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -109,69 +98,3 @@ def _compare(
         }
         for name, summary in summaries.items()
     ]
-
-
-def benchmark_images(rounds: int, _: float) -> list[dict[str, object]]:
-    """Many JPEGs through `classify_many` beside a loop, one JPEG beside torchvision, and the import."""
-    return [*_many_images(rounds), *_preprocessing(rounds), _import_time()]
-
-
-def _many_images(rounds: int) -> list[dict[str, object]]:
-    images = [synthetic_photograph(500, 375)] * IMAGES
-    with start_server(DIGITS.parent) as server, Client(server.http_url) as client:
-        model = client.model("digits")
-        functions: dict[str, Callable[[], object]] = {
-            "a loop over classify": lambda: [model.classify(image) for image in images],
-            "classify_many": lambda: list(model.classify_many(images)),
-            "classify_many, one by one": lambda: list(model.classify_many(images, batch_size=1)),
-        }
-        return _compare_seconds(f"{IMAGES} JPEGs", functions, rounds)
-
-
-def _preprocessing(rounds: int) -> list[dict[str, object]]:
-    transforms = import_torchvision().transforms
-    torch.set_num_threads(1)
-    stages = [
-        transforms.Resize(256),
-        transforms.CenterCrop(224),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-    reference = transforms.Compose(stages)
-    spec = Preprocess(resize=256, crop=(224, 224), mean=MEAN, std=STD)
-    data = synthetic_photograph(500, 375)
-    functions: dict[str, Callable[[], object]] = {
-        "torchvision, one thread": lambda: [reference(Image.open(io.BytesIO(data)).convert("RGB")) for _ in range(50)],
-        "graphkiln": lambda: [load_sample(data, spec) for _ in range(50)],
-    }
-    return _compare_seconds("50 JPEGs to tensors", functions, rounds)
-
-
-def _compare_seconds(label: str, functions: dict[str, Callable[[], object]], rounds: int) -> list[dict[str, object]]:
-    """Seconds of each function, in turn; the first is the reference."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for number in range(rounds + 1):
-        for name, function in functions.items():
-            begun = time.perf_counter()
-            function()
-            if number:
-                seconds[name].append(time.perf_counter() - begun)
-    medians = {name: median(values) for name, values in seconds.items()}
-    base = next(iter(medians.values()))
-    return [
-        {"model": label, "set-up": name, "s": round(value, 3), "ratio": round(base / value, 2)}
-        for name, value in medians.items()
-    ]
-
-
-def _import_time() -> dict[str, object]:
-    """The import of the client beside a start of Python, the fastest of some: files are cached then."""
-    programs = ("pass", "from graphkiln_client import Client")
-    seconds = [min(_start_seconds(code) for _ in range(5)) for code in programs]
-    return {"model": "import", "set-up": "graphkiln_client", "s": round(seconds[1] - seconds[0], 3), "ratio": ""}
-
-
-def _start_seconds(code: str) -> float:
-    begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
-    return time.perf_counter() - begun

@@ -15,10 +15,7 @@ from graphkiln.story.facts import machine_facts
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
-MARKED = tuple(
-    REPOSITORY / page
-    for page in ("README.md", "docs/deploying.md", "docs/how-to/story.md", "docs/parallel.md", "docs/tasks.md")
-)
+MARKED = tuple(REPOSITORY / page for page in ("README.md",))
 """Pages with tables between marks, which name the result and its columns."""
 
 _MARKED = re.compile(r"(<!-- docs/benchmarks/(?P<name>\w+)\.json: (?P<columns>[^>]*) -->\n).*?(<!-- end -->)", re.S)

@@ -1,7 +1,4 @@
-"""The models of OneFlow's library, small: converted, served whole and split, beside PyTorch and beside the whole.
-
-`scripts/benchmark models` does the same with those of usual size, and writes the table of `docs/parallel.md`.
-"""
+"""The models of OneFlow's library, small: converted, served whole and split, beside PyTorch and beside the whole."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ import library_models
 import numpy as np
 import pytest
 import tiny_t5
-from library_models import MODELS, Made
-from library_split import convert_made, difference
+from library_models import MODELS, Made, convert_made, difference
 from running import Server, Serving
 
 from graphkiln_client import Client

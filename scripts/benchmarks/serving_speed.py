@@ -1,4 +1,4 @@
-"""Light models: what the server adds to a request of few milliseconds, beside Triton's own C++ onnxruntime backend."""
+"""Rates of served models beside bare sessions, or beside Triton's own C++ onnxruntime backend where it is given."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Sample:
 Run = Callable[[], Sample]
 
 
-def benchmark_light(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
-    """Each set-up over HTTP and gRPC; the servers take turns, and the load comes from the same generator.
+def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """Measure each set-up over HTTP and gRPC; servers take turns, and the load comes from the same generator.
 
     Args:
         rounds: That count; one before them does not.

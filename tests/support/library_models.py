@@ -9,6 +9,7 @@ Source: Oneflow-Inc/libai, "Supported Models" (the list).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,9 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.repository.version import ModelVersion, read_version
+from graphkiln_converters.convert import convert
+from graphkiln_converters.recipe_file import read_recipe
 from graphkiln_converters.torch_libraries import import_torchvision
 
 _ROWS, _TOKENS, _PAST = 3, 11, 5
@@ -173,7 +177,7 @@ class MaskedAutoencoder(nn.Module):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
         settings = _transformers().ViTMAEConfig(**config)
-        settings._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch
+        settings._attn_implementation = "eager"
         self.model = _transformers().ViTMAEForPreTraining(settings)
 
     def forward(self, pixel_values: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
@@ -249,7 +253,7 @@ def _transformers_model(kind: str, config: Mapping[str, Any]) -> Any:
     torch.manual_seed(7)
     factory: Any = getattr(_transformers(), kind)
     settings = factory.config_class(**config)
-    settings._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch
+    settings._attn_implementation = "eager"
     module = factory(settings).eval()
     vary(module)
     return module
@@ -296,3 +300,35 @@ def _mask() -> AnyArray:
 
 def _normal(*shape: int, seed: int = 3) -> AnyArray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def convert_made(made: Made, name: str, store: Path) -> ModelVersion:
+    """Convert a model under its own names of tensors.
+
+    Args:
+        made: The model.
+        name: Its name; characters that no model may have are left out.
+        store: The folder of models.
+
+    Raises:
+        GraphkilnError: It cannot be converted, or the graph computes something else.
+    """
+    legal = re.sub(r"[^a-z0-9]+", "-", name.lower())
+    values = {"source": made.source, "name": legal, "model_store": store, "keep_names": True, **made.options}
+    return read_version(convert(read_recipe(None, values, []), command=f"convert {made.source}"))
+
+
+def difference(found: Mapping[str, AnyArray], expected: Mapping[str, AnyArray]) -> float:
+    """The largest relative L2 of all expected outputs; 0 for the same bits.
+
+    Raises:
+        ValueError: An output is missing, has another shape, or is expected to be all zeros.
+    """
+    errors = []
+    for name, array in expected.items():
+        norm = float(np.linalg.norm(array))
+        if name not in found or found[name].shape != array.shape or not norm:
+            raise ValueError(f"output '{name}' cannot be compared")
+        apart = found[name].astype(np.float64) - array.astype(np.float64)
+        errors.append(float(np.linalg.norm(apart)) / norm)
+    return max(errors)

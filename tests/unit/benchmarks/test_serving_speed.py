@@ -9,10 +9,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import light_speed
 import pytest
+import serving_speed
 from generators import Load
-from light_speed import BARE, CPP, OURS, VARIANTS, Sample, read_statistics, rows_of
+from serving_speed import BARE, CPP, OURS, VARIANTS, Sample, read_statistics, rows_of
 from stores import DIGITS
 
 STAGES = {stage: {"ns": 3_000, "count": 2} for stage in ("queue", "compute_input", "compute_infer", "compute_output")}
@@ -55,10 +55,10 @@ def test_statistics_are_read(url: str) -> None:
 
 
 def test_a_sample_is_what_came_between_two_readings() -> None:
-    before = {**dict.fromkeys(light_speed._STAGES, 1_000_000), "requests": 10, "rows": 10, "executions": 10}
-    after = {**dict.fromkeys(light_speed._STAGES, 3_000_000), "requests": 20, "rows": 30, "executions": 15}
+    before = {**dict.fromkeys(serving_speed._STAGES, 1_000_000), "requests": 10, "rows": 10, "executions": 10}
+    after = {**dict.fromkeys(serving_speed._STAGES, 3_000_000), "requests": 20, "rows": 30, "executions": 15}
     load = Load(per_second=1.0, p50_ms=1.0, p99_ms=1.0)
-    found = light_speed._sample(load, before, after, 0.5)
+    found = serving_speed._sample(load, before, after, 0.5)
     assert set(found.server_us.values()) == {200.0}
     assert (found.batch, found.cpu_ms) == (4.0, 50.0)
 
@@ -81,8 +81,8 @@ def test_a_bare_session_is_called_in_process() -> None:
 def test_both_servers_get_the_same_models_instances_and_threads(
     ours: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(light_speed, "exported_graph", lambda _: DIGITS / "1" / "model.onnx")
-    store = light_speed.variant_store(tmp_path / "store", VARIANTS, ours=ours)
+    monkeypatch.setattr(serving_speed, "exported_graph", lambda _: DIGITS / "1" / "model.onnx")
+    store = serving_speed.variant_store(tmp_path / "store", VARIANTS, ours=ours)
     assert sorted(folder.name for folder in store.iterdir()) == sorted(variant.name for variant in VARIANTS)
     for variant in VARIANTS:
         text = (store / variant.name / "config.pbtxt").read_text()
@@ -94,7 +94,7 @@ def test_both_servers_get_the_same_models_instances_and_threads(
 
 
 def test_all_set_ups_are_measured_over_both_protocols() -> None:
-    titles = [variant.title(protocol, concurrency) for variant, protocol, concurrency in light_speed._cases()]
+    titles = [variant.title(protocol, concurrency) for variant, protocol, concurrency in serving_speed._cases()]
     assert len(titles) == len(set(titles)) == 16
     assert "mobilenet-2x1, gRPC, 8" in titles
 
@@ -106,10 +106,10 @@ def test_servers_take_turns_after_a_round_that_does_not_count() -> None:
         calls.append(name)
         return sample(len(calls))
 
-    found = light_speed._take_turns("m", {"a": lambda: run("a"), "b": lambda: run("b")}, 2)
+    found = serving_speed._take_turns("m", {"a": lambda: run("a"), "b": lambda: run("b")}, 2)
     assert calls == ["a", "b"] * 3
     assert [one.load.per_second for one in found["a"]] == [3, 5]
 
 
 def test_cpu_seconds_are_of_a_process_and_its_children() -> None:
-    assert light_speed._cpu_seconds(os.getpid()) > 0
+    assert serving_speed._cpu_seconds(os.getpid()) > 0
