@@ -22,9 +22,8 @@ from typing import Any
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from soaking.fuzz import fuzz, fuzz_to_json, fuzz_to_text
-from soaking.report import to_json, to_text
+from soaking.report import to_json, to_text, write_tables
 from soaking.soak import soak
-from soaking.tables import write_tables
 
 
 def main() -> int:

@@ -1,65 +1,211 @@
-"""A run of the fuzzer: the server, the neighbors, the cases, and the report."""
+"""Generated requests: each gets a response or an error by its deadline, each valid one the right answer.
+
+Hypothesis draws requests from the models' signatures and changes them at random. Ordinary clients (the neighbors) send
+beside it: they must always get their answers, except while the supervisor restarts a server that a request has ended.
+Such a request is reported by its kind and the seed, never by its content.
+"""
 
 from __future__ import annotations
 
-import textwrap
+import copy
+import http.client
+import json
 import time
 from collections import Counter
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from soaking.fuzzing import Fuzzer, FuzzLog, neighbors_failed
+import grpc
+import hypothesis
+import numpy as np
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from soaking.faults import LIMIT_FLAGS, STORE, is_gone
 from soaking.guard import guarded_folder
-from soaking.ledger import Ledger, Outcome
-from soaking.models import build_store
-from soaking.modes import LIMIT_FLAGS, STORE
-from soaking.readiness import every_model_answers
-from soaking.service import Service
+from soaking.models import MODELS, Arrays, SoakModel, build_store, difference
+from soaking.service import Service, every_model_answers
 from soaking.soak import start_service
-from soaking.traffic import Traffic
+from soaking.traffic import (
+    DEADLINE_S,
+    Ledger,
+    Outcome,
+    Traffic,
+    WrongAnswer,
+    binary_request,
+    json_request,
+    read_response,
+)
 
 _NEIGHBORS = 2
-_WIDTH = 80
-_SHOWN = 8
+_RECOVERY_LIMIT_S = 90.0
+_AFTERMATH_S = 3.0  # errors of neighbors belong to a restart for so long after it
+_SERVICE_S = 6.0  # of undisturbed service after each restart: a supervisor whose server ends more often gives up
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FuzzResult:
-    """What a run of the fuzzer has seen.
+class Case:
+    """A request.
 
     Attributes:
-        seed: Of the choice of cases.
-        seconds: How long it took.
-        log: What became of the cases.
-        counts: Number of requests by kind and verdict, the neighbors' too.
-        bad: Wrong answers and requests that were lost.
-        neighbors: What neighbors were refused while the server was up.
-        sound: Whether every version answered rightly over both protocols when all was over.
+        kind: The strategy that made it.
+        model: The model that it asks.
+        body: The HTTP body, or the serialized gRPC message.
+        headers: HTTP headers; None for gRPC.
+        feeds: Inputs of a valid request, which must be answered rightly; None for a changed one.
+    """
+
+    kind: str
+    model: SoakModel
+    body: bytes
+    headers: dict[str, str] | None = None
+    feeds: Arrays | None = None
+
+
+@dataclass
+class FuzzResult:
+    """Results of a run.
+
+    Attributes:
+        seed: Seed of the choice of cases.
+        sent: Number of cases by kind.
+        statuses: Number of responses by kind and status.
+        restarts: Kind of each case after which the server had to be restarted, and seconds until it was back.
+        refused: Kinds of valid cases that got an error while the server was up.
+        bad: Wrong answers and requests without any answer, the neighbors' too.
+        neighbors: Errors of neighbors while the server was up.
+        gave_up: How often the supervisor itself ended.
+        sound: Whether every version answered rightly at the end.
+        seconds: Duration.
     """
 
     seed: int
-    seconds: float
-    log: FuzzLog
-    counts: dict[str, dict[str, int]]
-    bad: list[Outcome]
-    neighbors: list[Outcome]
-    sound: bool
+    sent: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
+    restarts: list[tuple[str, float]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+    bad: list[Outcome] = field(default_factory=list)
+    neighbors: list[Outcome] = field(default_factory=list)
+    gave_up: int = 0
+    sound: bool = False
+    seconds: float = 0.0
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[SoakModel, Arrays]:
+    """A model and inputs that it must answer."""
+    model = draw(st.sampled_from([each for each in MODELS if each.name != "looped"]))  # it may compute without end
+    rows = draw(st.integers(1, min(4, model.largest_batch)))
+    return model, model.feeds(np.random.default_rng(draw(st.integers(0, 2**16))), rows)
+
+
+_json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 300) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@st.composite
+def http_cases(draw: st.DrawFn) -> Case:
+    """HTTP requests: valid ones, ones with one to three values of their JSON changed, ones with bytes changed."""
+    model, feeds = draw(requests())
+    body, headers = (binary_request if draw(st.booleans()) else json_request)(model, feeds)
+    kind = draw(st.sampled_from(("valid", "changed JSON", "changed bytes")))
+    if kind == "valid":
+        return Case(kind="HTTP valid", model=model, body=body, headers=headers, feeds=feeds)
+    if kind == "changed bytes":
+        return Case(kind=f"HTTP {kind}", model=model, body=draw(damaged(body)), headers=headers)
+    length = int(headers.get(_HEADER_LENGTH, len(body)))
+    header = json.dumps(draw(mutated(json.loads(body[:length])))).encode()
+    headers = headers | ({_HEADER_LENGTH: str(len(header))} if _HEADER_LENGTH in headers else {})
+    return Case(kind=f"HTTP {kind}", model=model, body=header + body[length:], headers=headers)
+
+
+@st.composite
+def grpc_cases(draw: st.DrawFn) -> Case:
+    """GRPC requests: valid ones, ones whose fields are changed, ones whose serialized bytes are changed."""
+    model, feeds = draw(requests())
+    request = service_pb2.ModelInferRequest(model_name=model.name)
+    for name, array in feeds.items():
+        request.inputs.add(name=name, datatype=model.inputs[name][0], shape=array.shape)
+        request.raw_input_contents.append(to_bytes(array))
+    kind = draw(st.sampled_from(("valid", "changed fields", "changed bytes")))
+    if kind == "changed fields":
+        tensor = draw(st.sampled_from(list(request.inputs)))
+        change = draw(st.sampled_from(("shape", "datatype", "name", "content", "model")))
+        if change == "shape":
+            tensor.shape[:] = draw(st.lists(st.integers(-3, 300), max_size=4))
+        elif change == "content":
+            request.raw_input_contents[0] = draw(damaged(request.raw_input_contents[0]))
+        elif change == "model":
+            request.model_name = draw(st.text(max_size=9))
+        else:
+            setattr(tensor, change, draw(st.text(max_size=9)))
+    body = request.SerializeToString()
+    if kind == "changed bytes":
+        body = draw(damaged(body))
+    return Case(kind=f"gRPC {kind}", model=model, body=body, feeds=feeds if kind == "valid" else None)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, document: Any) -> Any:
+    """A JSON document with one to three values replaced or removed."""
+    changed = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        parent, key = draw(st.sampled_from(_places(changed)))
+        if draw(st.booleans()):
+            parent[key] = draw(_json_values)
+        else:
+            del parent[key]
+        if not _places(changed):
+            break
+    return changed
+
+
+def _places(value: Any) -> list[tuple[Any, Any]]:
+    """Containers of a document with the keys that can be changed; of long lists only the first three."""
+    keys: list[Any] = list(value) if isinstance(value, dict) else []
+    if isinstance(value, list):
+        keys = list(range(min(3, len(value))))
+    return [(value, key) for key in keys] + [place for key in keys for place in _places(value[key])]
+
+
+@st.composite
+def damaged(draw: st.DrawFn, content: bytes) -> bytes:
+    """Bytes of which one to four were changed, or the end cut off."""
+    result = bytearray(content)
+    for _ in range(draw(st.integers(1, 4))):
+        if result:
+            result[draw(st.integers(0, len(result) - 1))] = draw(st.integers(0, 255))
+    return bytes(result[: draw(st.integers(0, len(result)))] if draw(st.booleans()) else result)
+
+
+def to_bytes(array: Any) -> bytes:
+    """A tensor as raw contents of a request. Source: Triton's binary data extension."""
+    if array.dtype.kind == "O":
+        return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
+    content: bytes = array.tobytes()
+    return content
 
 
 def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
-    """Sends cases to a server made on the spot.
+    """Send generated requests to a server made for it.
 
     Args:
-        count: How many.
-        seed: Of their choice.
-        keep_log: Where the service's log is copied to.
+        count: Number of requests.
+        seed: Seed of their choice.
+        keep_log: File that the service's log is copied to.
 
     Raises:
         MeasurementError: The service could not be started.
     """
-    ledger = Ledger()
+    ledger, result, begun = Ledger(), FuzzResult(seed=seed), time.monotonic()
+    windows: list[tuple[float, float]] = []
     with ExitStack() as stack:
         folder = stack.enter_context(guarded_folder("soak-"))
         build_store(folder / STORE)
@@ -70,68 +216,148 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
             stack.callback(service.append_log, keep_log)
         start_service(service)
         neighbors = Traffic(service, ledger, seed, senders=_NEIGHBORS)
+        neighbors.start()
+        sender = _Sender(service, ledger, result, windows)
+
+        @hypothesis.seed(seed)
+        @hypothesis.settings(
+            max_examples=count,
+            deadline=None,
+            database=None,
+            phases=[hypothesis.Phase.generate],
+            suppress_health_check=list(hypothesis.HealthCheck),
+        )
+        @hypothesis.given(http_cases() | grpc_cases())
+        def send(case: Case) -> None:
+            sender.send(case)
+
+        send()
+        sender.close()
+        neighbors.stop()
+        result.sound = every_model_answers(service)
+    result.bad = ledger.failures("wrong", "lost")
+    result.neighbors = [
+        outcome
+        for outcome in ledger.failures("refused")
+        if not outcome.sender.startswith(("HTTP ", "gRPC "))
+        and all(outcome.ended < begin or outcome.begun > end for begin, end in windows)
+    ]
+    result.seconds = time.monotonic() - begun
+    return result
+
+
+class _Sender:
+    """Sends cases, judges their answers, and waits for the server where a case has ended it."""
+
+    def __init__(
+        self, service: Service, ledger: Ledger, result: FuzzResult, windows: list[tuple[float, float]]
+    ) -> None:
+        self._service, self._ledger, self._result, self._windows = service, ledger, result, windows
+        self._channel = grpc.insecure_channel(f"127.0.0.1:{service.reach.grpc_port}")
+        self._server = next(iter(service.servers()), None)
+
+    def send(self, case: Case) -> None:
+        self._result.sent[case.kind] += 1
         begun = time.monotonic()
-        with Fuzzer(service, ledger) as fuzzer:
-            neighbors.start()
-            fuzzer.run(count, seed)
-            neighbors.stop()
-        sound = every_model_answers(service)
-    return FuzzResult(
-        seed=seed,
-        seconds=time.monotonic() - begun,
-        log=fuzzer.log,
-        counts=ledger.counts(),
-        bad=ledger.failures("wrong", "lost"),
-        sound=sound,
-        neighbors=neighbors_failed(ledger.failures("refused"), fuzzer.log.windows),
-    )
+        with self._ledger.request(case.kind):
+            status = "?"
+            try:
+                status = self._ask_grpc(case) if case.headers is None else self._ask_http(case)
+            finally:
+                self._result.statuses[case.kind, status] += 1
+                restarted = self._bring_back(case, begun)
+                if case.feeds is not None and status not in ("200", "OK") and not restarted:
+                    self._result.refused.append(case.kind)
+
+    def _ask_http(self, case: Case) -> str:
+        connection = self._service.reach.connect_http(DEADLINE_S)
+        try:
+            connection.request("POST", f"/v2/models/{case.model.name}/infer", case.body, case.headers or {})
+            response = connection.getresponse()
+            content = response.read()
+        except (http.client.HTTPException, ConnectionError):
+            return "closed"
+        finally:
+            connection.close()
+        if case.feeds is not None and response.status == http.HTTPStatus.OK:
+            outputs, version = read_response(response, content)
+            if version is None:
+                raise WrongAnswer(f"{case.kind}: the response names no version")
+            if differs := difference(case.model.reference(version, case.feeds), outputs):
+                raise WrongAnswer(f"{case.kind}: {differs}")
+        return str(response.status)
+
+    def _ask_grpc(self, case: Case) -> str:
+        infer = self._channel.unary_unary(_INFER)
+        try:
+            answer = infer(case.body, timeout=DEADLINE_S, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+            return str(error.code().name)
+        if case.feeds is not None:
+            response = service_pb2.ModelInferResponse.FromString(answer)
+            names = [each.name for each in response.outputs]
+            raw = dict(zip(names, response.raw_output_contents, strict=True))
+            right = case.model.reference(int(response.model_version), case.feeds)
+            numeric = {name: array for name, array in right.items() if array.dtype.kind != "O"}
+            found = {
+                name: np.frombuffer(raw[name], array.dtype).reshape(array.shape) for name, array in numeric.items()
+            }
+            if differs := difference(numeric, found):
+                raise WrongAnswer(f"{case.kind}: {differs}")
+        return "OK"
+
+    def _bring_back(self, case: Case, begun: float) -> bool:
+        """Wait until the server is back, if the case has ended it; return whether it has."""
+        if self._server is not None and not is_gone(self._server):
+            return False
+        limit = time.monotonic() + _RECOVERY_LIMIT_S
+        while not every_model_answers(self._service):
+            if not self._service.is_running() or time.monotonic() > limit:
+                self._result.gave_up += 1
+                self._service.end()
+                self._service.start()
+                self._service.wait_ready()
+                limit = time.monotonic() + _RECOVERY_LIMIT_S
+            time.sleep(0.1)
+        self._server = next(iter(self._service.servers()), None)
+        now = time.monotonic()
+        self._result.restarts.append((case.kind, round(now - begun, 1)))
+        self._windows.append((begun, now + _AFTERMATH_S))
+        time.sleep(_SERVICE_S)
+        return True
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def fuzz_failures(result: FuzzResult) -> list[str]:
-    """Why the run has failed; empty when it has not."""
+    """Reasons why the run has failed; empty when it has not."""
     checks = {
         f"{len(result.bad)} wrong answers or requests without an answer": result.bad,
         f"{len(result.neighbors)} requests of neighbors failed while the server was up": result.neighbors,
-        f"{len(result.log.refused)} valid requests were refused": result.log.refused,
+        f"{len(result.refused)} valid requests were refused": result.refused,
         "not every version answers rightly at the end": not result.sound,
-        f"the supervisor gave up {result.log.gave_up} times": result.log.gave_up,
+        f"the supervisor gave up {result.gave_up} times": result.gave_up,
     }
     return [text for text, failed in checks.items() if failed]
 
 
 def fuzz_to_json(result: FuzzResult) -> dict[str, Any]:
     """Everything, as plain data."""
-    log = result.log
-    return {
-        "seed": result.seed,
-        "seconds": result.seconds,
-        "cases": sum(log.sent.values()),
-        "sent": dict(log.sent),
-        "statuses": {f"{kind}: {status}": count for (kind, status), count in sorted(log.statuses.items())},
-        "killers": log.killers,
-        "refused": log.refused,
-        "sound": result.sound,
-        "recoveries": log.recoveries,
-        "gave_up": log.gave_up,
-        "counts": result.counts,
-        "bad": [str(each) for each in result.bad],
-        "neighbors": [str(each) for each in result.neighbors],
-        "failures": fuzz_failures(result),
-    }
+    statuses = {f"{kind}: {status}": count for (kind, status), count in sorted(result.statuses.items())}
+    return {**asdict(result), "statuses": statuses, "failures": fuzz_failures(result)}
 
 
 def fuzz_to_text(result: FuzzResult) -> str:
     """The report for a terminal of 80 columns."""
-    log = result.log
-    back = f", back after {max(log.recoveries):.1f} s at worst" if log.recoveries else ""
-    lines = [f"fuzzer: {sum(log.sent.values())} cases in {result.seconds:.0f} s, seed {result.seed}", ""]
-    for kind, count in sorted(log.sent.items()):
-        statuses = Counter({status: n for (of, status), n in log.statuses.items() if of == kind})
-        listed = ", ".join(f"{n} {status}" for status, n in statuses.most_common())
-        lines += textwrap.wrap(f"{kind:<20}{count:>7}: {listed}", _WIDTH, subsequent_indent=" " * 29)
-    lines += ["", f"the server was brought back {len(log.killers)} times{back}"]
-    lines += [f"neighbors: {counts}" for name, counts in result.counts.items() if name.startswith("client")]
-    for title, texts in (("ended by", log.killers), ("refused", log.refused), ("bad", list(map(str, result.bad)))):
-        lines += [line for text in texts[:_SHOWN] for line in textwrap.wrap(f"{title}: {text}", _WIDTH)[:4]]
-    failures = fuzz_failures(result)
-    return "\n".join([*lines, "", *(f"FAILED: {text}" for text in failures)] if failures else [*lines, "", "passed"])
+    lines = [f"fuzzer: {result.sent.total()} cases in {result.seconds:.0f} s, seed {result.seed}", ""]
+    for kind, count in sorted(result.sent.items()):
+        statuses = Counter({status: n for (of, status), n in result.statuses.items() if of == kind})
+        lines.append(f"{kind:<20}{count:>7}: {', '.join(f'{n} {status}' for status, n in statuses.most_common(5))}")
+    lines += ["", f"the server was restarted {len(result.restarts)} times: {result.restarts[:8]}"]
+    lines += [f"refused: {', '.join(result.refused[:8])}"] if result.refused else []
+    lines += [f"bad: {outcome.sender}: {outcome.detail}" for outcome in (*result.bad[:8], *result.neighbors[:8])]
+    failed = [f"FAILED: {text}" for text in fuzz_failures(result)]
+    return "\n".join([*lines, "", *(failed or ["passed"])])

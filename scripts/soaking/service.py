@@ -8,20 +8,148 @@ import re
 import secrets
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
+import numpy as np
 import psutil
+import trustme
 
 from graphkiln.story.server import free_ports
-from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.system.admin_key import HTTP_HEADER
-from soaking.reaching import Certificates, Reach
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_client import Client
+from graphkiln_client.transports.endpoint import Security
+from soaking.models import MODELS, difference
+
+# Connections to a service: plain, or with mutual TLS on both ports.
+
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM of an authority, a server and a client.
+
+    Args:
+        folder: Where they lie.
+    """
+
+    folder: Path
+
+    @property
+    def authority(self) -> Path:
+        """Who signed both certificates."""
+        return self.folder / "ca.pem"
+
+    def of(self, who: str) -> tuple[Path, Path]:
+        """Certificate and key of `server` or `client`."""
+        return self.folder / f"{who}.pem", self.folder / f"{who}.key"
+
+    @classmethod
+    def issue(cls, folder: Path) -> Certificates:
+        """Makes them anew."""
+        folder.mkdir(mode=0o700)
+        certificates = cls(folder)
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(certificates.authority))
+        for who, name in (("server", _HOST), ("client", "soak@localhost")):
+            pair = authority.issue_cert(name)
+            certificate, key = certificates.of(who)
+            pair.cert_chain_pems[0].write_to_path(str(certificate))
+            pair.private_key_pem.write_to_path(str(key))
+        return certificates
+
+    def flags(self) -> tuple[str, ...]:
+        """Of `graphkiln serve`."""
+        certificate, key = self.of("server")
+        return (f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-client-ca={self.authority}")
+
+    @cached_property
+    def context(self) -> ssl.SSLContext:
+        """Of a client."""
+        context = ssl.create_default_context(cafile=self.authority)
+        context.load_cert_chain(*self.of("client"))
+        return context
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Where a service listens.
+
+    Attributes:
+        http_port: For HTTP.
+        grpc_port: For gRPC.
+        certificates: For TLS; None where connections are plain.
+    """
+
+    http_port: int
+    grpc_port: int
+    certificates: Certificates | None = None
+
+    @property
+    def http_url(self) -> str:
+        """Where it answers over HTTP."""
+        return f"http{'s' if self.certificates else ''}://{_HOST}:{self.http_port}"
+
+    @property
+    def grpc_url(self) -> str:
+        """Where it answers over gRPC."""
+        return f"grpc{'s' if self.certificates else ''}://{_HOST}:{self.grpc_port}"
+
+    @property
+    def security(self) -> Security:
+        """For graphkiln's clients."""
+        if self.certificates is None:
+            return {}
+        certificate, key = self.certificates.of("client")
+        return {"ca_file": self.certificates.authority, "client_cert": certificate, "client_key": key}
+
+    def connect_http(self, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection that is opened by its first request."""
+        if self.certificates is None:
+            return http.client.HTTPConnection(_HOST, self.http_port, timeout=timeout_s)
+        context = self.certificates.context
+        return http.client.HTTPSConnection(_HOST, self.http_port, timeout=timeout_s, context=context)
+
+    def open_http(self, timeout_s: float) -> socket.socket:
+        """A connection for bytes that need be no HTTP."""
+        bare = socket.create_connection((_HOST, self.http_port), timeout=timeout_s)
+        if self.certificates is None:
+            return bare
+        return self.certificates.context.wrap_socket(bare, server_hostname=_HOST)
+
+    def triton_grpc(self) -> Mapping[str, Any]:
+        """Arguments of Triton's own gRPC client."""
+        address = {"url": f"{_HOST}:{self.grpc_port}"}
+        if self.certificates is None:
+            return address
+        certificate, key = map(str, self.certificates.of("client"))
+        files = {"root_certificates": str(self.certificates.authority), "private_key": key}
+        return {**address, "ssl": True, **files, "certificate_chain": certificate}
+
+    def triton_http(self) -> Mapping[str, Any]:
+        """Arguments of Triton's own HTTP client."""
+        address = {"url": f"{_HOST}:{self.http_port}"}
+        if self.certificates is None:
+            return address
+        context = self.certificates.context
+        return {**address, "ssl": True, "ssl_context_factory": lambda: context}
+
 
 MARKER = "GRAPHKILN_SOAK"
 """Environment variable of every process of a soak, so that its guard can find and end them."""
@@ -239,3 +367,124 @@ def _command(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+# Readiness, polled; and whether every model answers rightly.
+
+_PERIOD_S = 0.1
+_GAP_S = 0.5
+"""Between two failures in a row; more than that, and it was ready in between."""
+_PROBE_LIMIT_S = 5.0
+_PROBE_ROWS = 2
+_LOG_BYTES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lapse:
+    """Readiness was asked for, and was not there.
+
+    Attributes:
+        begun: When it was asked for; monotonic seconds.
+        ended: When that was known.
+        status: The HTTP status, or None where nobody answered.
+        models: Which models were not ready, where the server said so of itself.
+        log: The last line of the service's log.
+    """
+
+    begun: float
+    ended: float
+    status: int | None
+    models: tuple[str, ...] = ()
+    log: str = ""
+
+    def describe(self, since: float) -> str:
+        """What happened, in a line.
+
+        Args:
+            since: The moment from which seconds count.
+        """
+        who = f", not ready: {', '.join(self.models)}" if self.models else ""
+        return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log said: {self.log}"
+
+
+class Readiness(Closeable):
+    """A thread that asks for readiness ten times a second, as a load balancer does.
+
+    Args:
+        service: What it asks.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._lapses: list[Lapse] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_PERIOD_S):
+            begun = time.monotonic()
+            status = self._service.ready_status()
+            if status != http.HTTPStatus.OK:
+                self._lapses.append(self._examine(begun, time.monotonic(), status))
+
+    def _examine(self, begun: float, ended: float, status: int | None) -> Lapse:
+        models = self._service.unready_models() if status == http.HTTPStatus.BAD_REQUEST else ()
+        log = self._service.log_tail(_LOG_BYTES).rstrip().rpartition("\n")[2]
+        return Lapse(begun=begun, ended=ended, status=status, models=models, log=log)
+
+    def last_failure(self, begin: float, end: float) -> float | None:
+        """When readiness was last seen to fail between two moments."""
+        return max((lapse.ended for lapse in self._between(begin, end)), default=None)
+
+    def longest_s(self, begin: float, end: float) -> float:
+        """Seconds of the longest time without readiness between two moments."""
+        longest = since = 0.0
+        last = -_GAP_S
+        for lapse in self._between(begin, end):
+            since = since if lapse.begun - last < _GAP_S else lapse.begun
+            last = lapse.ended
+            longest = max(longest, last - since)
+        return longest
+
+    def statuses(self, begin: float, end: float) -> dict[str, int]:
+        """How often readiness failed between two moments, by HTTP status."""
+        return dict(Counter(str(lapse.status or "no answer") for lapse in self._between(begin, end)))
+
+    def _between(self, begin: float, end: float) -> list[Lapse]:
+        return [lapse for lapse in list(self._lapses) if lapse.ended >= begin and lapse.begun <= end]
+
+    def lapses_outside(self, windows: list[tuple[float, float]]) -> list[Lapse]:
+        """The failures in none of these intervals."""
+        return [
+            lapse
+            for lapse in list(self._lapses)
+            if all(lapse.ended < begin or lapse.begun > end for begin, end in windows)
+        ]
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._thread.join(10)
+
+
+def every_model_answers(service: Service) -> bool:
+    """Whether the service is ready, and each version of the first store answers rightly over both protocols."""
+    if service.ready_status() != http.HTTPStatus.OK:
+        return False
+    try:
+        return all(_answers(service, url) for url in (service.reach.http_url, service.reach.grpc_url))
+    except (GraphkilnError, OSError):
+        return False
+
+
+def _answers(service: Service, url: str) -> bool:
+    random = np.random.default_rng()
+    with Client(url, timeout_s=_PROBE_LIMIT_S, max_retries=0, **service.reach.security) as client:
+        for model in MODELS:
+            feeds = model.feeds(random, min(_PROBE_ROWS, model.largest_batch))
+            for version in model.versions:
+                answer = client.model(model.name, str(version)).infer(feeds)
+                if difference(model.reference(version, feeds), answer):
+                    return False
+    return True

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import statistics
+import threading
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.server.triton_folders import environments_of
-from soaking.fault import Fault, Field
+from graphkiln_backend.system.closing import Closeable
+from soaking.faults import MODES, STORE, Fault, Field, GoodVersion, Mode, Over, Terminate, stage
 from soaking.guard import guarded_folder, known_runs, regions_of
-from soaking.injector import Injection, Injector
-from soaking.ledger import Ledger, Outcome
-from soaking.memory import Memory, by_role, growth
 from soaking.models import build_store
-from soaking.modes import MODES, STORE, Mode, stage
-from soaking.process_faults import Terminate
-from soaking.readiness import Readiness, every_model_answers
-from soaking.service import Service
-from soaking.store_faults import GoodVersion
-from soaking.traffic import Traffic
+from soaking.service import Readiness, Service, every_model_answers, role_of
+from soaking.traffic import Ledger, Outcome, Traffic
 
 Only = Literal["", "traffic", "faults"]
 """Control runs: traffic without faults, or faults without traffic."""
@@ -213,3 +213,336 @@ def leftovers(service: Service) -> list[str]:
     regions = [path.name for path in regions_of(os.getpid(), runs)]
     environments = [str(path) for run in sorted(runs) for path in environments_of(run)]
     return [*files, *regions, *environments, *(f"process {process.pid}" for process in service.tree()[1:])]
+
+
+# Injects faults one after the other, and measures how long the service takes to recover from each.
+
+_log = logging.getLogger("graphkiln.soak")
+
+RECOVERY_LIMIT_S = 60.0
+"""A service that is not ready again by then has failed. Generous: the machine is shared with the load generator."""
+AFTERMATH_S = 3.0
+"""For so long after a recovery, errors still belong to the fault: retries, connections that are found broken."""
+_POLL_S = 0.05
+_QUIET_S = (4.0, 8.0)
+"""With the aftermath, more than the 5 s of service that pay for one restart: a service that is hit more often ends."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Injection:
+    """A fault that was injected, and what followed.
+
+    Attributes:
+        fault: Its name.
+        begun: When it was injected; monotonic seconds.
+        ended: When the service had recovered, or was given up.
+        ready_again_s: Seconds from the fault until the service was seen to be ready again for good, and every model
+            answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit. Of a fault that
+            stays for a while: the longest time without readiness.
+        unready: What readiness said meanwhile when it was not 200, asked ten times a second.
+        errors: What clients saw meanwhile.
+        restarts: What the service added to its metric of restarts.
+        cause: Of the restart that the fault must lead to; empty for none.
+        trouble: Why the fault could not be injected, or why the service had to be started again by the soak.
+    """
+
+    fault: str
+    begun: float
+    ended: float
+    ready_again_s: float | None
+    unready: dict[str, int]
+    errors: dict[str, int]
+    restarts: dict[str, int]
+    cause: str = ""
+    trouble: str = ""
+
+
+@dataclass(kw_only=True)
+class Injector:
+    """Injects faults in a random order.
+
+    Args:
+        where: Where they are injected.
+        readiness: What watches the service.
+        faults: Of which kinds.
+    """
+
+    where: Field
+    readiness: Readiness
+    faults: list[Fault]
+    injections: list[Injection] = field(default_factory=list)
+    _round: list[Fault] = field(default_factory=list)
+
+    def run(self, until: float) -> None:
+        """Injects faults until a moment; each kind comes once before one comes again."""
+        while time.monotonic() < until:
+            time.sleep(self.where.chance.uniform(*_QUIET_S))
+            if self.faults and time.monotonic() < until:
+                self._inject(self._choose())
+
+    def windows(self) -> list[tuple[float, float]]:
+        """The intervals in which errors are to be expected."""
+        return [(injection.begun, injection.ended + AFTERMATH_S) for injection in self.injections]
+
+    def _choose(self) -> Fault:
+        if not self._round:
+            self._round = self.where.chance.sample(self.faults, len(self.faults))
+        return self._round.pop()
+
+    def _inject(self, fault: Fault) -> None:
+        service = self.where.service
+        before = service.restarts()
+        begun = time.monotonic()
+        ready_again_s, trouble = self._hit(fault, begun)
+        state = "never ready again" if ready_again_s is None else f"ready after {ready_again_s:.1f} s"
+        _log.info("%s: %s %s", fault.name, state, trouble)
+        if not service.is_running() or ready_again_s is None:
+            trouble = trouble or "the soak had to start the service again"
+            self._start_anew()
+        ended = time.monotonic()
+        time.sleep(AFTERMATH_S)
+        restarts = {} if fault.begins_anew or trouble else _added(before, service.restarts())
+        self.injections.append(
+            Injection(
+                fault=fault.name,
+                begun=begun,
+                ended=ended,
+                ready_again_s=ready_again_s,
+                unready=self.readiness.statuses(begun, ended),
+                errors=dict(self.where.ledger.errors_between(begun, ended + AFTERMATH_S)),
+                restarts=restarts,
+                cause=fault.cause,
+                trouble=trouble,
+            )
+        )
+
+    def _hit(self, fault: Fault, begun: float) -> tuple[float | None, str]:
+        """Injects a fault, holds it, takes it back; returns the seconds until ready again, and what went wrong."""
+        trouble, over = "", None
+        try:
+            over = fault.inject(self.where)
+            time.sleep(fault.hold_s)
+        except Exception as error:  # the soak goes on, and reports it
+            trouble = f"{type(error).__name__}: {error}"
+        try:
+            fault.undo(self.where)
+        except Exception as error:
+            trouble = trouble or f"not taken back: {error}"
+        recovered_s = self._wait_recovered(begun, over)
+        if fault.hold_s and recovered_s is not None:  # what stays for a while is not over before it is taken back
+            recovered_s = self.readiness.longest_s(begun, time.monotonic())
+        return recovered_s, trouble
+
+    def _wait_recovered(self, begun: float, over: Over | None) -> float | None:
+        """Seconds from the fault until the service had recovered for good; None beyond the limit."""
+        failed_at: float | None = None
+        limit = time.monotonic() + RECOVERY_LIMIT_S
+        while time.monotonic() < limit and self.where.service.is_running():
+            if (over is None or over()) and every_model_answers(self.where.service):
+                now = time.monotonic()
+                seen = [moment for moment in (failed_at, self.readiness.last_failure(begun, now)) if moment]
+                return max(seen, default=begun) - begun
+            failed_at = time.monotonic()
+            time.sleep(_POLL_S)
+        return None
+
+    def _start_anew(self) -> None:
+        """The soak goes on after a service that did not recover; that it had to is reported."""
+        self.where.service.end()
+        self.where.service.start()
+        self.where.service.wait_ready()
+
+
+def _added(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    counts = {cause: after.get(cause, 0) - before.get(cause, 0) for cause in after}
+    return {cause: count for cause, count in counts.items() if count > 0}
+
+
+# Memory and open files of the service, read again and again: of all of it, and of each process over its life.
+#
+# A process takes memory while it is young: arenas, pools and caches fill up with use, and each restart begins that
+# anew. What counts as a leak is therefore told from a process's age: memory that a process which is no longer young
+# still takes. Only memory that a process has for itself is counted (USS), and the service's regions of shared memory:
+# what is shared with other programs of the machine, such as libraries, looks larger whenever one of those ends.
+
+_PERIOD_S = 2.0
+GROWTH_LIMIT = 0.25
+GROWTH_LIMIT_MB = 100.0
+"""Memory grows when its median in the last third is above that of the first third by more than both."""
+YOUNG_S = 240.0
+"""Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on."""
+LEAK_MB_PER_MINUTE = 1.0
+"""Of one process that is no longer young. In a day this would be 1.4 GB."""
+_SHORTEST_S = 120.0
+"""Readings over less time than this tell nothing of a slope."""
+
+Reading = tuple[float, float]
+"""Monotonic seconds, and megabytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One reading of all processes.
+
+    Attributes:
+        at: Monotonic seconds.
+        instances: Number of processes of instances.
+        mb: What the service's processes have for themselves, and its regions.
+        regions_mb: Its regions of shared memory.
+        files: Open files of the supervisor.
+    """
+
+    at: float
+    instances: int
+    mb: float
+    regions_mb: float
+    files: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One process.
+
+    Attributes:
+        role: What it does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`.
+        begun: Monotonic seconds.
+        readings: What it has for itself (USS).
+    """
+
+    role: str
+    begun: float
+    readings: list[Reading] = field(default_factory=list)
+
+    def grown(self) -> list[Reading]:
+        """The readings since it is no longer young."""
+        return [reading for reading in self.readings if reading[0] - self.begun >= YOUNG_S]
+
+
+class Memory(Closeable):
+    """A thread that reads the memory of the service.
+
+    Args:
+        service: Whose.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self.samples: list[Sample] = []
+        self.lives: dict[int, Life] = {}
+        """By process id: none comes twice within a soak, since the kernel counts on."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(_PERIOD_S):
+            try:
+                self._read()
+            except psutil.Error:
+                continue  # a process has just ended: the next reading is whole
+
+    def _read(self) -> None:
+        runs = known_runs(self._service.temporary)  # each that is seen is remembered
+        tree = self._service.tree()
+        if len(tree) < 2:
+            return
+        at = time.monotonic()
+        megabytes = [self._read_process(process, at) for process in tree]
+        regions_mb = _size_mb(regions_of(os.getpid(), runs))
+        sample = Sample(
+            at=at,
+            instances=len(self._service.stubs()),
+            mb=sum(megabytes) + regions_mb,
+            regions_mb=regions_mb,
+            files=tree[0].num_fds(),
+        )
+        self.samples.append(sample)
+
+    def _read_process(self, process: psutil.Process, at: float) -> float:
+        mb: float = process.memory_full_info().uss / 2**20
+        begun = at - (time.time() - process.create_time())
+        self.lives.setdefault(process.pid, Life(role_of(process), begun)).readings.append((at, mb))
+        return mb
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        self._thread.join(10)
+
+
+def _size_mb(regions: list[Path]) -> float:
+    """Of the pages that regions have."""
+    blocks = 0
+    for region in regions:
+        with suppress(OSError):  # it has just been removed
+            blocks += region.stat().st_blocks
+    return blocks * 512 / 2**20  # Source: stat(2)
+
+
+def growth(samples: list[Sample]) -> dict[str, float]:
+    """Start, end and slope of the service's memory, of readings with the usual number of instances."""
+    usual = statistics.mode(sample.instances for sample in samples)
+    kept = [sample for sample in samples if sample.instances == usual]
+    third = max(1, len(kept) // 3)
+    start, end = ([sample.mb for sample in part] for part in (kept[:third], kept[-third:]))
+    return {
+        "instances": usual,
+        "start_mb": round(statistics.median(start), 1),
+        "end_mb": round(statistics.median(end), 1),
+        "slope_mb_per_minute": round(slope([(sample.at, sample.mb) for sample in kept]), 2),
+        "regions_start_mb": round(kept[0].regions_mb, 1),
+        "regions_end_mb": round(kept[-1].regions_mb, 1),
+        "worst_mb": round(max(sample.mb for sample in samples), 1),
+        "supervisor_files_start": kept[0].files,
+        "supervisor_files_end": kept[-1].files,
+    }
+
+
+def slope(readings: Sequence[Reading]) -> float:
+    """Megabytes per minute of a straight line through readings; 0 where they are of one moment."""
+    if len({at for at, _ in readings}) < 2:
+        return 0.0
+    minutes = [at / 60 for at, _ in readings]
+    return statistics.linear_regression(minutes, [mb for _, mb in readings]).slope
+
+
+def by_role(lives: Iterable[Life]) -> dict[str, dict[str, Any]]:
+    """What processes of each role took over their lives.
+
+    Returns:
+        By role: `processes`, their number; `mb_by_minute`, the median of their memory in each minute of their lives;
+        and `slope_mb_per_minute`, the steepest slope of one that is no longer young, None where none got that old.
+    """
+    roles: dict[str, list[Life]] = {}
+    for life in lives:
+        roles.setdefault(life.role, []).append(life)
+    return {role: _of_role(of_role) for role, of_role in sorted(roles.items())}
+
+
+def _of_role(lives: list[Life]) -> dict[str, Any]:
+    minutes: dict[int, list[float]] = {}
+    for life in lives:
+        for at, mb in life.readings:
+            minutes.setdefault(int((at - life.begun) / 60), []).append(mb)
+    slopes = [slope(grown) for life in lives if _is_long(grown := life.grown())]
+    return {
+        "processes": len(lives),
+        "mb_by_minute": {minute: round(statistics.median(values), 1) for minute, values in sorted(minutes.items())},
+        "slope_mb_per_minute": round(max(slopes), 2) if slopes else None,
+    }
+
+
+def _is_long(readings: Sequence[Reading]) -> bool:
+    return bool(readings) and readings[-1][0] - readings[0][0] >= _SHORTEST_S
+
+
+def grows(figures: dict[str, float]) -> bool:
+    """Whether the memory of all processes grew by more than the limits."""
+    added = figures["end_mb"] - figures["start_mb"]
+    return added > GROWTH_LIMIT_MB and added > GROWTH_LIMIT * figures["start_mb"]
+
+
+def leaking(roles: dict[str, dict[str, Any]]) -> list[str]:
+    """Which processes still took memory when they were no longer young, and how much."""
+    slopes = {role: each["slope_mb_per_minute"] or 0.0 for role, each in roles.items()}
+    return [f"{role} {value} MB/min" for role, value in slopes.items() if value > LEAK_MB_PER_MINUTE]

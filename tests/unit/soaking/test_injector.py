@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from soaking import injector as module
-from soaking.fault import Fault, Field, Over, at_once
-from soaking.injector import Injector
-from soaking.ledger import Ledger
-from soaking.traffic import Versions
+from soaking import soak as module
+from soaking.faults import Fault, Field, Over, at_once
+from soaking.soak import Injector
+from soaking.traffic import Ledger, Versions
 
 
 class Damage(Fault):

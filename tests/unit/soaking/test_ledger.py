@@ -8,8 +8,8 @@ import time
 import pytest
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded
-from soaking import ledger as ledger_module
-from soaking.ledger import Ledger, NoAnswer, WrongAnswer, judge
+from soaking import traffic as ledger_module
+from soaking.traffic import Ledger, NoAnswer, WrongAnswer, judge
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from soaking.memory import YOUNG_S, Life, Sample, by_role, grows, growth, leaking
+from soaking.soak import YOUNG_S, Life, Sample, by_role, grows, growth, leaking
 
 
 def samples(*megabytes: float, instances: int = 5) -> list[Sample]:

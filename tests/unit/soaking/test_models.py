@@ -10,10 +10,8 @@ import onnxruntime
 import pytest
 
 from graphkiln_client.results import Classification, Result
-from soaking.classifying import IMAGES, check, expected_scores
-from soaking.ledger import WrongAnswer
 from soaking.models import DIGIT_LABELS, MODELS, MODELS_BY_NAME, SoakModel, build_store, difference
-from soaking.traffic import Versions
+from soaking.traffic import IMAGES, Versions, WrongAnswer, check, expected_scores
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model.graph], ids=lambda model: model.name)

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from graphkiln_backend.server.tls import TlsFiles
-from soaking.reaching import Certificates, Reach
+from soaking.service import Certificates, Reach
 
 
 def test_plain_connections_need_nothing() -> None:

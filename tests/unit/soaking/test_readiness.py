@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from soaking.readiness import Lapse, Readiness
+from soaking.service import Lapse, Readiness
 
 
 @pytest.fixture

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from soaking.injector import Injection
-from soaking.ledger import Outcome
 from soaking.report import failures, failures_of, summarize, to_json, to_text
-from soaking.soak import Result
+from soaking.soak import Injection, Result
+from soaking.traffic import Outcome
 
 GOOD = Result(
     mode="polling",

@@ -10,11 +10,9 @@ import pytest
 
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import read_version
-from soaking.fault import Field
-from soaking.ledger import Ledger
+from soaking.faults import BadVersion, Field, OtherContract, UnloadLoad, store_faults
 from soaking.models import DIGIT_LABELS, build_store, digit_labels
-from soaking.store_faults import BadVersion, OtherContract, UnloadLoad, store_faults
-from soaking.traffic import Versions
+from soaking.traffic import Ledger, Versions
 
 
 class FakeService:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from soaking import tables
+from soaking import report as tables
 
 RUN = {
     "seed": 3,
@@ -51,19 +51,6 @@ def test_the_memory_of_each_kind_of_process() -> None:
     assert "| **polling**: all | - | 400.0 at the start, 401.0 at the end | - |" in text
     assert "| supervisor | 2 | 60 in its first minute, 61 in its 2nd | 0.1 |" in text
     assert "| other |" not in text
-
-
-def test_a_row_for_each_strategy() -> None:
-    run = {
-        "seed": 1,
-        "cases": 7,
-        "sent": {"HTTP valid": 7},
-        "statuses": {"HTTP valid: 200": 7},
-        "killers": ["x"],
-        "recoveries": [2.0],
-    }
-    assert "| HTTP valid | 7 | 7 200 |" in tables.fuzz_table(run)
-    assert "brought back 1 times, within 2.0 s" in tables.fuzz_table(run)
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,692 @@
+"""Faults that the soak injects: processes, the model store, disks, requests; and the modes that they fit."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import psutil
+from onnx import numpy_helper
+
+from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.manifest import Labels, Manifest
+from graphkiln_backend.system import processes
+from graphkiln_client import Client
+from soaking.models import DIGITS, digit_labels, scaled_graph, write_version
+from soaking.service import Certificates, Service
+from soaking.traffic import DEADLINE_S, Ledger, NoAnswer, Versions, WrongAnswer
+
+Over = Callable[[], bool]
+"""Whether what was hit is gone or back, so that the service may be asked whether it has recovered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """Where faults are injected.
+
+    Attributes:
+        service: The service.
+        folder: Of the soak.
+        store: The model store that is served.
+        versions: Which versions may answer.
+        ledger: Where requests are counted.
+        chance: All random choices.
+        explicit: Whether the server loads nothing before it is told to.
+    """
+
+    service: Service
+    folder: Path
+    store: Path
+    versions: Versions
+    ledger: Ledger
+    chance: random.Random
+    explicit: bool = False
+
+    def publish(self, model: str) -> str:
+        """Tells a server that must be told what the store now holds; returns why it cannot be loaded, or nothing."""
+        return self.service.load(model) if self.explicit else ""
+
+
+class Fault(ABC):
+    """One kind of fault.
+
+    Attributes:
+        name: In the report.
+        heavy: Whether the whole service restarts; the short soak of the tests has none of these.
+        cause: Of the restart that it must lead to, as `graphkiln_restarts_total` names it; empty for none.
+        hold_s: How long it stays before it is undone.
+        begins_anew: Whether the supervisor itself ends and is started again, which begins its metrics anew.
+    """
+
+    name: str
+    heavy: bool = True
+    cause: str = ""
+    hold_s: float = 0.0
+    begins_anew: bool = False
+
+    @abstractmethod
+    def inject(self, field: Field) -> Over:
+        """Does the damage; returns when the service may be asked whether it has recovered."""
+
+    def undo(self, field: Field) -> None:  # noqa: B027 - most leave nothing to be taken back
+        """Takes back what stays: files in the store."""
+
+
+def at_once() -> bool:
+    """For faults that hit nothing which must be replaced first."""
+    return True
+
+
+# Faults of processes: killed, stopped, ended.
+
+_ABRUPT_S = 0.5
+_PAUSE_S = 8.0
+
+
+class SignalStub(Fault):
+    """A signal to a random instance."""
+
+    def __init__(self, signum: signal.Signals, cause: str) -> None:
+        self.name = f"{signum.name} to an instance"
+        self.cause = cause
+        self._signum = signum
+
+    def inject(self, field: Field) -> Over:
+        stubs = field.service.stubs()
+        victim = field.chance.choice(stubs)
+        victim.send_signal(self._signum)
+        return lambda: is_gone(victim) and len(field.service.stubs()) >= len(stubs)
+
+
+class SignalServer(Fault):
+    """A signal to tritonserver."""
+
+    def __init__(self, signum: signal.Signals, cause: str) -> None:
+        self.name = f"{signum.name} to tritonserver"
+        self.cause = cause
+        self._signum = signum
+
+    def inject(self, field: Field) -> Over:
+        (victim,) = field.service.servers()
+        victim.send_signal(self._signum)
+        return lambda: is_gone(victim) and bool(field.service.servers())
+
+
+class KillSupervisor(Fault):
+    """kill -9 of the supervisor, and a fresh start as a service manager does it."""
+
+    name = "SIGKILL to the supervisor, start"
+    begins_anew = True
+
+    def inject(self, field: Field) -> Over:
+        field.service.signal(signal.SIGKILL)
+        field.service.wait_end()
+        time.sleep(field.chance.random() * _ABRUPT_S)
+        field.service.start()
+        return lambda: bool(field.service.servers())
+
+
+class Terminate(Fault):
+    """SIGTERM under traffic, and a start: a rollout."""
+
+    name = "SIGTERM, start"
+    begins_anew = True
+
+    def __init__(self) -> None:
+        self.ends: list[tuple[int, float]] = []
+
+    def inject(self, field: Field) -> Over:
+        self.ends.append(field.service.stop())
+        field.service.start()
+        return lambda: bool(field.service.servers())
+
+
+class PauseSupervisor(Fault):
+    """The supervisor is stopped for some seconds, as when its machine swaps: what it supervises goes on."""
+
+    name = "supervisor stopped for 8 s"
+    heavy = False
+
+    def inject(self, field: Field) -> Over:
+        field.service.signal(signal.SIGSTOP)
+        try:
+            time.sleep(_PAUSE_S)
+        finally:
+            field.service.signal(signal.SIGCONT)
+        return at_once
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Whether a process has ended, collected by its parent or not."""
+    return not process.is_running() or processes.is_gone(process.pid)
+
+
+def process_faults() -> list[Fault]:
+    """One of each."""
+    killed = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+    return [
+        *(SignalStub(signum, "instance_died") for signum in killed),
+        SignalStub(signal.SIGSTOP, "instance_hung"),
+        SignalServer(signal.SIGKILL, "server_died"),
+        SignalServer(signal.SIGSEGV, "server_died"),
+        SignalServer(signal.SIGSTOP, "server_hung"),
+        KillSupervisor(),
+        Terminate(),
+        PauseSupervisor(),
+    ]
+
+
+# Faults in the model store: bad versions, swapped files; and good versions that come and go.
+
+_HOLD_S = 8.0
+_LIVE_LIMIT_S = 60.0
+_BAD = "9"
+"""Number of each bad version: higher than all others, so that it would answer if it went live."""
+
+
+class BadVersion(Fault):
+    """A version that must not go live is put into the store, and taken away."""
+
+    heavy = False
+    hold_s = _HOLD_S
+
+    def __init__(self, name: str, model: str, put: Callable[[Path], None]) -> None:
+        self.name = f"bad version: {name}"
+        self._model = model
+        self._put = put
+
+    def inject(self, field: Field) -> Over:
+        self._put(field.store / self._model / _BAD)
+        if not field.publish(self._model) and field.explicit:
+            raise MeasurementError("the server says that it is loaded")
+        return at_once
+
+    def undo(self, field: Field) -> None:
+        shutil.rmtree(field.store / self._model / _BAD)
+        if trouble := field.publish(self._model):  # one that was loaded after all would stay for the rest of the soak
+            raise MeasurementError(trouble)
+
+
+class SwappedFile(Fault):
+    """A file of a proven version is replaced while it serves, and put back."""
+
+    heavy = False
+    hold_s = _HOLD_S
+
+    def __init__(self, file: str, change: Callable[[bytes], bytes]) -> None:
+        self.name = f"swapped {file.rpartition('/')[2]}"
+        self._file = file
+        self._change = change
+
+    def inject(self, field: Field) -> Over:
+        replace_file(field.store / "digits" / self._file, self._change((DIGITS / self._file).read_bytes()))
+        return at_once
+
+    def undo(self, field: Field) -> None:
+        replace_file(field.store / "digits" / self._file, (DIGITS / self._file).read_bytes())
+
+
+class GoodVersion(Fault):
+    """A new version goes live under traffic, and is taken away."""
+
+    name = "good version added, removed"
+    heavy = False
+    hold_s = _HOLD_S
+    model = "scaled"
+
+    def __init__(self) -> None:
+        self._next = 20  # above every bad one
+        self.live_s: list[float] = []
+        """Seconds until each was live."""
+
+    def put(self, folder: Path, version: int) -> None:
+        """Writes the version."""
+        write_version(folder, scaled_graph(version))
+
+    def inject(self, field: Field) -> Over:
+        version = self._next = self._next + 1
+        field.versions.add(self.model, version)
+        begun = time.monotonic()
+        self.put(field.store / self.model / str(version), version)
+        if trouble := field.publish(self.model):
+            raise MeasurementError(trouble)
+        self._wait(field, version, live=True)
+        self.live_s.append(time.monotonic() - begun)
+        field.versions.announce(self.model, version)
+        return at_once
+
+    def _wait(self, field: Field, version: int, *, live: bool) -> None:
+        """Until a version is live, or is no longer."""
+        path = f"/v2/models/{self.model}/versions/{version}/ready"
+        limit = time.monotonic() + _LIVE_LIMIT_S
+        while (field.service.status(path) == 200) != live:
+            if time.monotonic() > limit:
+                raise MeasurementError(f"a good version is {'not ' * live}live after {_LIVE_LIMIT_S:.0f} s")
+            time.sleep(0.1)
+
+    def undo(self, field: Field) -> None:
+        field.versions.withdraw(self.model, self._next)
+        shutil.rmtree(field.store / self.model / str(self._next), ignore_errors=True)
+        if trouble := field.publish(self.model):
+            raise MeasurementError(trouble)
+        self._wait(field, self._next, live=False)
+
+
+class OtherContract(GoodVersion):
+    """A good version whose classes are called otherwise goes live, and is taken away: nobody may get others' labels."""
+
+    name = "good version of another contract"
+    model = "digits"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 50
+
+    def put(self, folder: Path, version: int) -> None:
+        temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
+        shutil.copytree(DIGITS / "1", temporary)
+        labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
+        (temporary / "labels.txt").write_bytes(labels)
+        manifest = Manifest.read(temporary / "manifest.json")
+        if not isinstance(manifest.labels, Labels):
+            raise TypeError(f"{DIGITS} describes no labels")
+        described = replace(manifest.labels, sha256=hashlib.sha256(labels).hexdigest())
+        replace(manifest, labels=described).write(temporary / "manifest.json")
+        temporary.rename(folder)
+
+
+class UnloadLoad(Fault):
+    """A model is unloaded by who has the key, and loaded again."""
+
+    name = "unload, load"
+    heavy = False
+    hold_s = 2.0
+
+    def inject(self, field: Field) -> Over:
+        if trouble := field.service.unload("several"):
+            raise MeasurementError(trouble)
+        return at_once
+
+    def undo(self, field: Field) -> None:
+        if trouble := field.service.load("several"):
+            raise MeasurementError(trouble)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replaces a file by a rename."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.rename(path)
+
+
+def _garbage(folder: Path) -> None:
+    write_version(folder, b"\x08\x09 this is no graph")
+
+
+def _cut_off(folder: Path) -> None:
+    write_version(folder, (DIGITS / "1" / "model.onnx").read_bytes()[:5000])
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir()
+
+
+def _half_copied(folder: Path) -> None:
+    """The manifest and the graph are there, the golden samples are not yet."""
+    _copy_whole(folder, "manifest.json", "model.onnx")
+
+
+def _other_weights(folder: Path) -> None:
+    """A whole version whose graph is not the one that was proven."""
+    _copy_whole(folder, "manifest.json", "golden.npz", "labels.txt")
+    replace_file(folder / "model.onnx", other_weights((DIGITS / "1" / "model.onnx").read_bytes()))
+
+
+def _copy_whole(folder: Path, *names: str) -> None:
+    folder.mkdir()
+    for name in names:
+        shutil.copyfile(DIGITS / "1" / name, folder / name)
+
+
+def _other_labels_listed(folder: Path) -> None:
+    """A whole version but for its labels, which are not those that its manifest describes."""
+    _copy_whole(folder, "manifest.json", "golden.npz", "model.onnx")
+    replace_file(folder / "labels.txt", _other_labels((DIGITS / "1" / "labels.txt").read_bytes()))
+
+
+def _other_preprocessing(folder: Path) -> None:
+    """A whole version but for its manifest, in which somebody changed how images are prepared."""
+    _copy_whole(folder, "labels.txt", "golden.npz", "model.onnx")
+    text = (DIGITS / "1" / "manifest.json").read_text()
+    replace_file(folder / "manifest.json", text.replace("0.5", "0.4").encode())
+
+
+def _unknown_operator(folder: Path) -> None:
+    graph = scaled_graph(1)
+    graph.graph.node[0].op_type = "NoSuchOperator"
+    write_version(folder, graph)
+
+
+def _other_signature(folder: Path) -> None:
+    graph = scaled_graph(1)
+    graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
+    write_version(folder, graph)
+
+
+def other_weights(content: bytes) -> bytes:
+    """The same graph with its largest weight negated: valid, fast, and wrong."""
+    model = onnx.load_from_string(content)
+    largest = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
+    largest.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(largest), largest.name))
+    changed: bytes = model.SerializeToString()
+    return changed
+
+
+def _other_labels(content: bytes) -> bytes:
+    return b"\n".join(reversed(content.split())) + b"\n"
+
+
+def store_faults(*, explicit: bool) -> list[Fault]:
+    """One of each that needs no disk of its own.
+
+    Args:
+        explicit: Whether the server loads nothing before it is told to.
+    """
+    return [
+        *([UnloadLoad()] if explicit else []),
+        BadVersion("garbage", "scaled", _garbage),
+        BadVersion("cut off", "digits", _cut_off),
+        BadVersion("empty folder", "scaled", _empty),
+        BadVersion("half copied", "digits", _half_copied),
+        BadVersion("other weights", "digits", _other_weights),
+        BadVersion("other labels", "digits", _other_labels_listed),
+        BadVersion("other preprocessing", "digits", _other_preprocessing),
+        BadVersion("unknown operator", "scaled", _unknown_operator),
+        BadVersion("other signature", "scaled", _other_signature),
+        SwappedFile("1/model.onnx", other_weights),
+        SwappedFile("1/labels.txt", _other_labels),
+        GoodVersion(),
+        OtherContract(),
+    ]
+
+
+# Faults of disks: small ones are mounted for the service, and filled.
+
+CACHE_BYTES = 32 << 20
+TEMPORARY_BYTES = 192 << 20
+_FILLER = "filler"
+
+
+class FullCache(GoodVersion):
+    """The disk of the artifact cache is full while a good version comes."""
+
+    name = "cache's disk full, good version"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 1020
+
+    def inject(self, field: Field) -> Over:
+        fill_disk(cache_folder(field.folder))
+        return super().inject(field)
+
+    def undo(self, field: Field) -> None:
+        empty_disk(cache_folder(field.folder))
+        super().undo(field)
+
+
+class FullTemporary(Fault):
+    """tritonserver dies while the disk of temporary files is full, so that there is no room to start it again."""
+
+    name = "temporary files' disk full, SIGKILL to tritonserver"
+    cause = "server_died"
+    hold_s = 4.0
+
+    def inject(self, field: Field) -> Over:
+        fill_disk(field.service.temporary)
+        (victim,) = field.service.servers()
+        victim.kill()
+        return lambda: is_gone(victim) and bool(field.service.servers())
+
+    def undo(self, field: Field) -> None:
+        empty_disk(field.service.temporary)
+
+
+def fill_disk(folder: Path) -> None:
+    """Leaves no room on the disk of a folder."""
+    with (folder / _FILLER).open("wb") as file:
+        try:
+            while file.write(bytes(1 << 16)):
+                file.flush()
+        except OSError:
+            pass
+
+
+def empty_disk(folder: Path) -> None:
+    """Takes that back."""
+    (folder / _FILLER).unlink(missing_ok=True)
+
+
+def cache_folder(folder: Path) -> Path:
+    """The artifact cache of the served models."""
+    return folder / "cache.mount"
+
+
+@contextmanager
+def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
+    """Mounts a small disk; gives whether that was allowed. Else the folder is an ordinary one."""
+    mount.mkdir(mode=0o700)
+    options = f"size={size_bytes},mode=700"
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "soak", str(mount)], check=False, capture_output=True)
+    try:
+        yield done.returncode == 0
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "--lazy", str(mount)], check=False)
+
+
+# Requests that must fail alone, harmless ones: what is seen to end a server is reported to its makers, not kept here.
+
+_JSON = {"Content-Type": "application/json"}
+_INFER = "/v2/models/scaled/infer"
+_BOMB_BYTES = 256 << 20
+_SETTLE_S = 0.5
+"""After which a server that the request has killed is seen to be dead."""
+
+
+class HostileRequest(Fault):
+    """A request that must at worst fail alone, or end the server and nothing else."""
+
+    heavy = True
+
+    def __init__(self, name: str, send: Callable[[Service], None]) -> None:
+        self.name = f"request: {name}"
+        self._send = send
+
+    def inject(self, field: Field) -> Over:
+        with field.ledger.request("hostile"):
+            self._send(field.service)
+        time.sleep(_SETTLE_S)
+        return lambda: bool(field.service.servers())
+
+
+def post(service: Service, path: str, body: bytes, headers: dict[str, str] | None = None) -> int:
+    """Sends a POST; returns the status.
+
+    Raises:
+        HTTPException: The response is an error, or broken off.
+        NoAnswer: There was no response.
+    """
+    connection = service.reach.connect_http(DEADLINE_S)
+    try:
+        connection.request("POST", path, body, headers or _JSON)
+        response = connection.getresponse()
+        response.read()
+    except TimeoutError as error:
+        raise NoAnswer(f"{path} within {DEADLINE_S:.0f} s") from error
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK:
+        raise http.client.HTTPException(f"HTTP {response.status}")
+    return response.status
+
+
+def _wrong_shape(service: Service) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1, 127], "data": [1.0] * 127}
+    try:
+        post(service, _INFER, json.dumps({"inputs": [tensor]}).encode())
+    except http.client.HTTPException as error:
+        if str(error) != "HTTP 400":
+            raise
+
+
+def _without_the_key(service: Service) -> None:
+    """What changes the server, sent by somebody who does not know its key."""
+    body = json.dumps({"key": "/x", "offset": 0, "byte_size": 1}).encode()
+    for path in ("repository/models/scaled/load", "systemsharedmemory/region/x/register", "logging", "trace/setting"):
+        try:
+            post(service, f"/v2/{path}", body)
+        except http.client.HTTPException as error:
+            if str(error) not in ("HTTP 401", "HTTP 403"):
+                raise
+        else:
+            raise WrongAnswer(f"{path} was done without the key")
+
+
+def _half_a_request(service: Service) -> None:
+    """Fifty connections that promise a body and hang up."""
+    for _ in range(50):
+        with service.reach.open_http(DEADLINE_S) as connection:
+            connection.sendall(f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{".encode())
+
+
+def _noise(service: Service) -> None:
+    """Bytes that are neither HTTP nor gRPC, on both ports."""
+    for port in (service.reach.http_port, service.reach.grpc_port):
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
+            connection.sendall(os.urandom(4096))
+
+
+class EndlessBatch(Fault):
+    """A request that its model would compute for ever."""
+
+    name = "a batch that never ends"
+    cause = "compute_limit"
+
+    def inject(self, field: Field) -> Over:
+        servers, reach = field.service.servers(), field.service.reach
+        rounds = np.array([[2**62]])
+        with (
+            field.ledger.request("hostile"),
+            Client(reach.http_url, timeout_s=DEADLINE_S, max_retries=0, **reach.security) as client,
+        ):
+            client.model("looped").infer({"rounds": rounds})
+        return lambda: all(map(is_gone, servers)) and bool(field.service.servers())
+
+
+def hostile_requests() -> list[Fault]:
+    """One of each."""
+    requests: dict[str, Callable[[Service], None]] = {
+        "a shape that the model has not": _wrong_shape,
+        "admin requests without the key": _without_the_key,
+        "half a request, 50 times": _half_a_request,
+        "noise on both ports": _noise,
+    }
+    return [*(HostileRequest(name, send) for name, send in requests.items()), EndlessBatch()]
+
+
+# Modes in which the service is soaked one after the other, and the faults that fit each.
+
+STORE = "store"
+LIMIT_FLAGS = ("--compute-limit=10",)
+"""Below the deadline of a request, so that one that would compute for ever gets an error before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One way to run the service.
+
+    Attributes:
+        name: In the report.
+        flags: Of `graphkiln serve`.
+        explicit: Whether the server loads nothing before it is told to.
+        secure: Whether both protocols are reached with mutual TLS.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    explicit: bool = False
+    secure: bool = False
+
+
+MODES = (
+    Mode(name="polling", flags=("--model-control-mode=poll", "--repository-poll-secs=1", *LIMIT_FLAGS)),
+    Mode(
+        name="explicit, with mutual TLS",
+        flags=("--model-control-mode=explicit", "--load-model=*", *LIMIT_FLAGS),
+        explicit=True,
+        secure=True,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Set:
+    """What a soak of one mode begins with.
+
+    Attributes:
+        service: Not yet started.
+        disks: Faults that need a disk of their own, as far as one could be mounted.
+        notes: What could not be done here.
+    """
+
+    service: Service
+    disks: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def faults(self, mode: Mode, *, heavy: bool) -> list[Fault]:
+        """Every kind of fault that can be injected here.
+
+        Args:
+            mode: How the service runs.
+            heavy: Whether faults that restart the service are among them.
+        """
+        every = [*process_faults(), *store_faults(explicit=mode.explicit), *hostile_requests(), *self.disks]
+        return [fault for fault in every if heavy or not fault.heavy]
+
+
+@contextmanager
+def stage(folder: Path, mode: Mode) -> Iterator[Set]:
+    """Makes disks, certificates and the service of one mode; ends the service.
+
+    Args:
+        folder: Of the soak; holds the models in `STORE`.
+        mode: How the service is to run.
+    """
+    with ExitStack() as stack:
+        disks: list[Fault] = []
+        if stack.enter_context(small_disk(cache_folder(folder), CACHE_BYTES)):
+            disks.append(FullCache())
+        if stack.enter_context(small_disk(folder / "tmp", TEMPORARY_BYTES)):
+            disks.append(FullTemporary())
+        certificates = Certificates.issue(folder / "pki") if mode.secure else None
+        environment = {"GRAPHKILN_CACHE": str(cache_folder(folder))}
+        service = Service(folder, folder / STORE, *mode.flags, certificates=certificates, environment=environment)
+        stack.callback(service.end)
+        notes = [] if len(disks) == 2 else ["no disks of its own could be mounted: none was ever full"]
+        yield Set(service=service, disks=disks, notes=notes)
