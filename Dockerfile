@@ -14,7 +14,7 @@
 #   docker build --target remote -t graphkiln-remote .
 #   docker build --target gpu -t graphkiln-gpu .        # run it with --gpus all
 #
-# The context holds no .git: `--build-arg VERSION=0.2.0` says what is built. See docs/releasing.md.
+# See docs/releasing.md.
 
 FROM debian:bookworm-slim AS python
 # The clock of everything that writes a date (useradd, wheels): the same for each build, so that layers are the same.
@@ -57,8 +57,7 @@ COPY model_repository /model_repository
 FROM libraries-cpu AS build-cpu
 COPY deploy/image /tools/
 COPY --from=source / /source/
-ARG VERSION
-RUN /tools/install-graphkiln /source "$VERSION"
+RUN /tools/install-graphkiln /source
 
 FROM python AS runtime
 ARG SOURCE_DATE_EPOCH=1580601600
@@ -84,9 +83,8 @@ LABEL org.opencontainers.image.title="graphkiln" \
 
 FROM runtime AS cpu
 COPY --from=build-cpu /opt/graphkiln /opt/graphkiln
-ARG VERSION
 LABEL org.opencontainers.image.description="Serves proven static graphs through NVIDIA Triton, on the CPU" \
-      org.opencontainers.image.version="$VERSION"
+      org.opencontainers.image.version="0.1.0"
 
 FROM cpu AS store
 ARG STORE=model_repository
@@ -101,14 +99,12 @@ RUN /opt/graphkiln/bin/pip install --no-cache-dir --no-compile --disable-pip-ver
 FROM libraries-remote AS build-remote
 COPY deploy/image /tools/
 COPY --from=source / /source/
-ARG VERSION
-RUN /tools/install-graphkiln /source "$VERSION"
+RUN /tools/install-graphkiln /source
 
 FROM runtime AS remote
 COPY --from=build-remote /opt/graphkiln /opt/graphkiln
-ARG VERSION
 LABEL org.opencontainers.image.description="Serves proven static graphs from remote stores through NVIDIA Triton, on the CPU" \
-      org.opencontainers.image.version="$VERSION"
+      org.opencontainers.image.version="0.1.0"
 
 FROM tools AS libraries-gpu
 COPY deploy/image/requirements-build.txt deploy/image/requirements-gpu.txt /tools/
@@ -119,8 +115,7 @@ RUN python3 -m venv /opt/graphkiln \
 FROM libraries-gpu AS build-gpu
 COPY deploy/image /tools/
 COPY --from=source / /source/
-ARG VERSION
-RUN /tools/install-graphkiln /source "$VERSION"
+RUN /tools/install-graphkiln /source
 
 FROM runtime AS gpu
 COPY --from=build-gpu /opt/graphkiln /opt/graphkiln
@@ -128,9 +123,8 @@ COPY --from=build-gpu /opt/graphkiln /opt/graphkiln
 ENV LD_LIBRARY_PATH=/opt/graphkiln/lib/python3.11/site-packages/nvidia/cu13/lib:/opt/graphkiln/lib/python3.11/site-packages/nvidia/cudnn/lib \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-ARG VERSION
 LABEL org.opencontainers.image.description="Serves proven static graphs through NVIDIA Triton, on NVIDIA GPUs" \
-      org.opencontainers.image.version="$VERSION"
+      org.opencontainers.image.version="0.1.0"
 
 # Without --target: the image for the CPU.
 FROM cpu

@@ -7,6 +7,7 @@ what is built each time.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,6 +81,12 @@ def test_the_gpu_image_is_the_cpu_image_with_other_libraries() -> None:
     cpu = [line for line in found["cpu"] if not line.startswith(ours)]
     assert [line.replace("gpu", "cpu") for line in found["gpu"] if not line.startswith(ours)] == cpu
     assert cpu
+
+
+def test_images_name_the_version_of_the_project() -> None:
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    named = set(re.findall(r'image\.version="([^"]*)"', (REPOSITORY / "Dockerfile").read_text()))
+    assert named == {version}
 
 
 def test_a_stage_that_is_missing_is_seen(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A release as a user gets it: built from a tag, the wheel by way of the source distribution, installed, and asked."""
+"""A release as a user gets it: the wheel built by way of the source distribution, installed, and asked."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 import running
-from build.util import project_wheel_metadata
 from readme_renderer import markdown
 from running import StartServer
 
@@ -23,7 +22,6 @@ pytestmark = [pytest.mark.server, pytest.mark.image]
 
 TREES = ("backend", "client", "converters", "scripts", "model_repository")
 FILES = ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", ".gitignore")
-AUTHOR = ("-c", "user.name=A", "-c", "user.email=a@example.org")
 
 
 def run(*line: str | Path, cwd: Path | None = None) -> str:
@@ -45,26 +43,20 @@ def source(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def dist(source: Path) -> Path:
-    """Both distributions of the tag v0.2.0."""
-    tagged = source.parent / "tagged"
-    shutil.copytree(source, tagged)
-    run("git", "init", "--quiet", cwd=tagged)
-    run("git", "add", ".", cwd=tagged)
-    run("git", *AUTHOR, "commit", "--quiet", "--message", "all", cwd=tagged)
-    run("git", "tag", "v0.2.0", cwd=tagged)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source.parent / "dist", cwd=tagged)
+    """Both distributions."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", source.parent / "dist", cwd=source)
     return source.parent / "dist"
 
 
 @pytest.fixture(scope="module")
 def wheel(dist: Path) -> Path:
-    return dist / "graphkiln-0.2.0-py3-none-any.whl"
+    return dist / "graphkiln-0.1.0-py3-none-any.whl"
 
 
 @pytest.fixture(scope="module")
 def metadata(wheel: Path) -> Message:
     with zipfile.ZipFile(wheel) as opened:
-        return Parser().parsestr(opened.read("graphkiln-0.2.0.dist-info/METADATA").decode())
+        return Parser().parsestr(opened.read("graphkiln-0.1.0.dist-info/METADATA").decode())
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +74,15 @@ def commands(wheel: Path) -> Path:
     return folder / "bin"
 
 
-def test_the_version_is_the_tags(dist: Path) -> None:
+def test_the_version_is_that_of_the_project(dist: Path) -> None:
     assert sorted(path.name for path in dist.iterdir()) == [
-        "graphkiln-0.2.0-py3-none-any.whl",
-        "graphkiln-0.2.0.tar.gz",
+        "graphkiln-0.1.0-py3-none-any.whl",
+        "graphkiln-0.1.0.tar.gz",
     ]
 
 
-def test_without_git_the_version_says_so(source: Path) -> None:
-    assert project_wheel_metadata(source, isolated=False)["Version"] == "0.1.0+untagged"
-
-
 def test_the_source_distribution_has_all_that_is_released(source: Path, dist: Path) -> None:
-    with tarfile.open(dist / "graphkiln-0.2.0.tar.gz") as opened:
+    with tarfile.open(dist / "graphkiln-0.1.0.tar.gz") as opened:
         packed = {name.partition("/")[2] for name in opened.getnames()} - {"PKG-INFO"}
     assert packed == {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
 
@@ -102,9 +90,9 @@ def test_the_source_distribution_has_all_that_is_released(source: Path, dist: Pa
 def test_the_wheel_has_our_packages_and_no_other(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         tops = {name.partition("/")[0] for name in opened.namelist()}
-        assert "graphkiln-0.2.0.dist-info/licenses/LICENSE" in opened.namelist()
+        assert "graphkiln-0.1.0.dist-info/licenses/LICENSE" in opened.namelist()
     packages = {"graphkiln", "graphkiln_backend", "graphkiln_client", "graphkiln_converters"}
-    assert tops == packages | {"graphkiln-0.2.0.dist-info"}
+    assert tops == packages | {"graphkiln-0.1.0.dist-info"}
 
 
 def test_its_readme_renders_as_an_index_shows_it(metadata: Message, repository: Path) -> None:
@@ -122,7 +110,7 @@ def test_installed_it_serves_and_classifies(
 ) -> None:
     monkeypatch.setattr(running, "COMMAND", (str(commands / "graphkiln"),))
     monkeypatch.delenv("PYTHONPATH", raising=False)
-    assert running.run_command("--version").stdout == "graphkiln 0.2.0\n"
+    assert running.run_command("--version").stdout == "graphkiln 0.1.0\n"
     found = run(commands / "python", "-c", "import graphkiln_backend; print(graphkiln_backend.__path__[0])")
     assert Path(found).is_relative_to(commands.parent)
     server = start_server("--model-store", repository / "model_repository", "--cache", "off")
