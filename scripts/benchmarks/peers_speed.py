@@ -38,7 +38,7 @@ from graphkiln_converters.recipe import Recipe
 CALLERS = 8
 _INSTANCES, _LARGEST_BATCH = 2, 2
 """Of one thread each. A free instance takes all that waits, and what comes then waits for all of it; ResNet-50 takes as
-long for an image of a batch as for one alone, so larger batches would give nothing: docs/light-end.md."""
+long for an image of a batch as for one alone, so larger batches would give nothing."""
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
