@@ -14,7 +14,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -468,12 +468,9 @@ class FullTemporary(Fault):
 
 
 def fill_disk(folder: Path) -> None:
-    """Leaves no room on the disk of a folder."""
-    with (folder / _FILLER).open("wb") as file:
-        try:
-            while file.write(bytes(1 << 16)):
-                file.flush()
-        except OSError:
+    """Leave no room on the disk of a folder."""
+    with (folder / _FILLER).open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(1 << 16)):
             pass
 
 
