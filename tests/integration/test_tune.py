@@ -190,19 +190,6 @@ def test_what_is_applied_is_served_by_a_server_in_poll_mode(model: Path, start_s
     server.wait_until(lambda: largest_batch(server) == 32)
 
 
-def test_in_explicit_mode_the_commands_that_are_told_do_it(model: Path, start_server: StartServer) -> None:
-    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
-    server.wait_ready()
-    applied = apply_chosen(model, "--url", server.url)
-    assert largest_batch(server) == 32
-    run_shell(applied.load_command)
-    assert largest_batch(server) == 8
-    for command in applied.commands_back:
-        run_shell(command)
-    assert largest_batch(server) == 32
-    assert applied.load_command.startswith("graphkiln load digits --url ")
-
-
 WITHOUT_SETPRIV = """
 import graphkiln.story.server
 graphkiln.story.server.ending_with_us = lambda: ()
@@ -229,19 +216,6 @@ def test_what_a_killed_search_left_is_gone_when_the_next_begins(model: Path, tmp
     done = tune(tmp_path, *words[1:], "--dry-run")
     assert done.returncode == 0, done.stderr
     assert list(temporary(tmp_path).iterdir()) == []
-
-
-def test_a_running_server_gets_its_configuration_back(model: Path, tmp_path: Path, start_server: StartServer) -> None:
-    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
-    server.wait_ready()
-    with Client(server.url) as client:
-        before = client.model("digits").config
-    done = tune_beside(tmp_path, model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "240s", "--url", server.url)
-    assert done.returncode == 0, done.stderr
-    assert "stays as it is" in done.stderr
-    with Client(server.url) as client:
-        assert client.model("digits").config == before
-        assert client.health().ready
 
 
 def served_config(server: Server) -> dict[str, Any]:
@@ -282,42 +256,6 @@ def test_a_search_that_is_stopped_gives_a_running_server_its_configuration_back(
     assert "serves 'digits' again as it did before the search" in told
     assert served_config(server) == before
     assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
-
-
-def test_after_a_kill_the_next_search_gives_it_back(model: Path, tmp_path: Path, start_server: StartServer) -> None:
-    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
-    server.wait_ready()
-    before = served_config(server)
-    process = begin_beside(tmp_path, model, server)
-    process.kill()
-    process.communicate(timeout=60)
-    assert served_config(server) != before
-    words = ["--p99", "2s", "--rate", "60/s", *FEW, "--budget", "20s"]
-    other = tune_beside(tmp_path, model, *words, "--url", server.grpc_url)
-    assert other.returncode == 1, other.stderr
-    assert "has left it, which was killed or runs now" in other.stderr
-    done = tune_beside(tmp_path, model, *words, "--url", server.url)
-    assert done.returncode in (0, 1), done.stderr
-    assert "still serves what a search left that was killed: put back" in done.stderr
-    assert served_config(server) == before
-    assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
-
-
-def test_a_key_that_the_server_refuses_is_told_before_anything_is_measured(
-    model: Path, tmp_path: Path, start_server: StartServer
-) -> None:
-    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
-    server.wait_ready()
-    before = served_config(server)
-    wrong = tmp_path / "key"
-    wrong.write_text("0123456789abcdef\n")
-    words = [model, "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "60s", "--url", server.url]
-    done = tune_beside(tmp_path, *words, "--admin-key-file", wrong)
-    assert done.returncode == 1, done.stderr
-    assert "give the server's admin key" in done.stderr
-    assert "its session alone" not in done.stderr
-    assert "Traceback" not in done.stderr
-    assert served_config(server) == before
 
 
 def beside(folder: Path) -> dict[str, str]:

@@ -7,24 +7,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.models import OptionInfo
 
-from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_json, say
 from graphkiln.cli.options import AsJson
 from graphkiln.cli.report_file import Html, check_html, command_line, write_html
-from graphkiln.cli.tune_together import apply_choice, ending_in_order, refuse_options, tune_models
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 # What `graphkiln tune` shows: the space before, each measurement meanwhile, what was found.
 
 if TYPE_CHECKING:
-    from graphkiln.tuning.served_before import Left
     from graphkiln.tuning.tuner import Report, Tuning
 
 
@@ -63,25 +58,10 @@ def doubts(tuning: Tuning) -> Iterator[str]:
         tuning: What was asked.
     """
     from graphkiln.tuning.accuracy_floor import undecided
-    from graphkiln.tuning.foreign_server import NOT_THERE
 
-    yield from NOT_THERE if tuning.client else ()
     if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
         yield doubt
-    yield from _left_behind(tuning)
     yield from _not_served(tuning)
-
-
-def _left_behind(tuning: Tuning) -> Iterator[str]:
-    from graphkiln.tuning.served_before import left_behind, one_name
-
-    own = (one_name(tuning.server), tuning.subject.name) if tuning.client else None
-    return (_way_back(left) for left in left_behind(tuning.kept) if (left.server, left.model) != own)
-
-
-def _way_back(left: Left) -> str:
-    killed = f"a search was killed that tuned '{left.model}' on {left.server}, and may have left a candidate there"
-    return f"{killed}: graphkiln tune STORE/{left.model} --url {left.server} puts back what was there"
 
 
 def _not_served(tuning: Tuning) -> Iterator[str]:
@@ -140,6 +120,8 @@ def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None
 
 
 if TYPE_CHECKING:
+    from graphkiln.tuning.application import Applied
+    from graphkiln.tuning.candidate import Candidate
     from graphkiln.tuning.result import Result
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
@@ -156,18 +138,8 @@ class Objective(StrEnum):
     COST = "cost"
 
 
-_URL: OptionInfo = typer.Option(
-    help="A server in explicit mode to tune on: http://HOST:PORT or grpc://HOST:PORT; https and grpcs with TLS.",
-    show_default="servers of its own",
-)
-
-
-@with_connection(timeout_s=None, admin=True, url=_URL)
 def tune(
-    context: typer.Context,
-    model: Annotated[
-        str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; with --share STORE.")
-    ],
+    model: Annotated[str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")],
     p99: Annotated[str, typer.Option(help="What 99 of 100 requests may take, such as 50ms.", metavar="TIME")],
     rate: Annotated[
         str | None,
@@ -213,19 +185,10 @@ def tune(
     only: Annotated[
         str, typer.Option(help="Keys that vary; the others stay as they are.", show_default="all", metavar="KEY,...")
     ] = "",
-    share: Annotated[
-        str,
-        typer.Option(
-            help="Several models of a store on this machine, with the part of the requests that is each one's.",
-            show_default="one model",
-            metavar="NAME=SHARE,...",
-        ),
-    ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write what is chosen into the model's config.pbtxt.")] = False,
     price: Annotated[
         float | None, typer.Option(help="Of an hour of this machine: what 1,000 requests cost is told.", min=0)
     ] = None,
-    connection: ConnectionOptions = DEFAULT_CONNECTION,
     html: Html = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and measure nothing.")] = False,
     as_json: AsJson = False,
@@ -235,8 +198,7 @@ def tune(
     Candidates are served and loaded with requests that come as they do, and
     their answers are compared. What is measured is kept: the same command goes
     on after Ctrl-C, a crash or kill -9. The model's folder is never written to,
-    but by --apply. Servers are started and stopped for it; with --url, a server
-    in explicit mode is given each configuration, and its own one back at the end.
+    but by --apply. Servers are started and stopped for it.
 
     Exit code 1 when nothing meets the target; what comes closest is told.
     """
@@ -249,23 +211,16 @@ def tune(
     check_html(html)
     check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
-    server = _server(connection, target) if _is_given(context, "url") else None
-    if server and calibration:
-        raise InvalidInput("--calibration: a running server has no int8 graph of it", hint="leave --url out")
-    if share:
-        given = {
-            "--rate": rate, "--samples": samples, "--accuracy-floor": accuracy_floor, "--html": html,
-            "--dry-run": dry_run, "--price": price, "--calibration": calibration, "--url": server,
-        }  # fmt: skip
-        refuse_options(given, target)
     with ending_in_order(), search_folder() as folder, vanishing_cache() as cache:
-        plan = partial(
-            _plan, target=target, samples=_Samples(samples, calibration, folder / "int8"), arriving=(burst, trace),
-            budget=budget, narrowed=(fix or [], only), server=server, cache=cache,
-        )  # fmt: skip
-        if share:
-            raise typer.Exit(tune_models(model, share, plan, apply=apply, as_json=as_json))
-        tuning = plan(model)
+        tuning = _plan(
+            model,
+            target,
+            samples=_Samples(samples, calibration, folder / "int8"),
+            arriving=(burst, trace),
+            budget=budget,
+            narrowed=(fix or [], only),
+            cache=cache,
+        )
         if apply:
             check_writable(tuning.subject)
         show_space(tuning, as_json=as_json, dry_run=dry_run)
@@ -323,7 +278,6 @@ def _plan(
     arriving: tuple[int | None, Path | None],
     budget: str,
     narrowed: tuple[list[str], str],
-    server: tuple[Mapping[str, Any], tuple[str, ...]] | None,
     cache: ArtifactCache,
 ) -> Tuning:
     from graphkiln.tuning.accuracy_floor import check_floor, samples_to_read
@@ -340,7 +294,6 @@ def _plan(
     questions = read_questions(subject, samples.asked, samples_to_read(target.accuracy_floor))
     check_floor(questions, target.accuracy_floor)
     spanned = span_space(subject, p99_s=target.p99_s)
-    client, reach = server or (None, ())
     fixes, only = narrowed
     fixed = parse_fixes(fixes, spanned.space.default)
     space = narrow(spanned.space, [key.strip() for key in only.split(",") if key.strip()], fixed)
@@ -351,8 +304,6 @@ def _plan(
         questions=questions,
         arriving=Arriving.of(*arriving),
         budget_s=budget_s,
-        client=client,
-        reach=reach,
     )
 
 
@@ -371,29 +322,6 @@ def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     return subject
 
 
-def _is_given(context: typer.Context, option: str) -> bool:
-    """Whether an option stands on the command line: a server named by the environment is not meant to be changed."""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def _server(connection: ConnectionOptions, target: Target) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Arguments of the client, and options of a command that lead there.
-
-    The admin key is found now, as it may lie where temporary files are made until now.
-    """
-    from graphkiln.tuning.foreign_server import check_knowable
-    from graphkiln_backend.system.admin_key import find_key
-    from graphkiln_client.transports.endpoint import Endpoint
-
-    check_knowable(target.objective)
-    given = connection.arguments()
-    endpoint = Endpoint.parse(given["url"])
-    key = given["admin_key"] or find_key(endpoint.host, endpoint.port)
-    arguments = {name: value for name, value in given.items() if name != "timeout_s"}
-    return arguments | {"max_retries": 0, "admin_key": key}, connection.words()
-
-
 def _search(tuning: Tuning) -> Result:
     if tuning.journal.exists():
         say(f"going on with {tuning.journal}; delete it to measure anew")
@@ -405,3 +333,55 @@ def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, 
     from graphkiln.tuning.document import Costs, document_of
 
     return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
+
+
+_INTERRUPTED = 130  # exit code after Ctrl-C
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and SIGHUP end the block, which gives back what it has; then the command says how to go on."""
+    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+
+    try:
+        with stopping_in_order():
+            yield
+    except KeyboardInterrupt as stopped:
+        say("interrupted; the same command goes on from here")
+        raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else _INTERRUPTED) from None
+
+
+def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
+    """Write the choice into the configuration of its model, proven once more, and print how to go back.
+
+    Args:
+        candidate: The choice; None where nothing met the target.
+        tuning: The search.
+
+    Raises:
+        VerificationError: The session cannot be built any more, or answers otherwise.
+        RepositoryError: The file cannot be written.
+    """
+    from graphkiln.tuning import application
+
+    name = tuning.subject.name
+    if candidate is None:
+        say(f"nothing is written: nothing was proven to meet the target of '{name}'")
+    elif candidate == tuning.spanned.space.today:
+        say(f"nothing is written: what serves '{name}' today is the best")
+    else:
+        application.prove(candidate, tuning.subject, tuning.questions)
+        _tell(application.write(candidate, tuning.subject))
+
+
+def _tell(applied: Applied) -> None:
+    written = [str(path) for path in (applied.config, applied.version) if path]
+    for line in (f"wrote {' and '.join(written)}", *applied.notes, *_ways(applied)):
+        say(line)
+
+
+def _ways(applied: Applied) -> Iterator[str]:
+    yield "a server in poll mode takes it by itself, another one that serves this folder when it is started again;"
+    yield f"one in explicit mode with: {applied.load_command}"
+    yield "these two commands go back (the second one for explicit mode):"
+    yield from (f"  {command}" for command in applied.commands_back)

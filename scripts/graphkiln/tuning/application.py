@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,14 +37,12 @@ class Applied:
         backup: What it was before; None where there was none.
         version: Folder of the version that was added; None where none was.
         notes: What changes for clients and servers, a line each.
-        reach: Options of a command that lead to the server that is to load it; empty where commands find it themselves.
     """
 
     config: Path
     backup: Path | None
     version: Path | None = None
     notes: tuple[str, ...] = ()
-    reach: tuple[str, ...] = ()
 
     @property
     def commands_back(self) -> tuple[str, str]:
@@ -61,7 +58,7 @@ class Applied:
     @property
     def load_command(self) -> str:
         """What has a server in explicit mode serve the file as it is."""
-        return shlex.join(["graphkiln", "load", self.config.parent.name, *self.reach])
+        return shlex.join(["graphkiln", "load", self.config.parent.name])
 
 
 def check_writable(subject: Subject) -> None:
@@ -99,13 +96,12 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
         _prove_version(version, changes_of(candidate, subject), subject)
 
 
-def write(candidate: Candidate, subject: Subject, reach: Sequence[str] = ()) -> Applied:
+def write(candidate: Candidate, subject: Subject) -> Applied:
     """Writes a candidate that was proven into the configuration of its model, in one step.
 
     Args:
         candidate: What to write.
         subject: The model, as it was when it was tuned.
-        reach: Options of a command that lead to the running server that it was tuned on; none for servers of our own.
 
     Raises:
         RepositoryError: The file cannot be written, or was changed since.
@@ -130,7 +126,7 @@ def write(candidate: Candidate, subject: Subject, reach: Sequence[str] = ()) -> 
         *_notes(candidate, subject, int(version.name) if version else subject.version),
         *([f"{CONFIG_FILE} was a link, and is a file of its own now; the way back makes it a link again"] * link),
     ]
-    return Applied(config=path, backup=backup, version=version, notes=tuple(notes), reach=tuple(reach))
+    return Applied(config=path, backup=backup, version=version, notes=tuple(notes))
 
 
 def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:

@@ -30,7 +30,7 @@ class Budget:
     """
 
     def __init__(self, total_s: float) -> None:
-        self.total_s, self.spent_s, self.is_for_proof = total_s, 0.0, True
+        self.total_s, self.spent_s = total_s, 0.0
         self._served: Candidate | None = None
         self._starts, self._warmups, self._probes = _last_few(), _last_few(), _last_few()
         self._longest: dict[str, float] = {}
@@ -43,7 +43,7 @@ class Budget:
     @property
     def searching_s(self) -> float:
         """What is left for all but the confirmation."""
-        if math.isinf(self.total_s) or not self.is_for_proof:
+        if math.isinf(self.total_s):
             return self.left_s
         return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
 

@@ -325,7 +325,6 @@ class Search:
         budget_s: Seconds that measurements may take, those of earlier runs of the same command included.
         cores: Of the machine, for what is said of limits.
         seed: Another number gives other arrivals.
-        proves: Whether what is chosen is measured once more; without it nothing is kept of the budget for that.
     """
 
     def __init__(
@@ -337,12 +336,11 @@ class Search:
         budget_s: float,
         cores: int,
         seed: int = 0,
-        proves: bool = True,
     ) -> None:
         self._space, self._target, self._trials = space, target, trials
-        self._cores, self._proves = cores, proves
+        self._cores = cores
         self._budget = trials.budget
-        self._budget.total_s, self._budget.is_for_proof = budget_s, proves
+        self._budget.total_s = budget_s
         self._reading_s = min(3.0, max(1.0, budget_s / 200))
         self._reference = Reference(trials, self._reading_s, seed)
         self._longest_s = longest_s = max(budget_s / 15, 4 * self._reading_s)
@@ -367,7 +365,7 @@ class Search:
         self._look_around()
         self._rematch()
         self._settle_default()
-        chosen, promise = self._confirm() if self._proves else (self._best(), None)
+        chosen, promise = self._confirm()
         curve: tuple[Point, ...] = ()
         if chosen and promise and self._target.objective is Objective.THROUGHPUT:
             curve, failure = sweep(self._trials, chosen.candidate, promise, self._reading_s * 2)
@@ -426,7 +424,7 @@ class Search:
         return sum(each.restricted_to(SESSION_KEYS) == own for each in self._settled)
 
     def _affords(self, standing: Standing) -> bool:
-        share = _SEARCHING if self._proves else 1.0
+        share = _SEARCHING
         return self._has_time(share) and self._reference.affords(standing.candidate, self._reading_s)
 
     def _come_closer(self) -> None:

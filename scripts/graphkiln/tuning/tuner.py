@@ -19,9 +19,7 @@ from graphkiln.tuning.offered_load import Arriving
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.result import Result
-from graphkiln.tuning.running_server import RunningTrials
 from graphkiln.tuning.search import Search
-from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.served_candidate import Loading
 from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.target import Target
@@ -32,7 +30,6 @@ from graphkiln_backend.graph.distributions import installed_version
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.repository.version import find_graph
-from graphkiln_client.transports.endpoint import Endpoint
 
 _PATIENCE = 20
 """A request that takes so many times the target's p99 has failed."""
@@ -81,11 +78,7 @@ class Tuning:
         questions: What requests hold.
         arriving: How they come.
         budget_s: Seconds that measurements may take.
-        client: Arguments of the client of a server that runs; None for servers of our own.
-        reach: Options of a command that lead to that server; what is secret in them is left out.
-        folder: Where journals lie; the user's cache by default.
-        limit: What of the space is searched, in words, where it is a part; the journal is that of this part.
-        proves: Whether what is chosen is measured once more.
+        folder: Folder of the journals; in the user's cache by default.
     """
 
     subject: Subject
@@ -94,11 +87,7 @@ class Tuning:
     questions: Questions
     arriving: Arriving = field(default_factory=Arriving)
     budget_s: float = 1200.0
-    client: Mapping[str, Any] | None = None
-    reach: tuple[str, ...] = ()
     folder: Path | None = None
-    limit: str = ""
-    proves: bool = True
 
     @property
     def journal(self) -> Path:
@@ -119,9 +108,9 @@ class Tuning:
             "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
             "software": {name: version for name in _SOFTWARE if (version := installed_version(name))},
-            "server": self.server or "our own",
+            "server": "our own",  # and "limit": journals of earlier releases have both
             "space": axes,
-            "limit": self.limit,
+            "limit": "",
             "target": str(self.target),
             "floor": self.target.accuracy_floor,
             "load": f"{self.arriving}; {self._trace_digest()}",
@@ -142,9 +131,8 @@ class Tuning:
             report: Told of each measurement.
 
         Raises:
-            MeasurementError: The journal cannot be used, or the server takes no configuration.
+            MeasurementError: The journal cannot be used.
             RepositoryError: The configuration or the graph was changed meanwhile.
-            ClientError: A running server does not do what it must.
         """
         with ExitStack() as stack:
             identity = self.identity()
@@ -152,14 +140,7 @@ class Tuning:
             trials = self._open_trials(stack)
             reported = _Reported(trials, report)
             recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
-            search = Search(
-                self.spanned.space,
-                self.target,
-                recorded,
-                budget_s=self.budget_s,
-                cores=self.subject.cores,
-                proves=self.proves,
-            )
+            search = Search(self.spanned.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
             result = search.run()
             check_unchanged(self.subject)
             self._check_same_graph(identity)
@@ -173,36 +154,15 @@ class Tuning:
             )
 
     def _open_trials(self, stack: ExitStack) -> Trials:
-        loading = self.loading
-        local = stack.enter_context(
+        return stack.enter_context(
             LocalTrials(
                 subject=self.subject,
-                loading=loading,
+                loading=self.loading,
                 batch_sizes=batch_sizes(self.spanned),
                 floor=self.target.accuracy_floor,
                 deadline_s=min(_DEADLINE_S[1], max(_DEADLINE_S[0], self.budget_s / 4)),
             )
         )
-        if self.client is None:
-            return local
-        before = stack.enter_context(ServedBefore(self.kept, self.server, self.subject.name))
-        running = stack.enter_context(
-            RunningTrials(
-                subject=self.subject,
-                loading=loading,
-                client=self.client,
-                local=local,
-                before=before,
-                today=self.spanned.space.today,
-            )
-        )
-        running.open()
-        return running
-
-    @property
-    def server(self) -> str:
-        """Address of the running server without what is secret in it; empty for our own."""
-        return str(Endpoint.parse(str(self.client["url"]))) if self.client else ""
 
     @property
     def kept(self) -> Path:

@@ -12,7 +12,6 @@ from digits_subject import digits_subject
 from tuned import measured, tuning
 
 from graphkiln.cli.tune import doubts, progress_report, show_space
-from graphkiln.tuning.served_before import ServedBefore
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import OpenLoop
@@ -46,8 +45,6 @@ def test_what_is_doubtful_is_told_before(subject: Subject, tmp_path: Path) -> No
     floor = replace(asked, questions=few, target=Target(p99_s=0.05, accuracy_floor=0.01))
     (told,) = doubts(floor)
     assert "is not decided by 8 labelled samples" in told
-    there = list(doubts(replace(asked, client={"url": "http://h:1"})))
-    assert "other models and other clients of the server" in there[3]
 
 
 def test_a_version_that_is_not_served_is_told(subject: Subject, tmp_path: Path) -> None:
@@ -67,15 +64,3 @@ def test_each_measurement_is_a_line_where_no_terminal_is(
         report(Progress(number=1, spent_s=12.0, candidate=candidate, load=OpenLoop(80), outcome=measured(80, 0.02)))
     told = capsys.readouterr().err
     assert told == "graphkiln: 12 of 1200 s: as it is served today, 80/s: 80/s, p99 20 ms\n"
-
-
-def test_a_server_that_a_killed_search_left_as_it_was_is_named(subject: Subject, tmp_path: Path) -> None:
-    with ServedBefore(tmp_path, "http://h:1", "other") as before:
-        before.note({"max_batch_size": 8}, {"max_batch_size": 4})
-    (told,) = doubts(tuning(subject, tmp_path))
-    assert "tuned 'other' on http://h:1" in told
-    assert "graphkiln tune STORE/other --url http://h:1 puts back" in told
-    with ServedBefore(tmp_path, "http://localhost:1", "digits") as before:
-        before.note({"max_batch_size": 8}, {"max_batch_size": 4})
-    there = list(doubts(tuning(subject, tmp_path, client={"url": "http://127.0.0.1:1"})))
-    assert [line for line in there if "was killed" in line] == [told], "this one is put back at once"

@@ -62,14 +62,13 @@ def tune(tmp_path: Path, small: Space) -> Tune:
         within: Space | None = None,
         budget_s: float = 600.0,
         seed: int = 0,
-        proves: bool = True,
         file: str = "journal",
     ) -> Result:
         goal = target or Target(p99_s=P99_S)
         with Journal(tmp_path / file, {"target": str(goal), "seed": seed}) as journal:
             trials = RecordedTrials(server, journal, server.clock)
             server.now_s = trials.recorded_s
-            search = Search(within or small, goal, trials, budget_s=budget_s, cores=CORES, seed=seed, proves=proves)
+            search = Search(within or small, goal, trials, budget_s=budget_s, cores=CORES, seed=seed)
             return search.run()
 
     return run

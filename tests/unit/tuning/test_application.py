@@ -226,12 +226,6 @@ def test_a_link_that_is_replaced_is_a_link_again_on_the_way_back(subject: Subjec
     assert path.read_text() == before
 
 
-def test_on_a_running_server_the_way_there_is_told(subject: Subject) -> None:
-    applied = write(CHOSEN, subject, ("--url", "https://h:1", "--ca-file", "/a b/ca.pem"))
-    assert applied.commands_back[1] == applied.load_command
-    assert applied.load_command == "graphkiln load digits --url https://h:1 --ca-file '/a b/ca.pem'"
-
-
 def test_where_the_cpp_backend_would_serve_it_that_is_told(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     path = subject.folder / "config.pbtxt"
     path.write_text(path.read_text().replace('backend: "graphkiln"', 'backend: "onnxruntime"'))

@@ -41,13 +41,6 @@ def test_time_for_the_confirmation_is_kept() -> None:
     assert not budget.affords(OTHER, 0.0)
 
 
-def test_without_a_confirmation_everything_is_for_the_search() -> None:
-    budget = Budget(100.0)
-    budget.is_for_proof = False
-    budget.take(ONE, 10.0, 50.0)
-    assert budget.searching_s == 50
-
-
 def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
     budget = Budget(100.0)
     budget.take(ONE, 1.0, 4.0)

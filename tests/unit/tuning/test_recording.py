@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning import recording
 from graphkiln.tuning.candidate import ENGINE, Candidate
 from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.recording import RecordedTrials
@@ -79,12 +77,7 @@ def test_probes_are_kept_too(tmp_path: Path) -> None:
         assert trials.calls == expected
 
 
-def test_a_measurement_that_takes_the_memory_and_the_tuner_three_times_has_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kills = itertools.count()
-    monkeypatch.setattr(recording, "machine_now", lambda: {"boot": "a", "oom_kills": next(kills)})
-
+def test_a_measurement_in_which_the_tuner_died_three_times_has_failed(tmp_path: Path) -> None:
     def die() -> Measured:
         raise SystemExit
 
@@ -95,18 +88,8 @@ def test_a_measurement_that_takes_the_memory_and_the_tuner_three_times_has_faile
     outcomes, _ = measure(tmp_path / "j", trials, OpenLoop(5.0))
     (failed,) = outcomes
     assert isinstance(failed, Failed)
-    assert failed.reason.startswith("the tuner died 3 times while it was measured, for want of memory")
+    assert failed.reason.startswith("the tuner died 3 times while it was measured")
     assert trials.calls == 0
-
-
-def test_a_tuner_that_is_killed_ten_times_at_the_same_measurement_makes_it_at_last(tmp_path: Path) -> None:
-    def die() -> Measured:
-        raise SystemExit
-
-    for _ in range(10):
-        with pytest.raises(SystemExit):
-            measure(tmp_path / "j", Scripted(die), OpenLoop(5.0))
-    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
 
 
 def test_a_server_that_a_kill_took_is_warm_again_and_charged_to_nobody(tmp_path: Path) -> None:
@@ -181,8 +164,7 @@ def test_an_error_of_the_tuner_is_not_the_candidates_doing(tmp_path: Path) -> No
         {"done": {}, "took_s": 1},
         {"other": 1},
         {"done": {}, "outcome": {"kind": "no"}},
-        {"begun": {}, "machine": {"boot": 1}},
-        {"begun": {}, "machine": [1]},
+        {},
     ],
 )
 def test_an_event_that_is_none_is_told_with_its_line(tmp_path: Path, event: dict[str, object]) -> None:

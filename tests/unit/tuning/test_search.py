@@ -52,15 +52,6 @@ def test_what_is_promised_was_measured_again_and_its_bound_is_within_the_target(
     assert again
 
 
-def test_what_is_proven_elsewhere_is_not_measured_again(tune, tiny: Space) -> None:
-    server = SimulatedServer(cores=CORES)
-    result = tune(server, within=tiny, budget_s=200, proves=False)
-    assert result.candidate is not None
-    assert (result.promise, result.curve) == (None, ())
-    settled = [call for call in server.measured if call[0] == result.candidate]
-    assert {call[3] for call in settled} <= {*range(1000), *range(500_000, 502_000)}, "no seed of a confirmation"
-
-
 @pytest.mark.slow
 def test_it_finds_the_best_in_19_of_20_seeds(tune, best_rate, space: Space) -> None:
     find = partial(tune, within=space, budget_s=BUDGET_S)

@@ -154,7 +154,6 @@ def interrupted(self: FakeTrials, **facts: Any) -> None:
         lambda t: replace(t, subject=replace(t.subject, version=2)),
         lambda t: replace(t, arriving=Arriving(burst=4)),
         lambda t: replace(t, arriving=Arriving(trace=np.array([0.0, 1.0]))),
-        lambda t: replace(t, client={"url": "http://h:1"}),
         lambda t: replace(t, questions=replace(t.questions, feeds=t.questions.feeds[:2])),
         lambda t: replace(t, spanned=ModelSpace(space=t.spanned.space.only(["engine"]))),
     ],
@@ -180,12 +179,6 @@ def test_a_model_with_a_long_name_has_a_journal(subject: Subject, tmp_path: Path
     assert len(asked.journal.name) <= 255
     with Journal(asked.journal, asked.identity()):
         pass
-
-
-def test_what_is_kept_on_the_disk_holds_no_password(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path, client={"url": "http://me:s3cret@h:1"})
-    assert asked.identity()["server"] == "http://h:1"
-    assert "s3cret" not in json.dumps(asked.identity())
 
 
 def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
