@@ -28,8 +28,7 @@ from measurement import show_progress
 from tune_ways import Choice
 
 from graphkiln.story.server import ending_with_us, free_ports
-from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.serving_keys import default_values
+from graphkiln.tuning.candidate import Candidate, default_values
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln_backend.repository.config import read_config, write_config
 from graphkiln_backend.repository.version import CONFIG_FILE

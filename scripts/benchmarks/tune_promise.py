@@ -9,11 +9,9 @@ from generators import PERF_ANALYZER, PerfAnalyzer
 from measurement import show_progress
 
 from graphkiln.story.server import start_server
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.candidate import Candidate, changes_of
 from graphkiln.tuning.local_trials import FLAGS
-from graphkiln.tuning.serving_keys import changes_of
-from graphkiln.tuning.staging import stage
-from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.subject import Subject, stage
 
 REPEATS = 10
 _WARM_UP_S = 2.0

@@ -16,14 +16,11 @@ from measurement import show_progress
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.journal import Journal
 from graphkiln.tuning.rate_contest import RateContest
-from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.result import Result
-from graphkiln.tuning.search import Search
-from graphkiln.tuning.shortlist import probe
+from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.result import Result, Standing
+from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import OpenLoop, Trials
 

@@ -18,7 +18,6 @@ MODULES = (
     "graphkiln_backend.repository.remote_objects",
     "graphkiln_backend.scoring.errors",
     "graphkiln_backend.triton.executor",
-    "graphkiln_backend.triton.model",
     "graphkiln_backend.triton.sequences",
     "graphkiln.story.server",
 )

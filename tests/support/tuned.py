@@ -10,9 +10,8 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.document import Costs, document_of
 from graphkiln.tuning.model_space import Machine, span_space
 from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.result import Result, Row
+from graphkiln.tuning.result import Point, Result, Row, Standing
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target

@@ -267,3 +267,30 @@ def _check_rows(feeds: Feeds) -> None:
     rows = {name: len(array) for name, array in feeds.items() if array.ndim}
     if len(set(rows.values())) > 1:
         raise SignatureError("wrong batch size", expected="equal rows of every input", got=str(rows))
+
+
+class InstanceFault(GraphkilnError):
+    """The instance computes wrongly and serves no more."""
+
+    triton_code = "UNAVAILABLE"
+
+
+class Refusal:
+    """Refuses requests; see `Executor`.
+
+    Args:
+        reason: What differed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self._error = InstanceFault(
+            f"this instance computes wrongly and serves no more: {reason}", hint="try again: it is being restarted"
+        )
+
+    def execute(self, request: InferenceRequest) -> Result:
+        """Refuses a single request."""
+        return self.execute_batch([request])[0]
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Refuses requests."""
+        return [self._error for _ in requests]

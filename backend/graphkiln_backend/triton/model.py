@@ -45,7 +45,7 @@ from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import stay_on, usable_cores
 from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
-from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
+from graphkiln_backend.triton.executor import Executor, Refusal
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.load_crash import record_crash
 from graphkiln_backend.triton.log import log_to_triton
@@ -94,36 +94,6 @@ def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) ->
             return before + int(number)
         before += count
     return 0
-
-
-# What stands in for the executor of an instance that has computed wrong outputs: an error for every request.
-
-
-class InstanceFault(GraphkilnError):
-    """The instance computes wrongly and serves no more."""
-
-    triton_code = "UNAVAILABLE"
-
-
-class Refusal:
-    """Refuses requests; see `Executor`.
-
-    Args:
-        reason: What differed.
-    """
-
-    def __init__(self, reason: str) -> None:
-        self._error = InstanceFault(
-            f"this instance computes wrongly and serves no more: {reason}", hint="try again: it is being restarted"
-        )
-
-    def execute(self, request: InferenceRequest) -> Result:
-        """Refuses a single request."""
-        return self.execute_batch([request])[0]
-
-    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Refuses requests."""
-        return [self._error for _ in requests]
 
 
 # Replays the golden samples while an instance serves: memory, cores and runtimes may fail long after the start.

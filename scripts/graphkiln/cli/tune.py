@@ -33,7 +33,7 @@ def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
     """
     from rich.console import Console
 
-    from graphkiln.tuning.tables import print_space
+    from graphkiln.tuning.document import print_space
 
     space = tuning.spanned.space
     document = {
@@ -57,7 +57,7 @@ def doubts(tuning: Tuning) -> Iterator[str]:
     Args:
         tuning: What was asked.
     """
-    from graphkiln.tuning.accuracy_floor import undecided
+    from graphkiln.tuning.questions import undecided
 
     if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
         yield doubt
@@ -80,7 +80,7 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
     Args:
         tuning: What was asked.
     """
-    from graphkiln.tuning.progress import line_of
+    from graphkiln.tuning.document import line_of
 
     today = tuning.spanned.space.today
     if not sys.stderr.isatty():
@@ -108,8 +108,8 @@ def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None
     Raises:
         MeasurementError: The page cannot be written.
     """
+    from graphkiln.tuning.document import print_result
     from graphkiln.tuning.page import render_page
-    from graphkiln.tuning.tables import print_result
 
     if as_json:
         print_json(document)
@@ -204,9 +204,9 @@ def tune(
     """
     _check_libraries()
     from graphkiln.tuning.application import check_writable
-    from graphkiln.tuning.quantities import check_price
-    from graphkiln.tuning.search_folder import search_folder
     from graphkiln.tuning.subject import vanishing_cache
+    from graphkiln.tuning.target import check_price
+    from graphkiln.tuning.tuner import search_folder
 
     check_html(html)
     check_price(price)
@@ -243,7 +243,7 @@ class _Samples:
     folder: Path
 
     def calibrated(self, subject: Subject) -> Subject:
-        from graphkiln.tuning.calibration import with_int8
+        from graphkiln.tuning.subject import with_int8
 
         return with_int8(subject, self.calibration, self.asked, self.folder) if self.calibration else subject
 
@@ -258,7 +258,7 @@ def _check_libraries() -> None:
 
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
     from graphkiln.tuning import target as types
-    from graphkiln.tuning.quantities import parse_rate, parse_share
+    from graphkiln.tuning.target import parse_rate, parse_share
     from graphkiln_backend.graph.text import parse_duration
 
     chosen = objective or (Objective.LATENCY if rate else Objective.THROUGHPUT)
@@ -280,11 +280,10 @@ def _plan(
     narrowed: tuple[list[str], str],
     cache: ArtifactCache,
 ) -> Tuning:
-    from graphkiln.tuning.accuracy_floor import check_floor, samples_to_read
     from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
     from graphkiln.tuning.offered_load import Arriving
-    from graphkiln.tuning.quantities import parse_fixes
-    from graphkiln.tuning.questions import read_questions
+    from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
+    from graphkiln.tuning.target import parse_fixes
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.graph.text import parse_duration
 

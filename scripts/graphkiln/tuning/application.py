@@ -10,11 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln.tuning.bare_session import BareJob, probe_session
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.candidate import Candidate, changes_of, version_of
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.serving_keys import changes_of, version_of
-from graphkiln.tuning.staging import stage
-from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, vanishing_cache
+from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, stage, vanishing_cache
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, VerificationError
 from graphkiln_backend.repository.attestation import ATTESTATION_FILE

@@ -13,11 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate
+from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.questions import Arrays, Questions
-from graphkiln.tuning.serving_keys import changes_of, version_of
-from graphkiln.tuning.staging import PREFIX, stage
-from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+from graphkiln.tuning.subject import PREFIX, Subject, read_subject, stage, vanishing_cache
 from graphkiln.tuning.trials import Bare, Failed
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import GraphkilnError

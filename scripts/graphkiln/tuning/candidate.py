@@ -7,7 +7,101 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Self
+
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.setting_keys import ACCELERATOR_ORIGIN
+from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
+
+# From a candidate to what is written in config.pbtxt, and from there back: the one place that knows both names.
+
+LAYOUT, CONV_SEARCH = "layout", "conv_search"
+SPIN_ENTRY = "session.intra_op.allow_spinning"
+"""ONNX Runtime's own name of the setting."""
+ENGINES_CHOICE = "engine's"
+"""As a layout or a search for convolutions: the engine decides."""
+
+
+def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
+    """What a candidate changes in the configuration of its model.
+
+    Args:
+        candidate: Values by key; keys that it lacks stay as they are.
+        subject: The model.
+    """
+    delay = candidate.values.get(QUEUE_DELAY_US)
+    preferred = candidate.values.get(PREFERRED)
+    return ConfigChanges(
+        parameters=_parameters(candidate, subject),
+        instances=_number(candidate, INSTANCES) if subject.single_group else None,  # of several, no count is one's
+        max_batch_size=_number(candidate, MAX_BATCH_SIZE),
+        queue_delay_us=delay if isinstance(delay, int) else None,
+        preferred_batch_sizes=preferred if isinstance(preferred, tuple) and delay != NO_BATCHER else None,
+        on_gpu=subject.config.device.is_gpu,
+    )
+
+
+def version_of(candidate: Candidate, subject: Subject) -> Path | None:
+    """Folder of the version that a candidate is served from; None for the subject's own.
+
+    Args:
+        candidate: With its precision.
+        subject: The model.
+    """
+    return subject.int8 if candidate.values.get(PRECISION) == Precision.INT8 else None
+
+
+def default_values(subject: Subject) -> dict[str, Value]:
+    """What serves today, as the values of a candidate."""
+    serving = subject.deployment.plan.configs[0]
+    settings = subject.deployment.settings
+    return {
+        ENGINE: settings.engine or serving.engine,
+        PRECISION: str(settings.precision or subject.deployment.saved),
+        THREADS: serving.threads,
+        STREAMS: serving.streams,
+        SPIN: serving.spin and serving.engine == "onnxruntime" and serving.threads > 1,  # one has nobody to wait for
+        LAYOUT: serving.layout or ENGINES_CHOICE,
+        CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
+        INSTANCES: subject.config.instances,
+        MAX_BATCH_SIZE: subject.config.max_batch_size,
+        QUEUE_DELAY_US: subject.queue_delay_us,
+        PREFERRED: subject.config.preferred_batch_sizes or (),
+    }
+
+
+def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
+    values = candidate.values
+    found = {key: str(values[key]) for key in (ENGINE, THREADS) if key in values}
+    if STREAMS in values:
+        found[STREAMS] = _streams(candidate, subject)
+    if PRECISION in values:
+        found[PRECISION] = _precision(str(values[PRECISION]), subject)
+    if SPIN in values:
+        found[SPIN_ENTRY] = str(int(bool(values[SPIN]))) if values.get(ENGINE) == "onnxruntime" else ""
+    chosen = {key: str(values[key]) for key in (LAYOUT, CONV_SEARCH) if key in values}
+    return found | {key: "" if value == ENGINES_CHOICE else value for key, value in chosen.items()}
+
+
+def _streams(candidate: Candidate, subject: Subject) -> str:
+    """Empty for one, unless the accelerator that config.pbtxt names would make them more."""
+    streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
+    is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
+    return str(streams) if is_needed else ""
+
+
+def _precision(value: str, subject: Subject) -> str:
+    """Empty for the precision that the graph was saved in, unless the configuration names it: it needs no request."""
+    requested = subject.deployment.settings.precision
+    saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
+    return "" if Precision(value) == saved and requested is None else value
+
+
+def _number(candidate: Candidate, key: str) -> int | None:
+    return candidate.number(key) if key in candidate else None
+
 
 Value = str | int | bool | tuple[int, ...]
 """What a key can be set to; a tuple of batch sizes for `preferred_batch_sizes`."""

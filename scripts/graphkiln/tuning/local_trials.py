@@ -9,14 +9,10 @@ from dataclasses import dataclass, field
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.bare_session import BareJob, probe_session
-from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
-from graphkiln.tuning.machine_faults import excused, oom_kills
-from graphkiln.tuning.served_candidate import Loading, ServedCandidate
-from graphkiln.tuning.server_watch import Placed, ServerWatch, read_placement
-from graphkiln.tuning.serving_keys import changes_of, version_of
-from graphkiln.tuning.staging import stage
-from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured
+from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate, changes_of, version_of
+from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate, ServerWatch, read_placement
+from graphkiln.tuning.subject import Subject, stage
+from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured, excused, oom_kills
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.system.closing import Closeable

@@ -16,23 +16,338 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 
-from graphkiln.tuning.bounds import bound_of
+from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import QUEUE_DELAY_US, SESSION_KEYS, Candidate
-from graphkiln.tuning.confirmation import confirm, sweep
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import NO_TIME, Ladder, best_reached
-from graphkiln.tuning.load_contest import LoadContest
-from graphkiln.tuning.rate_contest import RateContest
+from graphkiln.tuning.model_space import bound_of, objection
+from graphkiln.tuning.rate_contest import LoadContest, RateContest
 from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.result import Result, Row, knee, pareto_front
-from graphkiln.tuning.shortlist import Probes, probe, shortlist
+from graphkiln.tuning.result import Contest, Point, Race, Result, Row, Standing, knee, pareto_front
 from graphkiln.tuning.space import Exclusion, Space
-from graphkiln.tuning.standing import Contest, Point, Race, Standing
+from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Failed, Measured, OpenLoop
+from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop, Trials
+
+# Which candidates are measured on a server at all: all that may meet the target, or as many as the budget allows.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probes:
+    """What bare sessions said.
+
+    Attributes:
+        sessions: Session -> its times, or why it has none.
+        viable: Candidates that may meet the target, the simplest first.
+        refused: The others, with the reasons.
+    """
+
+    sessions: Mapping[Candidate, Bare | Failed]
+    viable: tuple[Candidate, ...] = ()
+    refused: tuple[Exclusion, ...] = field(default=())
+
+    def bare(self, candidate: Candidate) -> Bare:
+        """The times of a viable candidate's session.
+
+        Raises:
+            KeyError: It is not viable.
+        """
+        found = self.sessions[candidate.restricted_to(SESSION_KEYS)]
+        if isinstance(found, Failed):
+            raise KeyError(found.reason)
+        return found
+
+
+def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], bool] = lambda: True) -> Probes:
+    """Measures the bare session of every candidate, each session once.
+
+    Args:
+        space: The candidates.
+        target: What they must meet.
+        trials: What measures.
+        has_time: Whether another session may be timed; the simplest one always is.
+    """
+    by_session = dict.fromkeys(each.restricted_to(SESSION_KEYS) for each in space.candidates)
+    sessions: dict[Candidate, Bare | Failed] = {}
+    for session in by_session:
+        sessions[session] = trials.probe(session) if not sessions or has_time() else _UNTIMED
+    viable, refused = [], []
+    for candidate in space.candidates:
+        reason = objection(candidate, sessions[candidate.restricted_to(SESSION_KEYS)], target)
+        if reason:
+            refused.append(Exclusion(candidate=candidate, reason=reason, by_budget=reason == _UNTIMED.reason))
+        else:
+            viable.append(candidate)
+    return Probes(sessions=sessions, viable=tuple(viable), refused=tuple(refused))
+
+
+_UNTIMED = Failed(reason="the budget was spent before its session was timed")
+
+
+def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:
+    """So many candidates, spread over all sessions, those of the fastest sessions first.
+
+    Args:
+        probes: What bare sessions said.
+        most: How many.
+        first: Those that are taken anyway.
+    """
+    by_session: dict[Candidate, list[Candidate]] = {}
+    for candidate in sorted(probes.viable, key=lambda each: -bound_of(each, probes.bare(each)).rate):
+        by_session.setdefault(candidate.restricted_to(SESSION_KEYS), []).append(candidate)
+    turns = zip_longest(*(_spread(each) for each in by_session.values()))
+    ordered = [candidate for turn in turns for candidate in turn if candidate is not None]
+    return list(dict.fromkeys([*first, *ordered]))[: max(most, len(first))]
+
+
+def _spread(candidates: list[Candidate]) -> list[Candidate]:
+    """The same candidates in an order whose every beginning is spread over the whole: ends first, then middles."""
+    order: list[int] = []
+    step = len(candidates)
+    while step:
+        order += range(0, len(candidates), step)
+        step //= 2
+    return [candidates[each] for each in dict.fromkeys([*order, *range(len(candidates))])]
+
+
+# Successive halving: short measurements of many candidates, longer ones of those that are left.
+#
+# A candidate leaves for one of two reasons, which its standing keeps: what it can still reach is below what another
+# proved (that is final), or it ranks below the best third of a rung (a guess: the search looks again around the best).
+#
+# Source: K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
+
+FINALISTS = 4
+RUNGS = 6
+NO_TIME = "the budget was spent before it was measured"
+"""Why a candidate left that was not measured."""
+_KEPT = 3
+"""One of so many candidates of a rung goes on to the next."""
+_CHUNK = 8
+"""Candidates between two looks at the machine's speed."""
+
+
+class Ladder:
+    """Thins out the candidates, rung by rung.
+
+    Args:
+        contest: What they are compared by.
+        reference: Watches the machine.
+        has_time: Whether the budget allows to go on.
+        keep: Candidates that leave only when they are surely worse.
+    """
+
+    def __init__(
+        self, contest: Contest, reference: Reference, has_time: Callable[[], bool], keep: Sequence[Candidate] = ()
+    ) -> None:
+        self._contest, self._reference, self._has_time, self._keep = contest, reference, has_time, frozenset(keep)
+
+    def climb(self, entered: Sequence[Standing], seconds: float) -> list[Standing]:
+        """Measures them until at most `FINALISTS` are in the contest, or the time is up.
+
+        Args:
+            entered: The standings to begin with.
+            seconds: Of the first rung's measurements; each next rung's are twice as long.
+
+        Returns:
+            All of them, those that are in the contest first, the best of them first.
+        """
+        standings = list(entered)
+        for number in range(RUNGS):
+            running = [each for each in standings if not each.lost]
+            is_first = number == 0  # no score says anything before that
+            if (len(running) <= FINALISTS and not is_first) or not self._has_time():
+                break
+            rung_s = seconds * 2**number
+            climbed = self._halve(self._rung(running, rung_s), rung_s)
+            standings = [*climbed, *(each for each in standings if each.lost)]
+        return sorted(standings, key=lambda each: (bool(each.lost), -each.score.value))
+
+    def _rung(self, running: Sequence[Standing], seconds: float) -> list[Standing]:
+        done: list[Standing] = []
+        for start in range(0, len(running), _CHUNK):
+            chunk = running[start : start + _CHUNK]
+            if not self._has_time():
+                return [*done, *(each if each.points else each.out(NO_TIME) for each in running[start:])]
+            reached = best_reached([*done, *running])
+            done += self._reference.steadily(partial(self._advance_all, chunk, seconds, reached))
+        return done
+
+    def _advance_all(self, chunk: Sequence[Standing], seconds: float, reached: float) -> list[Standing]:
+        return [self._advance(each, seconds, reached) for each in chunk]
+
+    def _advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+        if self._has_time():
+            return self._contest.advance(standing, seconds, reached)
+        return standing if standing.points else standing.out(NO_TIME)
+
+    def _halve(self, rung: Sequence[Standing], seconds: float) -> list[Standing]:
+        reached = best_reached(rung)
+        judged = [each if each.lost else each.out(self._beaten(each, reached)) for each in rung]
+        running = sorted((each for each in judged if not each.lost), key=lambda each: -each.score.value)
+        kept = max(FINALISTS, math.ceil(len(running) / _KEPT))
+        left = [
+            each.out(f"ranks {place} of {len(running)} after {seconds:g} s")
+            for place, each in enumerate(running, 1)
+            if place > kept and each.candidate not in self._keep
+        ]
+        gone = {each.candidate for each in left}
+        return [
+            *(each for each in running if each.candidate not in gone),
+            *left,
+            *(each for each in judged if each.lost),
+        ]
+
+    def _beaten(self, standing: Standing, reached: float) -> str:
+        if standing.score.upper >= reached:
+            return ""
+        return (
+            f"{self._contest.describe(standing.score.upper)} at best, where another has "
+            f"{self._contest.describe(reached)}"
+        )
+
+
+def best_reached(standings: Sequence[Standing]) -> float:
+    """The best score that was reached; minus infinity where there are no standings."""
+    return max((each.score.lower for each in standings), default=-math.inf)
+
+
+# The last measurement of what was chosen: other arrivals, longer, and the machine as it is.
+
+_SEED = 77_000_000
+_TRIES, _SLICES = 8, 5
+"""Measurements at most, and into how many the budget that is left is divided."""
+_LARGE_STEP, _STEP, _SMALL_STEP = 0.75, 0.9, 0.93
+"""What a rate is multiplied with before the last measurement that fits, and what one that did not hold: when its p99 is
+beyond the target, and when only the bound is."""
+_SLOWER, _FEW_SLOWER = 100, 5
+"""Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
+fewer than the few a bound is seldom found, however far below the target p99 is."""
+_CERTAIN, _COUNTED = 1, 100
+"""The same where several requests say as much as an independent one, counted in those; and how many requests of a
+measurement tell how many these are."""
+_SHORTEST_S = 5.0
+_LONGER = 2
+"""Times as long as the first one is the second measurement of a load that did not hold."""
+_CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
+"""Shares of the promised rate at which latency is measured, beside the rate itself."""
+
+
+def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: float) -> tuple[Point | None, str]:
+    """Measures a candidate under the load that is to be promised; where the rate is free, a little less if need be.
+
+    Args:
+        trials: What measures, within its budget; one measurement is made whatever that says.
+        standing: Of the candidate.
+        target: What must be met.
+        level: Speed of the machine now, as a share of that of the scores.
+
+    Returns:
+        The load that held with what was measured, and how the same load did not hold before, if so; or None and the
+        reason.
+    """
+    is_free = target.objective is Objective.THROUGHPUT
+    rate = standing.score.lower * min(level, 1.0) if is_free else target.rate
+    budget, candidate = trials.budget, standing.candidate
+    reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
+    inflation, doubt = _inflation_of(standing, target.p99_s), ""
+    for number in range(_TRIES):
+        if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
+            return None, f"{reason}, and the budget is spent"
+        if rate and is_free and not _fits_twice(budget, candidate, _enough_s(slice_s, rate, inflation)):
+            rate *= _LARGE_STEP  # the last one that fits: rather a lower promise than none
+        load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
+        per_s = _requests_per_s(load, standing)
+        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1))
+        outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
+        if isinstance(outcome, Failed):
+            return None, outcome.reason
+        p99 = outcome.latency.p99
+        if outcome.latency.p99_at_most_s <= target.p99_s and outcome.keeps_up:
+            return Point(load=load, measured=outcome), doubt
+        reason = _missed(outcome, target.p99_s)
+        if p99.value <= target.p99_s:
+            inflation = outcome.latency.inflation  # of a queue that grows it says nothing
+        if rate and is_free:
+            rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
+        elif p99.value > target.p99_s or not outcome.keeps_up:
+            if doubt:
+                break
+            doubt = reason  # once, it may have been the machine that stood still
+    return None, reason
+
+
+def sweep(
+    trials: RecordedTrials, candidate: Candidate, promise: Point, seconds: float
+) -> tuple[tuple[Point, ...], str]:
+    """Latency against rate, around the rate that was promised; as many points as the time allows.
+
+    Returns:
+        The points by rate, and how the candidate failed at another one; empty where it did not.
+    """
+    if not isinstance(promise.load, OpenLoop):
+        return (), ""
+    points, failure = [promise], ""
+    for share in _CURVE:
+        if trials.budget.left_s < 1.5 * trials.budget.needed_s(candidate, seconds):
+            break
+        load = OpenLoop(float(f"{promise.load.rate * share:.4g}"))
+        outcome = trials.measure(candidate, load, seconds, _SEED - 1)
+        if isinstance(outcome, Failed):
+            failure = f"beside the promise, at {load.rate:g} requests per second, it failed: {outcome.reason}"
+            break
+        points.append(Point(load=load, measured=outcome))
+    return tuple(sorted(points, key=lambda each: each.load.rate if isinstance(each.load, OpenLoop) else 0.0)), failure
+
+
+def _missed(measured: Measured, p99_s: float) -> str:
+    """Why a measurement proves nothing: it is too slow, or too short to say that it is not, or its queue grows."""
+    latency = measured.latency
+    p99_ms = latency.p99.value * 1e3
+    if latency.p99.value > p99_s:
+        return f"its p99 did not hold when it was measured again: {p99_ms:.3g} ms"
+    if not measured.keeps_up:
+        reached = f"{measured.throughput.value:.3g} of {measured.due_per_s:.3g}"
+        return f"measured again, {reached} requests per second were answered: their queue grows"
+    return f"measured again, its p99 was {p99_ms:.3g} ms in {latency.count} requests: too few to be sure of the target"
+
+
+def _inflation_of(standing: Standing, p99_s: float) -> float:
+    """How many requests say as much as an independent one, where the search met the target; 1 where it is unknown."""
+    latencies = [point.measured.latency for point in standing.points if isinstance(point.load, OpenLoop)]
+    within = [each for each in latencies if each.p99.value <= p99_s and each.count >= _COUNTED]
+    return statistics.median(each.inflation for each in within) if within else 1.0
+
+
+def _enough_s(slice_s: float, requests_per_s: float, inflation: float) -> float:
+    """A slice of the budget, or longer where a bound takes more requests than that gives."""
+    requests = max(requests_needed(_FEW_SLOWER), inflation * requests_needed(_CERTAIN))
+    return max(slice_s, requests / requests_per_s)
+
+
+def _fits_twice(budget: Budget, candidate: Candidate, seconds: float) -> bool:
+    return budget.left_s >= 2 * budget.needed_s(candidate, seconds)
+
+
+def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, enough_s: float) -> float:
+    """How long to measure: no longer than a tight bound takes, or than the budget allows."""
+    fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
+    return max(_SHORTEST_S, min(_seconds_for(_SLOWER, requests_per_s), enough_s, fits_s))
+
+
+def _seconds_for(slower: int, requests_per_s: float) -> float:
+    return requests_needed(slower) / requests_per_s
+
+
+def _requests_per_s(load: LoadShape, standing: Standing) -> float:
+    if isinstance(load, OpenLoop):
+        return load.rate
+    reached = standing.points[-1].measured.throughput.value if standing.points else 1.0
+    return max(reached, 1e-3)
+
 
 # What is said of each candidate when a search is over: what it reached, what limits it, and why it was not chosen.
 

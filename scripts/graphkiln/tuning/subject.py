@@ -2,31 +2,139 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.errors import InvalidInput, RepositoryError, VerificationError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Classification
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
-from graphkiln_backend.repository.config_changes import NO_BATCHER, has_one_group
+from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges, has_one_group
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
-from graphkiln_backend.repository.overlay import complete_config
-from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.repository.overlay import complete_config, copy_labels, write_mirror
+from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.resources import usable_cores
+
+# `--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, and tried beside it.
+
+_ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes a version that can be tuned"
+
+
+def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
+    """The subject with an int8 graph of it; with the reason in its place where that does not compute the same.
+
+    Args:
+        subject: The model.
+        calibration: Samples to find ranges with: a folder of images, or an .npz.
+        samples: Others, to judge by; None for made-up ones.
+        folder: Where the graph may lie, for as long as the subject is used.
+
+    Raises:
+        InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.
+        ConversionError: The samples cannot be used, or nothing of the graph becomes int8.
+    """
+    _check(subject)
+    try:
+        version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
+    except VerificationError as error:
+        return replace(subject, no_int8=f"does not compute the same: {error}")
+    _check_tensors(subject, version)
+    return replace(subject, int8=version)
+
+
+def _check(subject: Subject) -> None:
+    saved, contract = subject.deployment.saved, subject.deployment.version.contract
+    if saved is not Precision.FP32:
+        raise InvalidInput(f"--calibration: the graph was saved in {saved}, and int8 is made of fp32", hint=_ELSEWHERE)
+    if contract.ranking or not isinstance(contract.task, Classification | None):
+        raise InvalidInput("--calibration: the model answers with more than scores of classes", hint=_ELSEWHERE)
+
+
+def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Path:
+    from graphkiln_converters.convert import convert
+    from graphkiln_converters.recipe import Recipe
+
+    folder.mkdir()
+    contract = subject.deployment.version.contract
+    recipe = Recipe(
+        source=str(subject.deployment.version.graph_path),
+        name=subject.name,
+        model_store=folder / "store",
+        keep_names=True,
+        preprocess=json.loads(encode_json(contract.preprocess)) if contract.preprocess else None,
+        labels=_write_labels(contract, folder),
+        batch="free" if subject.signature.batchable else "fixed",
+        precision=Precision.INT8,
+        calibration=calibration,
+        samples=samples,
+    )
+    return convert(recipe)
+
+
+def _write_labels(contract: Contract, folder: Path) -> Path | None:
+    if not contract.labels:
+        return None
+    path = folder / "labels.txt"
+    path.write_text("".join(f"{label}\n" for label in contract.labels), encoding="utf-8")
+    return path
+
+
+def _check_tensors(subject: Subject, version: Path) -> None:
+    """The configuration is of both graphs."""
+    own, found = subject.signature, read_version_signature(version, "")
+    for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
+        if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
+            raise InvalidInput("--calibration: the int8 graph has other tensors than the model", hint=_ELSEWHERE)
+
+
+# A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
+
+PREFIX = "graphkiln-tune-"
+"""Begins the names of the temporary folders."""
+
+
+@contextmanager
+def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
+    """A store that lives as long as the context.
+
+    Args:
+        subject: The model; its folder is only read.
+        changes: To its configuration.
+        version: Folder of a version that stands in the place of the subject's; None for its own.
+
+    Raises:
+        RepositoryError: The configuration cannot be changed so.
+    """
+    config = read_config(subject.folder / CONFIG_FILE)
+    changes.apply(config)
+    config.ClearField("version_policy")  # the version that is tuned is the only one there
+    with OwnedFolder(prefix=PREFIX) as folder:
+        store = folder.path / "store"
+        model = store / subject.name
+        write_mirror(subject.folder, model, [] if version else [subject.version], config)
+        if version:
+            (model / str(subject.version)).symlink_to(version)
+            copy_labels(subject.folder, model, config)
+        yield store
+
 
 # Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
 #

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fake_triton import InferenceRequest, TritonError
 
-from graphkiln_backend.triton.model import InstanceFault, Refusal
+from graphkiln_backend.triton.executor import InstanceFault, Refusal
 from graphkiln_backend.triton.responses import to_response
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from task_outputs import DETECTION
 
-from graphkiln.tuning.accuracy_floor import check_floor, samples_needed, samples_to_read, undecided
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.questions import Questions, check_floor, samples_needed, samples_to_read, undecided
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
 

@@ -10,9 +10,8 @@ import pytest
 from digits_subject import digits_subject
 from task_outputs import DETECTION
 
-from graphkiln.tuning import calibration
-from graphkiln.tuning.calibration import with_int8
-from graphkiln.tuning.subject import Subject
+from graphkiln.tuning import subject as calibration
+from graphkiln.tuning.subject import Subject, with_int8
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.version import read_version

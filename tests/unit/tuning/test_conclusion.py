@@ -11,13 +11,10 @@ from tuned import measured
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, SESSION_KEYS, Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import NO_TIME
-from graphkiln.tuning.load_contest import LoadContest
-from graphkiln.tuning.rate_contest import RateContest
-from graphkiln.tuning.search import Conclusion, bound_notes, has_reached, unmeasured
-from graphkiln.tuning.shortlist import Probes
+from graphkiln.tuning.rate_contest import LoadContest, RateContest
+from graphkiln.tuning.result import Point, Standing
+from graphkiln.tuning.search import NO_TIME, Conclusion, Probes, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, Failed, OpenLoop

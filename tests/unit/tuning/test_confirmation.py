@@ -13,12 +13,10 @@ import tuned
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.confirmation import _missed, confirm, sweep
-from graphkiln.tuning.journal import Journal
-from graphkiln.tuning.recording import RecordedTrials
-from graphkiln.tuning.result import knee
+from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.result import Point, Standing, knee
+from graphkiln.tuning.search import _missed, confirm, sweep
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop

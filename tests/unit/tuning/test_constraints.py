@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from digits_subject import changed, digits_subject
 
-from graphkiln.tuning.candidate import Candidate, Value
+from graphkiln.tuning.candidate import Candidate, Value, default_values
 from graphkiln.tuning.model_space import constraints_of
-from graphkiln.tuning.serving_keys import default_values
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.repository.model_config import InstanceGroup
 

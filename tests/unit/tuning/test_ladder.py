@@ -10,9 +10,9 @@ from simulated_server import SimulatedServer
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.ladder import FINALISTS, Ladder, best_reached
+from graphkiln.tuning.result import Standing
+from graphkiln.tuning.search import FINALISTS, Ladder, best_reached
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Standing
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import ClosedLoop
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from graphkiln.tuning.candidate import QUEUE_DELAY_US, Candidate
+from graphkiln.tuning.result import Point, Standing
 from graphkiln.tuning.search import limit_of
-from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Measured, OpenLoop

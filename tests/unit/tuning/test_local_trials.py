@@ -15,8 +15,7 @@ from graphkiln.tuning import local_trials
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials, check_placement
 from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.served_candidate import Loading, ServedCandidate
-from graphkiln.tuning.server_watch import Placed
+from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate
 from graphkiln.tuning.trials import Bare, Failed, OpenLoop
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.config import read_config

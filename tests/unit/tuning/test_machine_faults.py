@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning import machine_faults
-from graphkiln.tuning.machine_faults import excused, oom_kills
-from graphkiln.tuning.trials import Failed
+from graphkiln.tuning import trials as machine_faults
+from graphkiln.tuning.trials import Failed, excused, oom_kills
 
 
 @pytest.fixture

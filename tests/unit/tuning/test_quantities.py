@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.quantities import parse_fixed, parse_fixes, parse_rate, parse_share
+from graphkiln.tuning.target import parse_fixed, parse_fixes, parse_rate, parse_share
 from graphkiln_backend.graph.errors import InvalidInput
 
 DEFAULT = Candidate.of({"engine": "onnxruntime", "threads": 2, "spin": True, "preferred_batch_sizes": (4,)})

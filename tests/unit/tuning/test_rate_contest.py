@@ -13,8 +13,8 @@ from graphkiln.tuning import rate_contest
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.rate_contest import RESOLUTION, RateContest
+from graphkiln.tuning.result import Point, Standing
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Point, Standing
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop

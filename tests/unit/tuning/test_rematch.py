@@ -12,11 +12,10 @@ from simulated_server import SimulatedServer
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, THREADS, Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.load_contest import LoadContest
-from graphkiln.tuning.rate_contest import RateContest
+from graphkiln.tuning.rate_contest import LoadContest, RateContest
+from graphkiln.tuning.result import Race, Standing
 from graphkiln.tuning.search import rematch
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.standing import Race, Standing
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Failed, LoadShape, Measured

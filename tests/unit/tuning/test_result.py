@@ -7,8 +7,7 @@ import math
 import pytest
 
 from graphkiln.tuning.candidate import ENGINE, Candidate
-from graphkiln.tuning.result import Row, knee, pareto_front
-from graphkiln.tuning.standing import Point, Standing
+from graphkiln.tuning.result import Point, Row, Standing, knee, pareto_front
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import ClosedLoop, Measured, OpenLoop
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning import search_folder as module
-from graphkiln.tuning.search_folder import clear_dead, other_searches, search_folder
+from graphkiln.tuning import tuner as module
+from graphkiln.tuning.tuner import clear_dead, other_searches, search_folder
 
 SEARCH = """
 import os, subprocess, sys, tempfile
-from graphkiln.tuning.search_folder import search_folder
+from graphkiln.tuning.tuner import search_folder
 tempfile.tempdir = sys.argv[1]
 with search_folder() as folder:
     tempfile.mkdtemp(prefix="graphkiln-")

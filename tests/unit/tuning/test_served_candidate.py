@@ -14,8 +14,7 @@ import pytest
 from graphkiln.tuning import served_candidate
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.served_candidate import Loading, ServedCandidate, describe_generator
-from graphkiln.tuning.server_watch import Placed
+from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate, describe_generator
 from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_client.load_generator import Recording, _Trace

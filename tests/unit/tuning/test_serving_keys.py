@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.serving_keys import SPIN_ENTRY, changes_of, default_values, version_of
+from graphkiln.tuning.candidate import SPIN_ENTRY, Candidate, changes_of, default_values, version_of
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.config_changes import NO_BATCHER

@@ -6,7 +6,7 @@ import pytest
 from simulated_server import SimulatedServer
 
 from graphkiln.tuning.candidate import PRECISION, SESSION_KEYS
-from graphkiln.tuning.shortlist import probe, shortlist
+from graphkiln.tuning.search import probe, shortlist
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Target
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.tuning.staging import stage
-from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.subject import Subject, stage
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges
 

@@ -11,8 +11,8 @@ from digits_subject import digits_subject
 from rich.console import Console
 from tuned import document
 
+from graphkiln.tuning.document import print_result, print_space
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.tables import print_result, print_space
 
 
 @pytest.fixture(scope="module")
