@@ -1,198 +1,85 @@
-"""From a source model to a version that is proven to compute the same, or to nothing."""
+"""Convert a source model to a version that is proven to compute the same; write nothing where that fails.
+
+The story from top to bottom: check the recipe, open the source, export its graph, choose the task, run the passes,
+make samples, prove, lower to another precision and prove again, describe the version, write it.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Protocol, runtime_checkable
 
 import onnx_ir
 
-from graphkiln_backend.graph.errors import ConversionError, UndecidedError, VerificationError
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import ConversionError, ManifestError, UndecidedError, VerificationError
+from graphkiln_backend.graph.labels import read_labels
+from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task, output_names
-from graphkiln_backend.passes.base import Pass, Rewritten, run_passes
+from graphkiln_backend.graph.task import (
+    Classification,
+    Detection,
+    Embedding,
+    Segmentation,
+    Task,
+    is_classification,
+    output_names,
+)
+from graphkiln_backend.passes.base import Rewritten, run_passes
+from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64
+from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote
+from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
-from graphkiln_converters.given_files import check_given_files
-from graphkiln_converters.kernels import save_runnable
-from graphkiln_converters.opening import OpenModel, open_model
+from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.precision import check_lowers, check_quantizer, loosened, lower_and_prove
-from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
-from graphkiln_converters.publishing import (
-    check_edges,
-    new_version,
-    notes_of,
-    remaining_preprocess,
-    warn_without_preprocess,
-    with_fitting_labels,
-)
+from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.remote_source import local_source
-from graphkiln_converters.sampling import Sampler, recorded_samples
-from graphkiln_converters.sources.base import EXPORT_BATCH, FixedBatchSource, TaskSource
-from graphkiln_converters.version_number import check_free
-from graphkiln_converters.writer import check_name, write_next_version, write_version
-
-# Runs the passes that a recipe requests.
-
-
-def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
-    """Rewrites an exported graph in place, as the recipe says.
-
-    Args:
-        model: The graph, with the source's names.
-        recipe: What the graph takes and returns, and which passes are skipped.
-        preprocess: How an image becomes the source's input, or None.
-
-    Raises:
-        ConversionError: A pass to skip does not exist, a pass failed, or the graph takes no image to embed the
-            preprocessing of.
-    """
-    rewritten = run_passes(model, _passes(model, recipe, preprocess))
-    for report in rewritten.reports:
-        if report.name == EmbedPreprocess.name and not report.ran:
-            raise ConversionError(
-                f"--input {recipe.input}: {report.note}", hint="it is for models with one FP32 image as their input"
-            )
-    return rewritten
-
-
-def _passes(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> tuple[Pass, ...]:
-    embedded = recipe.input != "source"
-    if embedded and preprocess is None:
-        raise ConversionError(
-            f"--input {recipe.input}: it is not known how an image becomes the input",
-            hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
-        )
-    at_edge = edge_passes(
-        model,
-        outputs=recipe.outputs,
-        keep_names=recipe.keep_names,
-        preprocess=preprocess if embedded else None,
-        softmax=recipe.softmax,
-        top_k=recipe.top_k,
-        nhwc=recipe.layout == "nhwc",
-    )
-    return without((*OPTIMIZATIONS, *at_edge), recipe.skip)
-
-
-# Which task a conversion is for: the source's own, or the one that was requested and that the outputs fit.
-
-_FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
-_DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
-
-
-def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
-    """The model with the task that its version will publish, by the source's names of outputs.
-
-    Args:
-        model: The source.
-        recipe: Requests a task, or leaves that to the source.
-        graph: As exported.
-
-    Raises:
-        ConversionError: The outputs do not fit the task, or the recipe changes what the task needs.
-    """
-    values = {str(value.name): value for value in graph.graph.outputs}
-    kept = {name: value for name, value in values.items() if not recipe.outputs or name in recipe.outputs}
-    task = _task(recipe, model.source.task if isinstance(model.source, TaskSource) else None, kept)
-    if task is not None and not isinstance(task, Classification):
-        _check_edges(recipe, task)
-    return replace(model, task=_with_length(_with_threshold(task, recipe.score_threshold), normalize=recipe.normalize))
-
-
-def _with_threshold(task: Task | None, threshold: float | None) -> Task | None:
-    if threshold is None:
-        return task
-    if not isinstance(task, Detection):
-        raise ConversionError("--score-threshold is for detectors", hint="--task detection, or leave it out")
-    return replace(task, score_threshold=threshold)
-
-
-def _with_length(task: Task | None, *, normalize: bool) -> Task | None:
-    if not normalize:
-        return task
-    if not isinstance(task, Embedding):
-        raise ConversionError("--normalize is for vectors", hint="--task embedding, or leave it out")
-    return replace(task, normalize=True)
-
-
-def _task(recipe: Recipe, own: Task | None, outputs: dict[str, onnx_ir.Value]) -> Task | None:
-    if recipe.task == "auto":
-        return own if own is not None and set(output_names(own)) <= outputs.keys() else None
-    if own is not None and own.kind == recipe.task and set(output_names(own)) <= outputs.keys():
-        return own
-    return _FITTING[recipe.task](outputs)
-
-
-def _classification(outputs: dict[str, onnx_ir.Value]) -> Task:  # noqa: ARG001 - any scores will do
-    return Classification()
-
-
-def _detection(outputs: dict[str, onnx_ir.Value]) -> Task:
-    if not set(_DETECTION_OUTPUTS) <= outputs.keys():
-        raise _misfit("detection", f"outputs named {', '.join(_DETECTION_OUTPUTS)}", outputs)
-    masks, keypoints = (name if name in outputs else None for name in ("masks", "keypoints"))
-    boxes, scores, classes, counts = _DETECTION_OUTPUTS
-    return Detection(boxes=boxes, scores=scores, classes=classes, counts=counts, masks=masks, keypoints=keypoints)
-
-
-def _segmentation(outputs: dict[str, onnx_ir.Value]) -> Task:
-    scores = [name for name, value in outputs.items() if value.dtype in _FLOATS and _rank(value) == 4]
-    maps = [name for name, value in outputs.items() if value.dtype not in _FLOATS and _rank(value) == 3]
-    if len(scores) == 1:
-        return Segmentation(scores=scores[0])
-    if len(maps) == 1:
-        return Segmentation(classes=maps[0])
-    raise _misfit("segmentation", "scores [batch, classes, height, width] or classes [batch, height, width]", outputs)
-
-
-def _embedding(outputs: dict[str, onnx_ir.Value]) -> Task:
-    vectors = [name for name, value in outputs.items() if value.dtype in _FLOATS and _rank(value) == 2]
-    if len(vectors) != 1:
-        raise _misfit("embedding", "one output of vectors [batch, features]", outputs)
-    return Embedding(vectors=vectors[0])
-
-
-_FITTING = {
-    "classification": _classification,
-    "detection": _detection,
-    "segmentation": _segmentation,
-    "embedding": _embedding,
-}
-
-
-def _rank(value: onnx_ir.Value) -> int | None:
-    return None if value.shape is None else len(value.shape)
-
-
-def _misfit(task: str, wanted: str, outputs: dict[str, onnx_ir.Value]) -> ConversionError:
-    found = ", ".join(f"{name} {value.dtype} {list(value.shape or ())}" for name, value in outputs.items())
-    return ConversionError(f"--task {task} needs {wanted}; the graph has {found}", hint="choose with --outputs")
-
-
-def _check_edges(recipe: Recipe, task: Task) -> None:
-    flags = {"--top-k": bool(recipe.top_k), "--softmax": recipe.softmax, "--layout nhwc": recipe.layout == "nhwc"}
-    for flag, given in flags.items():
-        if given:
-            raise ConversionError(f"{flag} is for classifiers, and this is a {task.kind} model", hint="leave it out")
-
+from graphkiln_converters.runnable import save_runnable
+from graphkiln_converters.samples import Sampler, recorded_samples
+from graphkiln_converters.sources.base import (
+    EXPORT_BATCH,
+    RANDOM_WEIGHTS,
+    FixedBatchSource,
+    InputSpec,
+    NotedSource,
+    OpenModel,
+    SourceModel,
+    SourceOptions,
+    TaskSource,
+    WholeSource,
+    check_file,
+    open_source,
+)
+from graphkiln_converters.write import (
+    NewVersion,
+    SourceInfo,
+    check_free,
+    check_name,
+    write_next_version,
+    write_version,
+)
 
 _log = logging.getLogger("graphkiln.converters")
 
 
 def convert(recipe: Recipe, *, command: str = "") -> Path:
-    """Converts a model, proves the graph, and writes a version.
+    """Convert a model, prove the graph, and write a version.
 
     Args:
-        recipe: What to do.
+        recipe: What to convert, and how.
         command: The command line, for the manifest.
 
     Returns:
@@ -200,7 +87,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
     Raises:
         ConversionError: The source cannot be converted. Nothing is written.
-        EngineUnavailable: What the recipe names is not installed. Nothing is written.
+        EngineUnavailable: A library that the recipe needs is not installed. Nothing is written.
         VerificationError: The outputs changed. Nothing is written.
     """
     begun = time.perf_counter()
@@ -222,7 +109,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
         model = with_fitting_labels(with_task(opened, recipe, graph), recipe, graph)
         warn_without_preprocess(model)
-        proven = _convert(recipe, model, graph, Path(temporary) / GRAPH_FILE)
+        proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
         if recipe.version is None:
             return write_next_version(version, folder)
@@ -230,16 +117,20 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     return folder / str(recipe.version)
 
 
-def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
+def _rewrite_and_prove(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
+    """Run the passes, prove the graph in its own precision, then in the requested one."""
     names = [str(value.name) for value in graph.graph.outputs]
     recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole), task=model.task)
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
-    check_edges(recipe, preprocess)
+    lowers_inputs = recipe.lower_edges and recipe.precision is Precision.BF16
+    if lowers_inputs and preprocess is not None and preprocess.dtype is not DType.UINT8:
+        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
     rounding = Rounding.of(graph)
     check_lowers(recipe, rounding.precision)
     notes = save_runnable(graph, target)
+
     _log.info("proving the outputs")
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(sample.at(edge) for sample in recorded), *sampler.samples(recipe)]
@@ -249,13 +140,15 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
     except VerificationError as error:
         if isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
             raise
-        precise, noise = sampler.beside_fp64([] if recorded else samples)  # its own fp32 may be what is off
+        # A second opinion: the error may be the source's own fp32. Recorded outputs cannot be computed again.
+        precise, noise = sampler.beside_fp64([] if recorded else samples)
         looser = limits_beside_fp64(limits, noise)
         if looser is None:
             raise
         fp32 = _prove(model, target, rewritten, precise, looser)
     if recipe.precision in (Precision.FP32, rounding.precision):
         return replace(fp32, precision=rounding.precision, notes=notes)
+
     _log.info("lowering to %s", recipe.precision)
     calibration = sampler.calibration(recipe) if recipe.precision is Precision.INT8 else {}
     return lower_and_prove(replace(fp32, notes=notes), recipe, samples, calibration)
@@ -264,7 +157,401 @@ def _convert(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Pat
 def _prove(
     model: OpenModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples], limits: Limits
 ) -> ProvenGraph:
-    """Proves a graph in the source's own precision, in batches of other sizes than it was exported with."""
+    """Prove a graph in the source's precision, with other batch sizes than it was exported with."""
     exported = model.source.batch_size if isinstance(model.source, FixedBatchSource) else EXPORT_BATCH
     proof = prove_graph(graph, samples, limits, batch_sizes=other_batch_sizes(exported))
     return ProvenGraph(graph=graph, proof=proof, rewritten=rewritten, verification=proof.verification)
+
+
+# Files that the recipe names: checked first, because it may take minutes until they are read.
+
+_ARRAYS_OR_IMAGES = "an .npz of arrays by name, or a folder of images"
+_EXPECTED_FILES = {
+    "weights": "a .pth, .pt or .safetensors file",
+    "labels": "a text file, one class a line",
+    "calibration": _ARRAYS_OR_IMAGES,
+    "samples": _ARRAYS_OR_IMAGES,
+    "reference": "an .npz of INPUT_<i> and OUTPUT_<i>",
+}
+_MAY_BE_FOLDERS = {"calibration", "samples"}
+
+
+def check_given_files(recipe: Recipe) -> None:
+    """Check that the files of a recipe exist, and that its model store can be written.
+
+    Raises:
+        ConversionError: A file is missing, or the store is not a writable folder.
+    """
+    for option, expected in _EXPECTED_FILES.items():
+        path: Path | None = getattr(recipe, option)
+        if path is not None and not (option in _MAY_BE_FOLDERS and path.is_dir()):
+            check_file(path, what=option, expected=expected)
+    store = recipe.model_store
+    if is_remote(str(store)) or ":/" in str(store):  # a path has lost one of the slashes
+        raise ConversionError(
+            f"--model-store {store}: versions are written into folders",
+            hint="name a folder, then copy the version: aws s3 cp --recursive, gcloud storage cp -r, ...",
+        )
+    try:
+        existing = next((each for each in (store, *store.absolute().parents) if each.exists()), store)
+    except PermissionError as error:
+        raise ConversionError(f"--model-store {store} may not be looked at", hint="choose another folder") from error
+    if not existing.is_dir():
+        raise ConversionError(f"--model-store {store}: {existing} is not a folder", hint="name a folder of models")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ConversionError(f"--model-store {store}: {existing} may not be written", hint="choose another folder")
+
+
+# The source: fetched where it is remote, opened, with what the recipe adds to it.
+
+_FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
+_FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION whose location is one file
+
+
+def remote_part(source: str) -> tuple[str, str]:
+    """Split a source into its kind with the colon (or nothing) and the address of its file (empty for a local one)."""
+    kind, colon, location = source.partition(":")
+    if colon and kind in _FILE_KINDS and is_remote(location):
+        return f"{kind}:", location
+    return "", source if is_remote(source) else ""
+
+
+@contextmanager
+def local_source(source: str) -> Iterator[str]:
+    """Fetch a remote source for as long as the context is open; yield the source as a local one.
+
+    Raises:
+        ConversionError: The address names no file of a known kind.
+        RemoteStoreError: The file cannot be read.
+    """
+    kind, text = remote_part(source)
+    if not text:
+        yield source
+        return
+    if text.startswith(("http://", "https://")):
+        raise ConversionError(f"{text} is a web page", hint="download the file, and convert that")
+    if PurePosixPath(text).suffix not in _FILE_SUFFIXES:
+        raise ConversionError(f"{text} names no file of a model", hint=f"expected one of *{', *'.join(_FILE_SUFFIXES)}")
+    address = RemoteAddress.parse(text)
+    if address is None:
+        raise ConversionError(f"{text} is no address")
+    with TemporaryDirectory(prefix="graphkiln-") as folder:
+        yield f"{kind}{fetch_file(address, Path(folder))}"
+
+
+def open_model(recipe: Recipe) -> OpenModel:
+    """Open the recipe's source.
+
+    Raises:
+        ConversionError: The source cannot be opened, or an option of the recipe does not fit it.
+        EngineUnavailable: The source's library is not installed.
+        ManifestError: The recipe's preprocess is not valid.
+    """
+    options = SourceOptions(
+        weights=recipe.weights,
+        pretrained=recipe.pretrained,
+        features_only=recipe.features_only,
+        out_indices=recipe.out_indices,
+        shapes=recipe.shapes,
+        allow_code=recipe.allow_code,
+        free_batch=recipe.batch == "free",
+        samples=recipe.samples,
+        task=recipe.task,
+        detection=DetectorOptions(
+            head=recipe.head,
+            boxes=recipe.boxes,
+            iou_threshold=recipe.iou_threshold,
+            max_detections=recipe.max_detections,
+        ),
+    )
+    source = open_source(recipe.source, options)
+    if recipe.batch == "fixed" and not isinstance(source, WholeSource):
+        source.close()
+        raise ConversionError(
+            "--batch fixed is for what was saved with a fixed batch: FILE.onnx, FILE.pt2, torchscript:FILE",
+            hint="leave it out",
+        )
+    try:
+        if recipe.gradient:
+            from graphkiln_converters.gradient import add_gradient
+
+            source = add_gradient(source, recipe.gradient)
+        whole = isinstance(source, WholeSource) and bool(source.whole)
+        return OpenModel(
+            source=source,
+            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=whole),
+            preprocess=decode(Preprocess, recipe.preprocess, path="preprocess")
+            if recipe.preprocess is not None
+            else source.preprocess,
+            labels=_labels(recipe, source),
+        )
+    except BaseException:
+        source.close()
+        raise
+
+
+def with_dynamic_axes(
+    inputs: Sequence[InputSpec], requested: Mapping[str, Mapping[int, tuple[int, int]]], *, whole: bool = False
+) -> tuple[InputSpec, ...]:
+    """Let further dimensions of inputs vary.
+
+    Args:
+        inputs: The inputs as the source knows them.
+        requested: Input -> axis with the batch as 0 -> smallest and largest size.
+        whole: There is no batch, and axis 0 is an axis of the sample.
+
+    Raises:
+        ConversionError: There is no such input or axis, or a range is empty.
+    """
+    specs, batch_axes = {spec.name: spec for spec in inputs}, 0 if whole else 1
+    for name, axes in requested.items():
+        if name not in specs:
+            raise ConversionError(f"--dynamic: there is no input '{name}'", hint=f"inputs: {', '.join(specs)}")
+        sizes = specs[name].shape
+        for axis, (least, most) in axes.items():
+            if not batch_axes <= axis < len(sizes) + batch_axes or not 0 < least <= most:
+                raise ConversionError(
+                    f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [batch, "
+                    f"{', '.join(map(str, sizes))}]",
+                    hint="axis 0 is the batch and varies always",
+                )
+        of_sample = {axis - batch_axes: ends for axis, ends in axes.items()}
+        specs[name] = replace(specs[name], dynamic={**specs[name].dynamic, **of_sample})
+    return tuple(specs.values())
+
+
+def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
+    if recipe.labels is None:
+        return () if recipe.features_only else source.labels
+    try:
+        labels = read_labels(recipe.labels)
+    except ManifestError as error:
+        raise ConversionError(error.message) from error
+    while labels and not labels[-1].strip():
+        labels = labels[:-1]
+    return labels
+
+
+# The task: the source's own, or the requested one where the outputs fit it; and labels that fit.
+
+_FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
+_DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
+
+
+def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
+    """Add the task that the version will publish, by the source's names of outputs.
+
+    Args:
+        model: The source.
+        recipe: Requests a task, or leaves that to the source.
+        graph: As exported.
+
+    Raises:
+        ConversionError: The outputs do not fit the task, or the recipe changes an output that the task needs.
+    """
+    outputs = {
+        str(value.name): value for value in graph.graph.outputs if not recipe.outputs or value.name in recipe.outputs
+    }
+    own = model.source.task if isinstance(model.source, TaskSource) else None
+    task = own if own is not None and set(output_names(own)) <= outputs.keys() else None
+    if recipe.task != "auto" and (task is None or task.kind != recipe.task):
+        task = _fitting_task(recipe.task, outputs)
+    if task is not None and not isinstance(task, Classification):
+        flags = {"--top-k": bool(recipe.top_k), "--softmax": recipe.softmax, "--layout nhwc": recipe.layout == "nhwc"}
+        for flag in (flag for flag, given in flags.items() if given):
+            raise ConversionError(f"{flag} is for classifiers, and this is a {task.kind} model", hint="leave it out")
+    if recipe.score_threshold is not None:
+        if not isinstance(task, Detection):
+            raise ConversionError("--score-threshold is for detectors", hint="--task detection, or leave it out")
+        task = replace(task, score_threshold=recipe.score_threshold)
+    if recipe.normalize:
+        if not isinstance(task, Embedding):
+            raise ConversionError("--normalize is for vectors", hint="--task embedding, or leave it out")
+        task = replace(task, normalize=True)
+    return replace(model, task=task)
+
+
+def _fitting_task(kind: str, outputs: Mapping[str, onnx_ir.Value]) -> Task:
+    """Find the outputs of a requested task by their names, types and ranks."""
+    ranks = {name: None if value.shape is None else len(value.shape) for name, value in outputs.items()}
+    floats = {name for name, value in outputs.items() if value.dtype in _FLOATS}
+    match kind:
+        case "classification":
+            return Classification()
+        case "detection":
+            wanted = f"outputs named {', '.join(_DETECTION_OUTPUTS)}"
+            if set(_DETECTION_OUTPUTS) <= outputs.keys():
+                masks, keypoints = (name if name in outputs else None for name in ("masks", "keypoints"))
+                boxes, scores, classes, counts = _DETECTION_OUTPUTS
+                return Detection(
+                    boxes=boxes, scores=scores, classes=classes, counts=counts, masks=masks, keypoints=keypoints
+                )
+        case "segmentation":
+            wanted = "scores [batch, classes, height, width] or classes [batch, height, width]"
+            score_maps = [name for name in outputs if name in floats and ranks[name] == 4]
+            class_maps = [name for name in outputs if name not in floats and ranks[name] == 3]
+            if len(score_maps) == 1:
+                return Segmentation(scores=score_maps[0])
+            if len(class_maps) == 1:
+                return Segmentation(classes=class_maps[0])
+        case _:
+            wanted = "one output of vectors [batch, features]"
+            vectors = [name for name in outputs if name in floats and ranks[name] == 2]
+            if len(vectors) == 1:
+                return Embedding(vectors=vectors[0])
+    found = ", ".join(f"{name} {value.dtype} {list(value.shape or ())}" for name, value in outputs.items())
+    raise ConversionError(f"--task {kind} needs {wanted}; the graph has {found}", hint="choose with --outputs")
+
+
+@runtime_checkable
+class ClassesSource(Protocol):
+    """A source model that knows its number of classes where no output has a dimension for them."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 0 where it is not known after all."""
+        ...
+
+
+def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
+    """Keep labels that are one for each class of the output that they name; leave out others.
+
+    Args:
+        model: The source.
+        recipe: Labels of the recipe must fit; those of the source may be of another task.
+        graph: As exported, before a pass ranks the classes.
+
+    Raises:
+        ConversionError: The recipe's labels do not fit.
+    """
+    if isinstance(model.task, Detection):
+        # Classes of detections are numbers: no output has a dimension for them.
+        known = model.source.classes if isinstance(model.source, ClassesSource) else 0
+        if recipe.labels and known and len(model.labels) != known:
+            raise ConversionError(
+                f"{recipe.labels} has {len(model.labels)} labels for the {known} classes of {recipe.source}",
+                hint="one line for each class, in their order; torchvision's first one is the background",
+            )
+        return model
+    outputs = {str(value.name): value for value in graph.graph.outputs}
+    output = outputs.get(recipe.outputs[0]) if recipe.outputs else next(iter(outputs.values()), None)
+    dims = () if output is None or output.shape is None else tuple(output.shape)
+    classes = dims[-1] if len(dims) == 2 else None
+    if not model.labels or not isinstance(classes, int) or len(model.labels) == classes:
+        return model
+    problem = f"{len(model.labels)} labels for the {classes} classes of {recipe.source}"
+    if recipe.labels:
+        raise ConversionError(f"{recipe.labels} has {problem}", hint="one line for each class, in their order")
+    _log.warning("%s: left out; --labels FILE gives others", problem)
+    return replace(model, labels=())
+
+
+def warn_without_preprocess(model: OpenModel) -> None:
+    """Warn of an image task without a preprocess: clients could send it no images."""
+    if not is_classification(model.task) and model.preprocess is None:
+        _log.warning(
+            "nothing says how an image becomes the input: clients that send images are refused; say it with "
+            "--preprocess, for example '{\"resize\": [640, 640]}' (docs/tasks.md)"
+        )
+
+
+# The passes.
+
+
+def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
+    """Rewrite an exported graph in place.
+
+    Args:
+        model: The graph, with the source's names.
+        recipe: Inputs and outputs of the rewritten graph, and the passes to skip.
+        preprocess: How an image becomes the source's input, or None.
+
+    Raises:
+        ConversionError: A pass to skip does not exist, a pass failed, or the preprocessing cannot be embedded.
+    """
+    embedded = recipe.input != "source"
+    if embedded and preprocess is None:
+        raise ConversionError(
+            f"--input {recipe.input}: it is not known how an image becomes the input",
+            hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
+        )
+    at_edge = edge_passes(
+        model,
+        outputs=recipe.outputs,
+        keep_names=recipe.keep_names,
+        preprocess=preprocess if embedded else None,
+        softmax=recipe.softmax,
+        top_k=recipe.top_k,
+        nhwc=recipe.layout == "nhwc",
+    )
+    rewritten = run_passes(model, without((*OPTIMIZATIONS, *at_edge), recipe.skip))
+    for report in rewritten.reports:
+        if report.name == EmbedPreprocess.name and not report.ran:
+            raise ConversionError(
+                f"--input {recipe.input}: {report.note}", hint="it is for models with one FP32 image as their input"
+            )
+    return rewritten
+
+
+# The version: what its manifest and its configuration say.
+
+
+def remaining_preprocess(model: OpenModel, edge: Edge) -> Preprocess | None:
+    """Preprocessing that is left for the client of a rewritten graph."""
+    return edge.to_graph_preprocess(model.preprocess) if model.preprocess else None
+
+
+def notes_of(source: SourceModel) -> tuple[str, ...]:
+    """Remarks about a source, for the log and the manifest."""
+    if isinstance(source, NotedSource):
+        return source.notes
+    if RANDOM_WEIGHTS not in source.description:
+        return ()
+    note = "the weights are random: the graph computes what its source does, which means nothing"
+    return (f"{note} (--weights FILE or --pretrained)",)
+
+
+def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
+    """Describe a proven graph for its manifest and its configuration.
+
+    Args:
+        recipe: How it was made.
+        model: What it was made from.
+        proven: The graph.
+        command: The command line.
+        seconds: Duration of the conversion.
+    """
+    proof, edge = proven.proof, proven.rewritten.edge
+    source = SourceInfo(
+        description=recipe.source if remote_part(recipe.source)[1] else model.source.description,
+        command=command,
+        libraries=(*model.source.libraries, "onnx", "onnxruntime"),
+        metrics={},
+        preprocess=remaining_preprocess(model, edge),
+        labels=() if recipe.top_k else model.labels,
+        ranking=replace(edge.ranking, labels=model.labels) if edge.ranking else None,
+        task=edge.to_graph_task(model.task),
+    )
+    conversion = Conversion(
+        recipe=recipe.frozen(),
+        precision=proven.precision,
+        passes=tuple(
+            PassRecord(name=each.name, nodes_before=each.nodes_before, nodes_after=each.nodes_after, note=each.note)
+            for each in proven.rewritten.reports
+        ),
+        output_errors=proof.errors,
+        # The graph and its weights are the only files of their folder.
+        graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
+        seconds=round(seconds, 2),
+        notes=(*notes_of(model.source), *proven.notes),
+    )
+    return NewVersion(
+        graph=proven.graph,
+        source=source,
+        signature=proof.signature,
+        verification=proven.verification,
+        golden=proof.golden,
+        conversion=conversion,
+        max_batch_size=0 if proof.golden.whole else recipe.max_batch_size,
+        accepts_images=recipe.input == "encoded",
+    )

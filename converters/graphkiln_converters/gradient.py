@@ -7,19 +7,25 @@ module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import onnx_ir
 import torch
 from torch import nn
+from torch._decomp import get_decompositions
+from torch.export.experimental import _export_forward_backward
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.joint_graph import differentiable, joint_module, plain_attention
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
@@ -158,3 +164,335 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
     if not inputs[name].dtype.is_float:
         raise ConversionError(f"--gradient {gradient}: input '{name}' holds integers, which have no derivative")
     return GradientModel(model=source, output=output, input=name)
+
+
+# Forward and backward as one graph: torch.export's joint graph of a model, as a module that can be exported again.
+#
+# Exporting the joint program directly gives an empty graph; `decompositions` replaces its operators that ONNX lacks.
+
+Forward = Callable[[nn.Module, Sequence[torch.Tensor]], Mapping[str, torch.Tensor]]
+"""Calls a module with its inputs in order; returns its outputs by name."""
+
+
+def joint_module(
+    module: nn.Module,
+    forward: Forward,
+    output: str,
+    example: Sequence[torch.Tensor],
+    *,
+    dynamic_shapes: Any,
+    description: str,
+) -> JointModule:
+    """The outputs of a module, and the gradients of the sum of one of them.
+
+    Args:
+        module: As `differentiable` returns it; its parameters get a gradient where they require one.
+        forward: Calls it.
+        output: Which output is summed up.
+        example: Inputs; those that require a gradient get one.
+        dynamic_shapes: As for `torch.export.export`; None where all sizes are those of the example.
+        description: The model in words, for the error.
+
+    Raises:
+        ConversionError: The joint graph cannot be made.
+    """
+    try:
+        with plain_attention(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the joint export is experimental, and says so
+            summed = _Summed(module, forward, output)
+            program = torch.export.export(summed, tuple(example), dynamic_shapes=dynamic_shapes)
+            program = _export_forward_backward(program).run_decompositions(backward_decompositions())
+    except Exception as error:
+        raise ConversionError(
+            f"no gradient graph for {description}: {(str(error).splitlines() or [''])[0]}",
+            hint="replace what changes a tensor in place and explicit padding (F.pad) in the module",
+        ) from error
+    return JointModule(program)
+
+
+class _Summed(nn.Module):
+    """Returns the sum to differentiate first, then the outputs themselves."""
+
+    def __init__(self, module: nn.Module, forward: Forward, output: str) -> None:
+        super().__init__()
+        self.module = module
+        self._forward = forward
+        self._output = output
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs = self._forward(self.module, inputs)
+        return outputs[self._output].sum(), *(tensor.detach() for tensor in outputs.values())
+
+
+class JointModule(nn.Module):
+    """A joint program as a plain module: its parameters are buffers again, its loss is left out.
+
+    Attributes:
+        differentiated: Names of the parameters whose gradients are returned, in order, after those of inputs.
+    """
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        super().__init__()
+        signature = program.graph_signature
+        state = {**program.state_dict, **program.constants}
+        self.graph = program.graph_module
+        self._buffers_in_order: list[str | None] = []
+        for number, spec in enumerate(signature.input_specs):
+            if spec.kind.name == "USER_INPUT":
+                self._buffers_in_order.append(None)
+            else:
+                self.register_buffer(f"state_{number}", state[str(spec.target)].detach())
+                self._buffers_in_order.append(f"state_{number}")
+        specs = list(enumerate(signature.output_specs))
+        kinds = ("USER_OUTPUT", "GRADIENT_TO_USER_INPUT", "GRADIENT_TO_PARAMETER")
+        self._returned = [index for kind in kinds for index, spec in specs if spec.kind.name == kind]
+        self.differentiated = [
+            str(spec.target).removeprefix("module.") for _, spec in specs if spec.kind.name == kinds[-1]
+        ]
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The outputs, then the gradients."""
+        remaining = iter(inputs)
+        arguments = [next(remaining) if name is None else getattr(self, name) for name in self._buffers_in_order]
+        results = self.graph(*arguments)
+        return tuple(results[index] for index in self._returned)
+
+
+class FrozenNorm(nn.Module):
+    """A batch norm in evaluation mode as a scale and a shift: its running statistics cannot be updated."""
+
+    scale: torch.Tensor
+    shift: torch.Tensor
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        mean, variance = norm.running_mean, norm.running_var
+        scale = torch.rsqrt(variance + norm.eps) * (norm.weight if norm.affine else 1.0)
+        self.register_buffer("scale", scale.detach())
+        self.register_buffer("shift", ((norm.bias if norm.affine else 0.0) - mean * scale).detach())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """`[batch, channels, ...]`."""
+        shape = (1, -1) + (1,) * (features.dim() - 2)
+        return features * self.scale.view(shape) + self.shift.view(shape)
+
+
+def differentiable(module: nn.Module, norm: Callable[[Any], nn.Module] = FrozenNorm) -> nn.Module:
+    """A copy of a module without what a joint graph cannot hold: batch norms that update buffers, in-place ReLUs.
+
+    Args:
+        module: In evaluation mode; not changed.
+        norm: Makes what replaces a batch norm.
+    """
+    return _replace_layers(copy.deepcopy(module), norm)
+
+
+def _replace_layers(module: nn.Module, norm: Callable[[Any], nn.Module]) -> nn.Module:
+    for name, child in module.named_children():
+        if type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            setattr(module, name, norm(child))
+        elif isinstance(child, nn.ReLU):
+            setattr(module, name, nn.ReLU())  # not in place
+        else:
+            _replace_layers(child, norm)
+    return module
+
+
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention as products and a softmax: fused kernels hide their derivative."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+# Backward operators that ONNX lacks, in terms of operators that it has.
+#
+# The table goes to `ExportedProgram.run_decompositions`. PyTorch brings most of the decompositions; those written here
+# are missing there, or slow as PyTorch writes them.
+
+_aten = torch.ops.aten
+
+
+def backward_decompositions() -> dict[Any, Any]:
+    """Operator -> its decomposition."""
+    table: dict[Any, Any] = dict(
+        get_decompositions(
+            [
+                _aten.threshold_backward,
+                _aten.native_layer_norm_backward,
+                _aten.native_group_norm_backward,
+                _aten.gelu_backward,
+                _aten._softmax_backward_data,  # noqa: SLF001 - the operator's name
+                _aten._log_softmax_backward_data,  # noqa: SLF001
+                _aten.silu_backward,
+                _aten.hardswish_backward,
+                _aten.hardsigmoid_backward,
+                _aten.sigmoid_backward,
+                _aten.tanh_backward,
+                _aten.elu_backward,
+                _aten.leaky_relu_backward,
+                _aten.hardtanh_backward,
+                _aten.select_backward,
+                _aten.slice_backward,
+            ]
+        )
+    )
+    table[_aten.convolution_backward.default] = convolution_backward
+    table[_aten.empty_permuted.default] = empty_permuted
+    table[_aten.avg_pool2d_backward.default] = avg_pool2d_backward
+    table[_aten.max_pool2d_with_indices_backward.default] = max_pool2d_backward
+    return table
+
+
+def empty_permuted(size: Any, _layout: Any, **options: Any) -> Any:
+    """Uninitialized memory as zeros: it is written before it is read."""
+    return torch.zeros(size, dtype=options.get("dtype"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """The geometry of a convolution.
+
+    Attributes:
+        stride: One number for each spatial axis, as all lists here.
+        padding: On both sides.
+        dilation: Distance between the kernel's elements.
+        groups: Groups of channels.
+    """
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    groups: int
+
+    @property
+    def axes(self) -> range:
+        """The spatial axes, from 0."""
+        return range(len(self.stride))
+
+    def apply(self, features: Any, weight: Any) -> Any:
+        """The convolution itself, without a bias."""
+        return self._convolution(features, weight, output_padding=None)
+
+    def transpose(self, features: Any, weight: Any, output_padding: list[int]) -> Any:
+        """The transposed convolution, without a bias."""
+        return self._convolution(features, weight, output_padding)
+
+    def _convolution(self, features: Any, weight: Any, output_padding: list[int] | None) -> Any:
+        transposed, rest = output_padding is not None, output_padding or [0] * len(self.stride)
+        return _aten.convolution(
+            features, weight, None, self.stride, self.padding, self.dilation, transposed, rest, self.groups
+        )
+
+
+def convolution_backward(gradient: Any, features: Any, weight: Any, *arguments: Any) -> tuple[Any, Any, Any]:
+    """The gradients of a convolution by its input, its weight and its bias.
+
+    Args:
+        gradient: Of the output, `[batch, out, *size]`.
+        features: The input, `[batch, in, *size]`.
+        weight: `[out, in / groups, *kernel]`; of a transposed convolution `[in, out / groups, *kernel]`.
+        *arguments: The operator's others: bias_sizes, stride, padding, dilation, transposed, output_padding, groups and
+            output_mask, which says which of the three gradients are needed; the others are None.
+    """
+    _bias_sizes, stride, padding, dilation, transposed, _output_padding, groups, output_mask = arguments
+    convolution = _Convolution(stride, padding, dilation, groups)
+    by_input = by_weight = by_bias = None
+    if output_mask[0]:
+        by_input = (
+            convolution.apply(gradient, weight) if transposed else _by_input(gradient, features, weight, convolution)
+        )
+    if output_mask[1]:
+        written, read = (features, gradient) if transposed else (gradient, features)
+        by_weight = _by_weight(written, read, weight.shape, convolution)
+    if output_mask[2]:
+        by_bias = gradient.sum([0, *range(2, gradient.dim())])
+    return by_input, by_weight, by_bias
+
+
+def _by_input(gradient: Any, features: Any, weight: Any, convolution: _Convolution) -> Any:
+    """The transposed convolution with the same weight.
+
+    With strides of one that is a plain convolution with the flipped weight, which runtimes do far better.
+
+    Source: Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", chapter 4.
+    """
+    stride, padding, axes = convolution.stride, convolution.padding, convolution.axes
+    reach = [convolution.dilation[i] * (weight.shape[2 + i] - 1) for i in axes]
+    if all(step == 1 for step in stride) and all(reach[i] >= padding[i] for i in axes):
+        grouped = weight.reshape(convolution.groups, -1, *weight.shape[1:]).transpose(1, 2)
+        flipped = grouped.reshape(-1, *grouped.shape[2:]).flip(list(range(2, weight.dim())))
+        around = [reach[i] - padding[i] for i in axes]
+        return _Convolution(stride, around, convolution.dilation, convolution.groups).apply(gradient, flipped)
+    covered = [(gradient.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach[i] + 1 for i in axes]
+    return convolution.transpose(gradient, weight, [features.shape[2 + i] - covered[i] for i in axes])
+
+
+def _by_weight(written: Any, read: Any, shape: Any, convolution: _Convolution) -> Any:
+    """For each position in the kernel a matrix product: of the outputs with the inputs that it was applied to.
+
+    Args:
+        written: What the kernel writes to (reads, in a transposed convolution), `[batch, out, *size]`.
+        read: The other side, `[batch, in, *size]`.
+        shape: Of the weight, `[out, in / groups, *kernel]`.
+        convolution: Its geometry.
+    """
+    stride, padding, axes, kernel = convolution.stride, convolution.padding, convolution.axes, shape[2:]
+    if any(padding):
+        read = nn.functional.pad(read, [pad for i in reversed(axes) for pad in (padding[i], padding[i])])
+    left = written.reshape(written.shape[0], convolution.groups, shape[0] // convolution.groups, -1)
+    products = []
+    for position in itertools.product(*map(range, kernel)):
+        window = read
+        for i in axes:
+            if kernel[i] > 1 or stride[i] > 1:
+                begin = position[i] * convolution.dilation[i]
+                end = begin + (written.shape[2 + i] - 1) * stride[i] + 1
+                window = _aten.slice(window, 2 + i, begin, end, stride[i])
+        right = window.reshape(read.shape[0], convolution.groups, shape[1], -1)
+        product = left @ right.transpose(2, 3)
+        summed = product.squeeze(0) if written.shape[0] == 1 else product.sum(0)
+        products.append(summed.reshape(shape[0], shape[1]))
+    return (products[0] if len(products) == 1 else torch.stack(products, dim=-1)).reshape(shape)
+
+
+def max_pool2d_backward(gradient: Any, features: Any, *arguments: Any) -> Any:
+    """Each maximum passes its gradient on to the element that it was.
+
+    Args:
+        gradient: Of the output, `[batch, channels, *size]`.
+        features: The input, `[batch, channels, *size]`.
+        *arguments: The operator's others; the last one are the indices of the maxima in their channel.
+    """
+    indices = arguments[-1]
+    batch, channels = features.shape[0], features.shape[1]
+    flat = torch.zeros_like(features).reshape(batch, channels, -1)
+    scattered = flat.scatter_add(2, indices.reshape(batch, channels, -1), gradient.reshape(batch, channels, -1))
+    return scattered.reshape(features.shape)
+
+
+def avg_pool2d_backward(gradient: Any, features: Any, *arguments: Any) -> Any:
+    """Each average passes equal shares of its gradient on: a transposed convolution for each channel.
+
+    Args:
+        gradient: Of the output, `[batch, channels, *size]`.
+        features: The input, `[batch, channels, *size]`.
+        *arguments: The operator's others: kernel_size, stride, padding, ceil_mode, count_include_pad and
+            divisor_override.
+
+    Returns:
+        NotImplemented where the windows are of different sizes.
+    """
+    kernel, stride, padding, ceil_mode, count_include_pad, divisor_override = arguments
+    if ceil_mode or (any(padding) and not count_include_pad):
+        return NotImplemented
+    channels = features.shape[1]
+    share = 1.0 / (divisor_override or kernel[0] * kernel[1])
+    weight = torch.full((channels, 1, *kernel), share, dtype=gradient.dtype)
+    convolution = (None, stride or kernel, padding, [1, 1], False, [0, 0], channels, [True, False, False])
+    return convolution_backward(gradient, features, weight, *convolution)[0]

@@ -42,7 +42,7 @@ from graphkiln_backend.passes.precision import LowerPrecision, lowered_products,
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_converters.proving import Proof, ProvenGraph, ReferenceSamples, prove_graph
+from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
 # Finds the nodes that must keep their precision: a set of which none can be left out.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphkiln.story.throughput import measure_throughput
+from graphkiln.story.worker import measure_throughput
 
 _WARM_UP_S = 1.0
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from graphkiln.story.facts import machine_facts
+from graphkiln.story.request import machine_facts
 
 
 class Parts:

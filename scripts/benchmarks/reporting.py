@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.reporting.json_text import json_text
-from graphkiln.story.facts import machine_facts
+from graphkiln.story.request import machine_facts
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"

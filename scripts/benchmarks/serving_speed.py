@@ -23,7 +23,7 @@ from measurement import Ratio, ratio_of, show_progress
 from stores import add_model, openvino_settings, parameters
 
 from graphkiln.story.server import LocalServer, start_server
-from graphkiln.story.throughput import measure_throughput
+from graphkiln.story.worker import measure_throughput
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 
 OURS, CPP, BARE = "graphkiln", "C++ backend", "bare session"

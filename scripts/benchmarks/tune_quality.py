@@ -31,7 +31,7 @@ from tune_promise import Held, measure_again
 from tune_simulated import simulated_choices
 from tune_ways import OURS, Choice, Course, at_random, default, exhaustive, judged, tuned
 
-from graphkiln.story.facts import machine_facts
+from graphkiln.story.request import machine_facts
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.model_space import span_space

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from graphkiln.story.facts import machine_facts
+from graphkiln.story.request import machine_facts
 from rolling.load import Outcome, Sender
 from rolling.pods import ServedPod
 from rolling.proxy import Proxy, wait

@@ -35,7 +35,7 @@ from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.version import read_version
 from graphkiln_converters import convert as rewriting
-from graphkiln_converters import writer
+from graphkiln_converters import write as writer
 from graphkiln_converters.torch_libraries import import_torchvision
 
 PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}

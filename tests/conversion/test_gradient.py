@@ -49,7 +49,7 @@ def test_a_vit(run: Convert, tmp_path: Path) -> None:
 
 
 def test_a_wrong_gradient_is_refused(run: Convert, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphkiln_converters import decompositions
+    from graphkiln_converters import gradient as decompositions
 
     original = decompositions.convolution_backward
     monkeypatch.setattr(decompositions, "convolution_backward", lambda *a: (original(*a)[0] * 1.001, None, None))

@@ -26,8 +26,7 @@ from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_converters.oneflow import translation as registry
-from graphkiln_converters.oneflow.building import Op, Value
-from graphkiln_converters.oneflow.elements import BY_PROTO_NAME
+from graphkiln_converters.oneflow.building import BY_PROTO_NAME, Op, Value
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import GROUP, read_state, translate
 from graphkiln_converters.sources.base import SourceOptions

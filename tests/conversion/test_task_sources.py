@@ -12,7 +12,7 @@ from tiny_yolo import NAMES, V8, Parts, write_yolo
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
-from graphkiln_converters.detection.two_stage import TwoStage
+from graphkiln_converters.detection.torchvision import TwoStage
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, reference, save
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_client import Box
-from graphkiln_converters.proving import ReferenceSamples
-from graphkiln_converters.writer import SourceInfo, prove_and_write
+from graphkiln_converters.prove import ReferenceSamples
+from graphkiln_converters.write import SourceInfo, prove_and_write
 
 SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), interpolation="box")
 TASKS: dict[str, Task] = {

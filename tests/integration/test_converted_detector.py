@@ -15,7 +15,7 @@ from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.task import Detection
 from graphkiln_client import Client
 from graphkiln_converters.convert import convert
-from graphkiln_converters.detection import library
+from graphkiln_converters.detection import torchvision as library
 from graphkiln_converters.recipe import Recipe
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

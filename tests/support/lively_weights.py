@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkiln_converters.detection.library import LibraryPipeline
+from graphkiln_converters.detection.torchvision import LibraryPipeline
 from graphkiln_converters.samples import synthetic_images
 from graphkiln_converters.torch_libraries import import_torchvision
 

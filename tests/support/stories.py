@@ -11,11 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from graphkiln.story.judgment import Judgment
 from graphkiln.story.request import Platform, StoryRequest
-from graphkiln.story.results import Observation, Record, Round, build_document
+from graphkiln.story.results import Judgment, Observation, Record, Round, build_document
 from graphkiln.story.variants import Variant
-from graphkiln.story.workloads.base import Predictions, Predictor
+from graphkiln.story.workloads import Predictions, Predictor
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, MeasurementError

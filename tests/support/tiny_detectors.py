@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from graphkiln_converters.detection.one_stage import Ssd
+from graphkiln_converters.detection.torchvision import Ssd
 from graphkiln_converters.torch_libraries import import_torchvision
 
 detection = import_torchvision().models.detection

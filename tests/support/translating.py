@@ -11,7 +11,7 @@ import onnxruntime
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_converters.oneflow.building import GraphBuilder, Op, Value
-from graphkiln_converters.oneflow.job import Attribute, Job, Operation, TensorType
+from graphkiln_converters.oneflow.mlir import Attribute, Job, Operation, TensorType
 from graphkiln_converters.oneflow.translation import translate
 
 ELEMENTS = {"float32": "f32", "float64": "f64", "int32": "si32", "int64": "si64", "int8": "si8", "bool": "i1"}

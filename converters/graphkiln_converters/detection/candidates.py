@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from graphkiln_backend.graph.task import Detection
-from graphkiln_converters.detection.suppression import suppress
+from graphkiln_converters.detection.operators import suppress
 
 OUTPUTS = ("boxes", "scores", "classes", "counts")
 """What a detector's graph returns, before it is renamed."""

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from graphkiln_converters.detection.candidates import Candidates, best_of_all_classes
-from graphkiln_converters.detection.library import pad_found
 from graphkiln_converters.detection.options import BoxFormat
+from graphkiln_converters.detection.torchvision import pad_found
 from graphkiln_converters.detection.yolo import LEAST_SCORE, corners_of
 
 _MOST = 100

@@ -5,14 +5,18 @@ Source: Ultralytics `non_max_suppression` with its defaults: the best class of e
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.detection.candidates import Candidates, as_corners, taken
+from graphkiln_converters.detection.operators import Floats, keep, suppress
 from graphkiln_converters.detection.options import BoxFormat, Head
-from graphkiln_converters.detection.suppression import suppress
 
 LEAST_SCORE = 0.01
 """Boxes at or below it are no candidates; clients choose by a score of their own, and find the same with or without."""
@@ -116,3 +120,217 @@ def corners_of(boxes: torch.Tensor, written: BoxFormat, size: tuple[int, int]) -
     boxes = boxes[..., [1, 0, 3, 2]] if form == "yxyx" else boxes
     boxes = boxes * torch.tensor((size[1], size[0]) * 2, dtype=boxes.dtype) if unit else boxes
     return as_corners(boxes) if form == "cxcywh" else boxes
+
+
+# Post-processing of graphs of the YOLO kind, image by image in NumPy: the reference of what is appended to them.
+
+Rows = list[tuple[AnyArray, float, int]]
+"""Box as x1, y1, x2, y2 in pixels, score, class."""
+
+
+def detect(found: AnyArray, settings: Settings) -> dict[str, AnyArray]:
+    """What `RawHead` and `EndToEndHead` return for an output of a graph.
+
+    Source: Ultralytics `non_max_suppression`, with classes apart in place of boxes that are moved apart by class.
+    """
+    return pad_rows([_rows(each.astype(np.float32), settings) for each in found], settings.max_detections)
+
+
+def selected(boxes: AnyArray, scores: AnyArray, chosen: Sequence[AnyArray], settings: Settings) -> dict[str, AnyArray]:
+    """What `SelectedHead` returns, from what the graph's own NonMaxSuppression chose.
+
+    Args:
+        boxes: `[batch, boxes, 4]`.
+        scores: `[batch, classes, boxes]`.
+        chosen: Of each image `[selected, 3]`: 0, class, box.
+        settings: Format of the boxes, and how many are returned.
+    """
+    images = [
+        [
+            (_corners(boxes[row, box].astype(np.float32), settings), float(scores[row, number, box]), int(number))
+            for _, number, box in of_image
+        ]
+        for row, of_image in enumerate(chosen)
+    ]
+    return pad_rows([sorted(image, key=lambda each: -each[1]) for image in images], settings.max_detections)
+
+
+def pad_rows(images: Sequence[Rows], count: int) -> dict[str, AnyArray]:
+    """Detections of each image, best first, as `Candidates.padded` returns them."""
+    padded: dict[str, AnyArray] = {
+        "boxes": np.zeros((len(images), count, 4), np.float32),
+        "scores": np.zeros((len(images), count), np.float32),
+        "classes": np.zeros((len(images), count), np.int64),
+        "counts": np.array([min(count, len(rows)) for rows in images], np.int32),
+    }
+    for number, rows in enumerate(images):
+        for place, values in enumerate(rows[:count]):
+            for name, value in zip(("boxes", "scores", "classes"), values, strict=True):
+                padded[name][number, place] = value
+    return padded
+
+
+def _rows(found: Floats, settings: Settings) -> Rows:
+    if settings.head is Head.END_TO_END:
+        return _finished(found, settings)
+    scored = _scored_v5(found) if settings.head is Head.YOLOV5 else (found[:4].T, found[4:].T)
+    boxes: Floats = np.stack([_corners(box, settings) for box in scored[0]])
+    return sorted(_suppressed(boxes, scored[1], settings), key=lambda each: -each[1])
+
+
+def _finished(found: Floats, settings: Settings) -> Rows:
+    rows = [row for row in found if row[4] > settings.least_score]
+    return [(_corners(row[:4], settings), row[4], round(float(row[5]))) for row in sorted(rows, key=_falling)]
+
+
+def _scored_v5(rows: Floats) -> tuple[Floats, Floats]:
+    return rows[:, :4], rows[:, 5:] * rows[:, 4:5]
+
+
+def _falling(row: Floats) -> float:
+    return -float(row[4])
+
+
+def _suppressed(boxes: Floats, scores: Floats, settings: Settings) -> Iterator[tuple[AnyArray, float, int]]:
+    classes, best = scores.argmax(1), scores.max(1)
+    for number in range(scores.shape[1]):
+        (members,) = np.nonzero((classes == number) & (best > settings.least_score))
+        for index in members[keep(boxes[members], best[members], settings.iou_threshold)]:
+            yield boxes[index], best[index], number
+
+
+def _corners(box: Floats, settings: Settings) -> Floats:
+    form, _, unit = settings.boxes.value.partition("-")
+    height, width = settings.size if unit else (1, 1)
+    a, b, c, d = (float(value) for value in box)
+    a, b, c, d = {"yxyx": (b, a, d, c), "cxcywh": (a - c / 2, b - d / 2, a + c / 2, b + d / 2)}.get(form, (a, b, c, d))
+    return np.array([a * width, b * height, c * width, d * height], np.float32)
+
+
+# Which kind of detector a graph is, by the shapes of its outputs: recognized only where no other kind fits.
+#
+# Sources: Ultralytics YOLOv5 and YOLOv8, "Export" (shapes of the ONNX files); YOLOv10 (rows of six numbers).
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Output -> its sizes for one image, the batch first."""
+
+_STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
+"""Of the features that boxes are predicted from: the usual ones, for small objects, and for large images."""
+_ANCHORS = 3
+"""Of YOLOv5, in each cell of the features."""
+_MOST_ROWS = 1000
+_ROW = 6
+_BOX = 4
+_BOX_AND_OBJECTNESS = 5
+_LAYOUTS = {
+    Head.YOLOV8: "[batch, 4 + classes, boxes]",
+    Head.YOLOV5: "[batch, boxes, 5 + classes]",
+    Head.END_TO_END: "[batch, detections, 6]",
+    Head.SELECTED: "[selected, 3]",
+}
+_SAY = (
+    "say which it is: --head yolov8 is [batch, 4 + classes, boxes], yolov5 [batch, boxes, 5 + classes] with boxes in "
+    "pixels, end-to-end [batch, detections, 6] as x1, y1, x2, y2, score, class"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recognized:
+    """A head that was recognized.
+
+    Attributes:
+        head: Its kind.
+        output: The output that holds it.
+        classes: How many classes it scores; 0 where it names them by number.
+    """
+
+    head: Head
+    output: str
+    classes: int
+
+    def __str__(self) -> str:
+        scored = f", {self.classes} classes" if self.classes else ""
+        return f"output '{self.output}' is of the kind {self.head} {_LAYOUTS[self.head]}{scored}"
+
+
+def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> Recognized:
+    """Finds the head.
+
+    Args:
+        shapes: Of all outputs.
+        size: `(height, width)` of the image in pixels.
+        requested: The kind that the user names, or None.
+
+    Raises:
+        ConversionError: No output fits, or several kinds or outputs do.
+    """
+    _check_only_boxes(shapes)
+    found = list(_requested(shapes, requested) if requested else _fitting(shapes, size))
+    if len(found) == 1:
+        return found[0]
+    listed = ", ".join(f"{name} {list(dims)}" for name, dims in shapes.items())
+    if found:
+        fits = "; ".join(map(str, found))
+        raise ConversionError(f"--task detection: it is not clear what the outputs are: {fits}", hint=_SAY)
+    what = f"no output is of the kind {requested}" if requested else "no output is of a kind that is known"
+    raise ConversionError(f"--task detection: {what}: {listed}, for an image of {size[0]}x{size[1]}", hint=_SAY)
+
+
+def _check_only_boxes(shapes: Shapes) -> None:
+    """Masks come as coefficients among the scores of the boxes, which would be read as classes.
+
+    Raises:
+        ConversionError: An output holds prototypes of masks.
+    """
+    ranks = {len(dims): name for name, dims in shapes.items()}
+    if 4 in ranks and 3 in ranks and 5 not in ranks:
+        raise ConversionError(
+            f"output '{ranks[4]}' {list(shapes[ranks[4]])} holds prototypes of masks: instance segmentation of the "
+            "YOLO kind is not supported",
+            hint="convert the detector without masks, or wrap it: python:FILE:FACTORY --task detection",
+        )
+
+
+def _fitting(shapes: Shapes, size: tuple[int, int]) -> Iterator[Recognized]:
+    cells = [sum((size[0] // stride) * (size[1] // stride) for stride in strides) for strides in _STRIDES]
+    for found in (each for head in _CLASSES for each in _requested(shapes, head)):
+        if _has_boxes(found.head, shapes[found.output], cells):
+            yield found
+
+
+def _has_boxes(head: Head, dims: Sequence[int], cells: Sequence[int]) -> bool:
+    """Whether there are as many boxes as a kind has."""
+    if head is Head.END_TO_END:
+        return dims[1] <= _MOST_ROWS
+    return dims[2] in cells if head is Head.YOLOV8 else dims[1] in [_ANCHORS * each for each in cells]
+
+
+def _requested(shapes: Shapes, head: Head) -> Iterator[Recognized]:
+    for name, dims in _of_rank_3(shapes):
+        classes = _CLASSES[head](dims) if head in _CLASSES else None
+        if classes is not None:
+            yield Recognized(head=head, output=name, classes=classes)
+
+
+def _classes_v8(dims: Sequence[int]) -> int | None:
+    return dims[1] - _BOX if dims[1] > _BOX else None
+
+
+def _classes_v5(dims: Sequence[int]) -> int | None:
+    return dims[2] - _BOX_AND_OBJECTNESS if dims[2] > _BOX_AND_OBJECTNESS else None
+
+
+def _classes_of_rows(dims: Sequence[int]) -> int | None:
+    return 0 if dims[2] == _ROW else None
+
+
+_CLASSES: Mapping[Head, Callable[[Sequence[int]], int | None]] = {
+    Head.YOLOV8: _classes_v8,
+    Head.YOLOV5: _classes_v5,
+    Head.END_TO_END: _classes_of_rows,
+}
+"""Kind -> how many classes an output of some sizes holds; 0 where they are numbers, None for another kind."""
+
+
+def _of_rank_3(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:
+    return [(name, dims) for name, dims in shapes.items() if len(dims) == 3]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,77 @@ import onnx_ir
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.oneflow.elements import dtype_from_mlir
-from graphkiln_converters.oneflow.job import Operation, TensorType
+from graphkiln_converters.oneflow.mlir import Operation, TensorType
+
+# Element types by the three names that OneFlow's files give them.
+#
+# Source: OneFlow 0.9.0, `oneflow/core/common/data_type.proto`; MLIR, "Builtin Dialect", types.
+
+_BY_PROTO_NUMBER = {
+    1: DType.INT8,
+    2: DType.FP32,
+    3: DType.FP64,
+    4: DType.INT8,
+    5: DType.INT32,
+    6: DType.INT64,
+    7: DType.UINT8,
+    9: DType.FP16,
+    11: DType.BF16,
+    12: DType.BOOL,
+    13: DType.UINT16,
+    14: DType.UINT32,
+    15: DType.UINT64,
+    17: DType.INT16,
+}
+BY_PROTO_NAME = {
+    "kChar": DType.INT8,
+    "kFloat": DType.FP32,
+    "kDouble": DType.FP64,
+    "kInt8": DType.INT8,
+    "kInt32": DType.INT32,
+    "kInt64": DType.INT64,
+    "kUInt8": DType.UINT8,
+    "kFloat16": DType.FP16,
+    "kBFloat16": DType.BF16,
+    "kBool": DType.BOOL,
+    "kUInt16": DType.UINT16,
+    "kUInt32": DType.UINT32,
+    "kUInt64": DType.UINT64,
+    "kInt16": DType.INT16,
+}
+"""Name of the enumerator, as in the `meta` of a state tensor -> type."""
+_BY_MLIR = {
+    "f16": DType.FP16,
+    "bf16": DType.BF16,
+    "f32": DType.FP32,
+    "f64": DType.FP64,
+    "i1": DType.BOOL,
+    **{f"{sign}{bits}": DType[f"INT{bits}"] for sign in ("i", "si") for bits in (8, 16, 32, 64)},
+    **{f"ui{bits}": DType[f"UINT{bits}"] for bits in (8, 16, 32, 64)},
+}
+
+
+def dtype_from_mlir(element: str) -> DType:
+    """The type of an MLIR element type, such as `f32`.
+
+    Raises:
+        ConversionError: No tensor can have it.
+    """
+    if element not in _BY_MLIR:
+        raise ConversionError(f"no tensor can have elements of type {element}", hint=f"known: {', '.join(_BY_MLIR)}")
+    return _BY_MLIR[element]
+
+
+def dtype_from_number(number: int) -> DType:
+    """The type of a number of OneFlow's enumeration `DataType`.
+
+    Raises:
+        ConversionError: No tensor can have it.
+    """
+    if number not in _BY_PROTO_NUMBER:
+        raise ConversionError(f"no tensor can have elements of OneFlow's data type {number}")
+    return _BY_PROTO_NUMBER[number]
+
 
 Value = onnx_ir.Value
 IR_VERSION = 10
@@ -239,3 +308,48 @@ _MAX_SHARED_ELEMENTS = 8
 _MAX_SHAPE_ELEMENTS = 64
 """Of a constant that may be a shape or axes: shape inference needs its elements."""
 _ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}
+
+
+# The layout of feature maps, and of the parameters of their channels.
+
+
+def check_channels_first(op: Op) -> None:
+    """Rejects channels last, which ONNX does not have.
+
+    Raises:
+        ConversionError: The operation works on channels last.
+    """
+    if op.text("data_format", "channels_first") != "channels_first":
+        raise op.error("data_format 'channels_last' cannot be translated: save the graph without ONEFLOW_ENABLE_NHWC")
+
+
+def align_to_axis(op: Op, values: Value, axis: int) -> Value:
+    """Values `[size]`, reshaped so that they broadcast along an axis of the first input."""
+    shape = [-1] + [1] * (op.rank - 1 - axis)
+    if len(shape) == 1:
+        return values
+    if values.const_value is not None:
+        return op.graph.weight(f"{values.name}{shape[1:]}", values.const_value.numpy().reshape(shape))
+    return op.emit("Reshape", values, op.constant(shape))
+
+
+# Translators, and how a function of `operators/` becomes one.
+
+Translator = Callable[[Op], Value | Sequence[Value]]
+"""Adds an operation's nodes to the graph and returns its results; those that the graph does not use may be missing."""
+
+TRANSLATORS: dict[str, Translator] = {}
+"""Operation -> its translator, as far as modules of `operators/` are imported."""
+
+
+_T = TypeVar("_T", bound=Translator)
+
+
+def translates(*kinds: str) -> Callable[[_T], _T]:
+    """Registers a function as the translator of these operations."""
+
+    def register(function: _T) -> _T:
+        TRANSLATORS.update(dict.fromkeys(kinds, function))
+        return function
+
+    return register

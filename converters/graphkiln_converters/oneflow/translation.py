@@ -23,10 +23,18 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import MIB, read_text
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.oneflow import operators
-from graphkiln_converters.oneflow.building import IR_VERSION, GraphBuilder, Op, Value
-from graphkiln_converters.oneflow.elements import BY_PROTO_NAME, dtype_from_mlir, dtype_from_number
-from graphkiln_converters.oneflow.job import Job, Operation, TensorType
-from graphkiln_converters.oneflow.translator import TRANSLATORS, Translator
+from graphkiln_converters.oneflow.building import (
+    BY_PROTO_NAME,
+    IR_VERSION,
+    TRANSLATORS,
+    GraphBuilder,
+    Op,
+    Translator,
+    Value,
+    dtype_from_mlir,
+    dtype_from_number,
+)
+from graphkiln_converters.oneflow.mlir import Job, Operation, TensorType
 
 # Translators by the operation's name.
 #

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -20,8 +20,9 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.text import nearest
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
-from graphkiln_converters.given_files import near_file
 
 # What was probably meant by a source that is none: `resnet18`, `hf:bert`, a folder, a file of weights.
 #
@@ -294,6 +295,34 @@ class WholeSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class OpenModel(Closeable):
+    """A source model that is ready to be exported, with the recipe's additions.
+
+    Attributes:
+        source: The model.
+        inputs: Its inputs, with all dimensions that vary.
+        preprocess: How an image becomes its input, or None.
+        labels: Class names; empty for none.
+        task: Its image task by the source's names of outputs; None until the graph is known.
+    """
+
+    source: SourceModel
+    inputs: tuple[InputSpec, ...]
+    preprocess: Preprocess | None
+    labels: tuple[str, ...]
+    task: Task | None = None
+
+    @property
+    def whole(self) -> str:
+        """Reason why its requests cannot be batched; empty where they can."""
+        return self.source.whole if isinstance(self.source, WholeSource) else ""
+
+    def close(self) -> None:
+        """Close the source."""
+        self.source.close()
+
+
 _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
@@ -392,3 +421,59 @@ def synthetic_samples(
             array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
         feeds[spec.name] = array
     return feeds
+
+
+def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
+    """Check that a path leads to a file; its reader checks the contents.
+
+    Args:
+        path: The path.
+        what: Purpose of the file, for the message: `weights`.
+        expected: Kind of file, for the hint.
+
+    Raises:
+        ConversionError: There is nothing, or a folder.
+    """
+    path = Path(path)
+    prefix, fallback = f"{what}: " if what else "", f"expected {expected}" if expected else ""
+    if path.is_dir():
+        inside = sorted(each.name for each in path.glob(f"*{path.suffix}") if each.is_file()) if path.suffix else []
+        hint = f"did you mean '{path / inside[0]}'?" if len(inside) == 1 else fallback or "name a file in it"
+        raise ConversionError(f"{prefix}{path} is a folder, not a file", hint=hint)
+    if not path.exists():
+        raise ConversionError(f"{prefix}there is no file {path}", hint=near_file(path) or fallback)
+
+
+def near_file(path: Path) -> str:
+    """Suggest a file with a similar name in the same folder; empty where there is none."""
+    files = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
+    near = nearest(path.name, files)
+    return f"did you mean '{path.parent / near}'?" if near else ""
+
+
+USUAL_SIZE = 8  # of a dimension that varies and whose size is not given
+
+
+def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Sizes of all dimensions of an input, the batch among them.
+
+    Args:
+        name: Name of the input.
+        dims: Its dimensions; one that is no integer varies.
+        shapes: Input name (or empty for the only one) -> sizes that the user gives: of one sample, or of all
+            dimensions.
+
+    Raises:
+        ConversionError: The rank differs from that of the input.
+    """
+    usual = tuple(dim if isinstance(dim, int) else USUAL_SIZE for dim in dims)
+    given = shapes.get(name) or shapes.get("") or usual[1:]
+    if len(given) == len(usual):
+        return given
+    if len(given) != len(usual[1:]):
+        spelled, expected = ("x".join(map(str, sizes)) for sizes in (given, usual[1:]))
+        raise ConversionError(
+            f"--shape: {spelled} does not fit input '{name}' [{', '.join(map(str, dims))}]",
+            hint=f"give the sizes of one sample: {name}={expected or '...'}",
+        )
+    return (*usual[:1], *given)

@@ -16,7 +16,7 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
-from graphkiln_converters.sources.huggingface_opening import create, is_without_weights, opened
+from graphkiln_converters.sources.huggingface import create, is_without_weights, opened
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights

@@ -13,11 +13,9 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.given_files import check_file
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
-from graphkiln_converters.sources.examples import input_specs
-from graphkiln_converters.sources.fixed_batch import FixedBatchModel, with_free_batch
-from graphkiln_converters.sources.pytorch import TorchModel, export_module
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, check_file, synthetic_samples
+from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
+from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
 _HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
 _MODES = {

@@ -6,28 +6,348 @@ The reference is the graph as it is, with its outputs read image by image in Num
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
+import numpy as np
 import onnx
 import onnx_ir
 import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass, ShapeInferencePass
+from onnxscript import version_converter
 
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
-from graphkiln_converters.detection.appending import append
+from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_converters.detection.candidates import DETECTION, OUTPUTS
-from graphkiln_converters.detection.yolo import head_of
+from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
+from graphkiln_converters.detection.yolo import LEAST_SCORE, Settings, detect, head_of, recognize, selected
 from graphkiln_converters.sources import onnx_file
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.onnx_file import OnnxModel
-from graphkiln_converters.sources.onnx_heads import FoundHead, find_head
-from graphkiln_converters.sources.pytorch import export_module
-from graphkiln_converters.sources.tensors import to_tensor
+from graphkiln_converters.sources.pytorch import export_module, to_tensor
+
+# Appends one graph to another.
+
+_FIRST, _SECOND = "source/", "detection/"
+
+
+def append(first: onnx_ir.Model, second: onnx_ir.Model, names: Sequence[str]) -> onnx_ir.Model:
+    """A graph whose outputs another one reads; it returns then what that one returns.
+
+    Args:
+        first: Changed in place, and returned.
+        second: Is taken apart.
+        names: The outputs of the first, in the order of the inputs of the second.
+    """
+    version = first.opset_imports.get("", OPSET)
+    if version > OPSET:
+        version_converter.convert_version(second, version, fallback=True)
+    read = {str(value.name): value for value in first.graph.outputs}
+    outputs = list(second.graph.outputs)
+    returned = {str(value.name) for value in outputs}
+    _prefix([value for value in _values(first) if value.name in returned], _FIRST)
+    _prefix([value for value in _values(second) if value.name not in returned], _SECOND)
+    for value, name in zip(second.graph.inputs, names, strict=True):
+        onnx_ir.convenience.replace_all_uses_with(value, read[name])
+    _move(second, first)
+    first.graph.outputs[:] = outputs
+    RemoveUnusedNodesPass()(first)
+    return first
+
+
+def _values(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:
+    yield from model.graph.initializers.values()
+    for node in model.graph.all_nodes():
+        yield from node.outputs
+
+
+def _prefix(values: Sequence[onnx_ir.Value], prefix: str) -> None:
+    onnx_ir.convenience.rename_values(values, [f"{prefix}{value.name}" for value in values])
+
+
+def _move(source: onnx_ir.Model, target: onnx_ir.Model) -> None:
+    """Nodes, weights and functions."""
+    weights, nodes = list(source.graph.initializers.values()), list(source.graph)
+    source.graph.outputs.clear()
+    source.graph.initializers.clear()
+    source.graph.remove(nodes)
+    for number, node in enumerate(nodes):
+        node.name = f"{_SECOND}{number}"
+    for value in weights:
+        target.graph.register_initializer(value)
+    target.graph.extend(nodes)
+    target.functions.update(source.functions)
+    for domain, version in source.opset_imports.items():
+        target.opset_imports.setdefault(domain, version)
+
+
+# Graphs that end in a NonMaxSuppression: what it takes, what it is told, and the graph before it.
+
+_OPERATOR = "NonMaxSuppression"
+_INPUTS = {2: "max_output_boxes_per_class", 3: "iou_threshold", 4: "score_threshold"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """A NonMaxSuppression whose result a graph returns: `[selected, 3]` of image, class and box.
+
+    Attributes:
+        output: The output of the graph.
+        boxes: The value that holds the boxes, `[batch, boxes, 4]`.
+        scores: The value that holds the scores, `[batch, classes, boxes]`.
+        centered: Whether the node is told that boxes are center and size; else they are corners, in an order that it
+            need not know.
+        most_of_class: Most boxes of a class.
+        iou_threshold: Most that two boxes of a class which are kept may overlap.
+        score_threshold: Boxes at or below it are not selected.
+    """
+
+    output: str
+    boxes: str
+    scores: str
+    centered: bool
+    most_of_class: int
+    iou_threshold: float
+    score_threshold: float
+
+
+def find_selection(model: onnx_ir.Model) -> Selection | None:
+    """The only one among the outputs of a graph, or None.
+
+    Raises:
+        ConversionError: What it is told is computed by the graph.
+    """
+    nodes = [value.producer() for value in model.graph.outputs]
+    found = [node for node in nodes if node is not None and node.op_type == _OPERATOR]
+    if len(found) != 1:
+        return None
+    (node,) = found
+    boxes, scores, *_ = node.inputs
+    attribute = node.attributes.get("center_point_box")
+    return Selection(
+        output=str(node.outputs[0].name),
+        boxes=str(boxes.name if boxes else ""),
+        scores=str(scores.name if scores else ""),
+        centered=attribute is not None and attribute.as_int() == 1,
+        most_of_class=int(_told(node, 2)),
+        iou_threshold=_told(node, 3),
+        score_threshold=_told(node, 4),
+    )
+
+
+def return_values(model: onnx_ir.Model, names: tuple[str, ...]) -> onnx_ir.Model:
+    """A graph that returns these of its values, changed in place, without what only others needed."""
+    ShapeInferencePass()(model)
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    model.graph.outputs[:] = [values[name] for name in names]
+    RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _told(node: onnx_ir.Node, number: int) -> float:
+    """A number that the node is given; 0 where it is left out."""
+    value = node.inputs[number] if number < len(node.inputs) else None
+    if value is None:
+        return 0.0
+    tensor = onnx_ir.convenience.get_const_tensor(value)
+    if tensor is None:
+        raise ConversionError(
+            f"{_INPUTS[number]} of {_OPERATOR} is computed by the graph, where a constant was expected",
+            hint="export the model with fixed thresholds, or without its suppression: --head yolov8 or yolov5",
+        )
+    return float(tensor.numpy().reshape(-1)[0])
+
+
+# How the detections of a graph are read: by the shapes of its outputs, or from its NonMaxSuppression at the end.
+
+Arrays = Mapping[str, AnyArray]
+_MAX_DETECTIONS = 300
+_IOU_THRESHOLDS = {Head.YOLOV8: 0.7, Head.YOLOV5: 0.45}
+"""Source: Ultralytics, "Predict" (YOLOv8), and `detect.py` (YOLOv5)."""
+_FORMATS = {Head.YOLOV8: BoxFormat.CENTER, Head.YOLOV5: BoxFormat.CENTER, Head.END_TO_END: BoxFormat.CORNERS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FoundHead:
+    """How a graph is read.
+
+    Attributes:
+        graph: What the head is appended to.
+        read: Outputs of that graph which the head takes.
+        settings: What the head does.
+        classes: How many there are; 0 where that is not known.
+        note: What was found, for the user.
+        run: The reference: detections of any number of images, `OUTPUTS` by name.
+        release: Closes what the reference holds beside the graph.
+    """
+
+    graph: OnnxModel
+    read: tuple[str, ...]
+    settings: Settings
+    classes: int
+    note: str
+    run: Callable[[Arrays], dict[str, AnyArray]]
+    release: Callable[[], None] = lambda: None
+
+
+def find_head(model: OnnxModel, image: InputSpec, size: tuple[int, int], options: SourceOptions) -> FoundHead:
+    """Finds out how to read a graph.
+
+    Args:
+        model: The graph.
+        image: Its input, of one size.
+        size: `(height, width)` of that in pixels.
+        options: What the user says.
+
+    Raises:
+        ConversionError: It is not clear, or the graph takes no batches.
+    """
+    told = options.detection
+    selection = find_selection(load(model.path)) if told.head in (None, Head.SELECTED) else None
+    if selection:
+        return _selected(model, selection, size, options)
+    _check_batch(model)
+    found = model.run(synthetic_samples((image,), 1, {}, seed=0))
+    recognized = recognize({name: array.shape for name, array in found.items()}, size, told.head)
+    settings = _settings(recognized.head, size, told)
+    read = recognized.output
+    return FoundHead(
+        graph=model,
+        read=(read,),
+        settings=settings,
+        classes=recognized.classes,
+        note=f"{recognized}, {_described(settings)}",
+        run=lambda feeds: detect(model.run(feeds)[read], settings),
+    )
+
+
+def _settings(head: Head, size: tuple[int, int], told: DetectorOptions) -> Settings:
+    if head is Head.END_TO_END and told.iou_threshold is not None:
+        raise ConversionError("--iou-threshold: the graph suppresses boxes itself", hint="leave it out")
+    return Settings(
+        head=head,
+        boxes=told.boxes or _FORMATS[head],
+        size=size,
+        iou_threshold=told.iou_threshold or _IOU_THRESHOLDS.get(head, 1.0),
+        max_detections=told.max_detections or _MAX_DETECTIONS,
+        least_score=LEAST_SCORE,
+    )
+
+
+def _described(settings: Settings) -> str:
+    suppressed = "" if settings.head is Head.END_TO_END else f"overlaps over {settings.iou_threshold:g} suppressed, "
+    return f"boxes {settings.boxes}, {suppressed}at most {settings.max_detections} detections"
+
+
+def _check_batch(model: OnnxModel) -> None:
+    """Refuses a graph that takes one batch size only."""
+    if model.whole:
+        raise ConversionError(
+            f"{model.path} cannot take batches of images: {model.whole}",
+            hint="export it with a dynamic batch, or without its suppression (nms=False), which is then added here",
+        )
+
+
+def _selected(model: OnnxModel, selection: Selection, size: tuple[int, int], options: SourceOptions) -> FoundHead:
+    told = options.detection
+    settings = replace(_settings(Head.END_TO_END, size, told), head=Head.SELECTED)
+    settings = replace(
+        settings,
+        boxes=_box_format(selection, told),
+        iou_threshold=selection.iou_threshold,
+        least_score=selection.score_threshold,
+        most_of_class=selection.most_of_class,
+    )
+    temporary = TemporaryDirectory(prefix="graphkiln-")
+    try:
+        return _open_selection(model, selection, settings, options, temporary)
+    except BaseException:
+        temporary.cleanup()
+        raise
+
+
+def _box_format(selection: Selection, told: DetectorOptions) -> BoxFormat:
+    """The format that the user names, or that the node is told; which corner comes first, a node need not know."""
+    if told.boxes is None and not selection.centered:
+        raise ConversionError(
+            f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
+            hint="say which its boxes have: --boxes xyxy, yxyx, or with -unit where they are shares of the image",
+        )
+    chosen = told.boxes or BoxFormat.CENTER
+    if selection.centered != chosen.value.startswith(BoxFormat.CENTER.value):
+        raise ConversionError(f"--boxes {chosen} is not what NonMaxSuppression '{selection.output}' is told")
+    return chosen
+
+
+def _open_selection(
+    model: OnnxModel,
+    selection: Selection,
+    settings: Settings,
+    options: SourceOptions,
+    temporary: TemporaryDirectory[str],
+) -> FoundHead:
+    """The graph up to its suppression, and a session of all of it as the reference."""
+    read, folder = (selection.boxes, selection.scores), Path(temporary.name)
+    cut, whole = (_save(model.path, names, folder) for names in (read, (*read, selection.output)))
+    session = OnnxRuntimeEngine().build_reference(whole)
+    try:
+        graph = onnx_file.open_source(str(cut), replace(options, task="auto"))
+    except BaseException:
+        session.close()
+        raise
+
+    def release() -> None:
+        session.close()
+        graph.close()
+        temporary.cleanup()
+
+    try:
+        _check_batch(graph)
+    except BaseException:
+        release()
+        raise
+    return FoundHead(
+        graph=graph,
+        read=read,
+        settings=settings,
+        classes=_classes(graph, selection.scores),
+        note=f"output '{selection.output}' is of the kind {Head.SELECTED} [selected, 3], {_described(settings)}",
+        run=lambda feeds: _run_selection(session, graph.batch_size, selection, feeds, settings),
+        release=release,
+    )
+
+
+def _save(path: Path, names: tuple[str, ...], folder: Path) -> Path:
+    target = folder / f"{len(names)}.onnx"
+    save(return_values(load(path), names), target)
+    return target
+
+
+def _run_selection(
+    session: Session, batch_size: int, selection: Selection, feeds: Arrays, settings: Settings
+) -> dict[str, AnyArray]:
+    """Image by image, each filling the batch; of what is selected, what belongs to the first."""
+    rows = len(next(iter(feeds.values())))
+    images = [
+        {name: np.repeat(a[row : row + 1], batch_size, axis=0) for name, a in feeds.items()} for row in range(rows)
+    ]
+    found = [session.run(image) for image in images]
+    boxes, scores = (np.concatenate([each[name][:1] for each in found]) for name in (selection.boxes, selection.scores))
+    chosen = [each[selection.output] for each in found]
+    return selected(boxes, scores, [each[each[:, 0] == 0] for each in chosen], settings)
+
+
+def _classes(graph: OnnxModel, scores: str) -> int:
+    return int(graph.run(synthetic_samples(graph.inputs, 1, {}, seed=0))[scores].shape[1])
+
 
 _SCORE_THRESHOLD = 0.25
 """Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict"."""

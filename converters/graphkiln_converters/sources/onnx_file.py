@@ -34,9 +34,16 @@ from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_ou
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_converters.given_files import check_file
-from graphkiln_converters.kernels import save_runnable
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.runnable import raise_opset, save_runnable
+from graphkiln_converters.sources.base import (
+    EXPORT_BATCH,
+    USUAL_SIZE,
+    InputSpec,
+    SourceOptions,
+    check_file,
+    sizes_of,
+    synthetic_samples,
+)
 from graphkiln_converters.sources.batches import (
     dependent_rows,
     free_and_prove,
@@ -44,8 +51,6 @@ from graphkiln_converters.sources.batches import (
     saved_size,
     without_batch,
 )
-from graphkiln_converters.sources.opsets import raise_opset
-from graphkiln_converters.sources.sizes import USUAL_SIZE, sizes_of
 
 # Which texts a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
 

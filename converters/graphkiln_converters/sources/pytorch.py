@@ -16,15 +16,90 @@ import onnx_ir
 import torch
 from torch import nn
 
-from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.detection import keypoints, regions, suppression
-from graphkiln_converters.export_notes import remove_export_notes
+from graphkiln_converters.detection import operators
+from graphkiln_converters.runnable import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
-from graphkiln_converters.sources.tensors import to_array, to_tensor
+
+# PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16 of its own.
+
+_BF16 = DType.BF16.numpy
+
+
+def to_tensor(array: AnyArray) -> torch.Tensor:
+    """A tensor with the elements of an array, without copying them where PyTorch allows.
+
+    Raises:
+        ConversionError: PyTorch has no such elements: text.
+    """
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    try:
+        return torch.from_numpy(array)
+    except TypeError as error:
+        raise ConversionError(
+            f"PyTorch has no tensors of {DType.from_numpy(array.dtype)}", hint="give numbers in the samples"
+        ) from error
+
+
+def to_array(tensor: torch.Tensor) -> AnyArray:
+    """An array with the elements of a tensor.
+
+    Raises:
+        ConversionError: Triton carries no such elements: complex numbers, 8-bit floats.
+    """
+    try:
+        array: AnyArray = (
+            tensor.contiguous().view(torch.int16).numpy().view(_BF16)
+            if tensor.dtype is torch.bfloat16
+            else tensor.numpy()
+        )
+        DType.from_numpy(array.dtype)
+    except (TypeError, ManifestError) as error:
+        raise ConversionError(
+            f"a tensor of {tensor.dtype} cannot be served", hint="convert it in forward: .float()"
+        ) from error
+    return array
+
+
+# Input specs from an example input.
+
+
+def input_specs(module: torch.nn.Module, example: Any, *, whole: bool = False) -> tuple[InputSpec, ...]:
+    """Inputs of a module, named by its `forward` or by the example.
+
+    Args:
+        module: The module.
+        example: A batch of inputs: one tensor, a sequence of them, or tensors by parameter name.
+        whole: Whether the first dimension is one as others are.
+
+    Raises:
+        ConversionError: The example is something else.
+    """
+    if isinstance(example, torch.Tensor):
+        example = (example,)
+    if isinstance(example, Mapping):
+        named = dict(example)
+    elif isinstance(example, (tuple, list)):
+        parameters = list(inspect.signature(module.forward).parameters)
+        names = parameters if len(parameters) >= len(example) else [f"input_{i}" for i in range(len(example))]
+        named = dict(zip(names, example, strict=False))
+    else:
+        raise ConversionError(f"the example input is a {type(example).__name__}, expected tensors")
+    return tuple(_spec(name, tensor, 0 if whole else 1) for name, tensor in named.items())
+
+
+def _spec(name: str, tensor: Any, first: int) -> InputSpec:
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() < first:
+        raise ConversionError(f"the example of input '{name}' must be a tensor with a batch dimension")
+    dtype = DType.from_numpy(to_array(torch.empty(0, dtype=tensor.dtype)).dtype)
+    high = 2 if tensor.is_floating_point() or not tensor.numel() else int(tensor.max()) + 1
+    return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[first:]), high=max(1, high))
+
 
 # `len(tensor)` in the code of a model, as an export has to see it: a size that varies, and not a number.
 #
@@ -271,9 +346,7 @@ def export_module(
                 output_names=output_names,
                 opset_version=OPSET,
                 custom_translation_table={
-                    **suppression.translations(),
-                    **regions.translations(),
-                    **keypoints.translations(),
+                    **operators.translations(),
                 },
                 optimize=False,  # our own passes do it, listed and proven
                 verbose=False,

@@ -26,9 +26,15 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.given_files import check_file
-from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
-from graphkiln_converters.sources.fixed_batch import FixedBatchModel, with_free_batch
+from graphkiln_converters.sources.base import (
+    CODE_HINT,
+    EXPORT_BATCH,
+    InputSpec,
+    SourceOptions,
+    check_file,
+    synthetic_samples,
+)
+from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
 _REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")

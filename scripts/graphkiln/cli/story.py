@@ -92,8 +92,7 @@ def _build_request(
     samples: Path | None,
     preprocess: str | None,
 ) -> StoryRequest:
-    from graphkiln.story.request import StoryRequest
-    from graphkiln.story.weights import find_trained_weights
+    from graphkiln.story.request import StoryRequest, find_trained_weights
 
     if weights is not None and not weights.is_file():
         raise ConversionError(f"there are no weights at {weights}", hint="name a .pth, .pt or .safetensors file")
@@ -166,12 +165,12 @@ def _print_line(progress: Progress) -> None:
 def _print_story(runner: StoryRunner, *, as_json: bool, html: Path | None) -> None:
     document = runner.document()
     if html:
-        from graphkiln.story.page import render_page
+        from graphkiln.story.report import render_page
 
         write_html(html, render_page(document))
     if as_json:
         print_json(document)
     else:
-        from graphkiln.story.tables import print_tables
+        from graphkiln.story.report import print_tables
 
         print_tables(document)

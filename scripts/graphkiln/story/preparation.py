@@ -7,11 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln.story.commands import convert_options
 from graphkiln.story.request import Platform, StoryRequest
-from graphkiln.story.source import open_source_model, source_preprocess
 from graphkiln.story.training_step import TrainingStep
-from graphkiln.story.variants import GraphSpec
+from graphkiln.story.variants import GraphSpec, convert_options
+from graphkiln.story.workloads import open_source_model, source_preprocess
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.preprocess import Preprocess

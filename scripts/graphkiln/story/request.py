@@ -5,14 +5,35 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from platform import python_version, release, system
 from typing import Any
 
-from graphkiln.story.weights import STORY_CACHE
+import psutil
+
 from graphkiln_backend.cache.settings import user_cache_folder
-from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.hardware import gpus, identity
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.precision import Precision
+
+# The weights that `scripts/train-story` trained for the story.
+
+STORY_CACHE = "graphkiln-story"
+"""Folder of all stories and of the trained weights, in the user's cache."""
+
+
+def weights_path(architecture: str, image_size: int) -> Path:
+    """Where `scripts/train-story` writes the weights of an architecture, and `graphkiln story` looks for them."""
+    return user_cache_folder(STORY_CACHE) / f"{architecture}-digits-{image_size}.safetensors"
+
+
+def find_trained_weights(source: str, image_size: int) -> Path | None:
+    """The weights that `scripts/train-story` left for a source, or None where it was not run."""
+    kind, _, architecture = source.partition(":")
+    path = weights_path(architecture, image_size)
+    return path if kind == "torchvision" and path.is_file() else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,3 +99,50 @@ def this_platform() -> Platform:
     """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
     device = Device.gpu() if gpus() else CPU
     return Platform(device=device, batch=64 if device.is_gpu else 8)
+
+
+# The facts without which a figure is worth nothing: machine, versions, model, date.
+
+_LIBRARIES = (
+    "graphkiln",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "nvidia-pytriton",
+    "numpy",
+    "pillow",
+)
+
+
+def story_facts(request: StoryRequest, platform: Platform) -> dict[str, Any]:
+    """Facts about a story, for people, as plain data."""
+    return {
+        "model": request.source,
+        "image size": request.image_size,
+        "weights": str(request.weights) if request.weights else "random: nothing is decided by them",
+        "gradient": "by the image, in every graph" if request.gradient else "none after step 1",
+        "batches": f"up to {platform.batch}, two instances",
+        **machine_facts(),
+    }
+
+
+def machine_facts() -> dict[str, Any]:
+    """Facts about this machine and its software, and the date."""
+    processor = identity(CPU).partition(", instruction sets")[0]
+    memory = psutil.virtual_memory().total / 2**30
+    return {
+        "machine": f"{processor}, {psutil.cpu_count()} cores, {memory:.0f} GiB",
+        "gpu": ", ".join(str(gpu) for gpu in gpus()) or "none",
+        "system": f"{system()} {release()}, Python {python_version()}",
+        "versions": ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name))),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

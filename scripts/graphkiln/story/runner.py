@@ -13,21 +13,39 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln.story.commands import repeat_commands, sample_paths, setting_flags
 from graphkiln.story.digits import CLASSES, split_digits
-from graphkiln.story.facts import story_facts
-from graphkiln.story.judgment import Judgment, judge, judge_parameter_gradients
 from graphkiln.story.preparation import PreparedModel, prepare_model
-from graphkiln.story.request import Platform, StoryRequest
-from graphkiln.story.results import Observation, Record, Round, build_document
+from graphkiln.story.request import Platform, StoryRequest, story_facts
+from graphkiln.story.results import (
+    Judgment,
+    Observation,
+    Record,
+    Round,
+    build_document,
+    judge,
+    judge_parameter_gradients,
+)
 from graphkiln.story.server import start_server
-from graphkiln.story.variants import BASE_GRAPH, LOWEST_PRECISIONS, TOP_K, Variant, final_variants, initial_variants
+from graphkiln.story.variants import (
+    BASE_GRAPH,
+    LOWEST_PRECISIONS,
+    TOP_K,
+    Variant,
+    final_variants,
+    initial_variants,
+    repeat_commands,
+    sample_paths,
+    setting_flags,
+)
 from graphkiln.story.worker import ResourceMeter, Worker
-from graphkiln.story.workloads.base import Predictions, Workload
-from graphkiln.story.workloads.eager import EagerWorkload
-from graphkiln.story.workloads.served import ServedWorkload
-from graphkiln.story.workloads.session import SessionWorkload
-from graphkiln.story.workloads.static import StaticWorkload
+from graphkiln.story.workloads import (
+    EagerWorkload,
+    Predictions,
+    ServedWorkload,
+    SessionWorkload,
+    StaticWorkload,
+    Workload,
+)
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import did_you_mean

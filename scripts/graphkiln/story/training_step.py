@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_converters.joint_graph import FrozenNorm, differentiable, joint_module
+from graphkiln_converters.gradient import FrozenNorm, differentiable, joint_module
 from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, named_outputs
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import nn
 
 from graphkiln.story.digits import digit_image
 
@@ -140,3 +142,192 @@ def _bounds(stroke: npt.NDArray[np.bool_], top: int, left: int) -> tuple[int, in
     """The box around the pixels of a stroke, as x1, y1, x2, y2."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
+
+
+# Three small networks for scenes of digits: one finds them, one colours their pixels, one tells how alike they are.
+
+STRIDE = 4
+"""Pixels of the input to a cell of the detector's grid."""
+DETECTIONS = 16
+"""Rows that leave the graph for each image; those beyond the count are zero."""
+KEPT_SCORE = 0.05
+"""Detections below this score are not counted."""
+_FAINTEST = 1e-9
+"""Score of a digit where none was detected."""
+_SURE = 0.3
+"""Boxes of at least this score say how bright their ink is."""
+_MARGIN = 2.0
+"""Pixels around a box that may hold ink of its digit, too."""
+_FLATTEST = 0.1
+"""Least difference of the brightest and the darkest pixel of a box."""
+_TIE_STEP = 1e-6
+"""Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak."""
+
+
+def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
+
+
+class Pyramid(nn.Module):
+    """Features of `[batch, 32, height / 4, width / 4]` from gray images, with a view of 16 x 16 cells around each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(_block(1, 12, 2), _block(12, 24, 2))
+        self.middle = nn.Sequential(_block(24, 40, 2), _block(40, 40))
+        self.top = nn.Sequential(_block(40, 48, 2), _block(48, 48))
+        self.from_stem, self.from_middle, self.from_top = (nn.Conv2d(width, 32, 1) for width in (24, 40, 48))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
+        fine = self.stem(pixels)
+        middle = self.middle(fine)
+        merged = self.from_middle(middle) + _double(self.from_top(self.top(middle)))
+        return torch.as_tensor(self.from_stem(fine) + _double(merged))
+
+
+class SceneDetector(nn.Module):
+    """Digits as peaks of a heat map, each with the distances from its cell to the four sides of its box.
+
+    Source: Zhou, Wang, Krähenbühl, "Objects as Points", 2019 (peaks instead of non-maximum suppression).
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.pyramid = Pyramid()
+        self.mix = _block(32, 32)
+        self.heat = nn.Conv2d(32, classes, 1)
+        self.sides = nn.Conv2d(32, 4, 1)
+        nn.init.constant_(self.heat.bias, -4.0)  # type: ignore[arg-type]
+        nn.init.constant_(self.sides.bias, 3.0)  # type: ignore[arg-type]
+
+    def maps(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits `[batch, classes, rows, columns]` and boxes in pixels `[batch, 4, rows, columns]`, for the loss."""
+        features = self.mix(self.pyramid(pixels))
+        left, top, right, bottom = (nn.functional.softplus(self.sides(features)) * STRIDE).unbind(dim=1)
+        rows, columns = left.shape[-2:]
+        y = (torch.arange(rows, dtype=torch.float32) + 0.5).view(1, rows, 1) * STRIDE
+        x = (torch.arange(columns, dtype=torch.float32) + 0.5).view(1, 1, columns) * STRIDE
+        return self.heat(features), torch.stack((x - left, y - top, x + right, y + bottom), dim=1)
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Boxes `[batch, 16, 4]`, scores and classes `[batch, 16]`, counts `[batch]`: best first, padded with zeros."""
+        logits, boxes = self.maps(pixels)
+        cells = logits.shape[-2] * logits.shape[-1]
+        ordered = logits - _TIE_STEP * torch.arange(cells, dtype=torch.float32).view(1, 1, *logits.shape[-2:])
+        heat = ordered.sigmoid()
+        peaks = torch.where(heat == nn.functional.max_pool2d(heat, 3, 1, 1), heat, torch.zeros_like(heat))
+        scores, indices = peaks.flatten(1).topk(DETECTIONS)
+        found = scores >= KEPT_SCORE
+        at = (indices % cells).unsqueeze(1).expand(-1, 4, -1)
+        chosen = boxes.flatten(2).gather(2, at).transpose(1, 2)
+        return (
+            torch.where(found.unsqueeze(-1), chosen, torch.zeros_like(chosen)),
+            torch.where(found, scores, torch.zeros_like(scores)),
+            torch.where(found, indices // cells, torch.zeros_like(indices)),
+            found.sum(dim=1).to(torch.int32),
+        )
+
+
+class Strokes(nn.Module):
+    """How likely a pixel is ink, as logits `[batch, 1, height, width]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine = nn.Sequential(nn.PixelUnshuffle(2), _block(8, 24))
+        self.coarse = nn.Sequential(_block(24, 32, 2), _block(32, 32))
+        self.draw = nn.Sequential(_block(24 + 32, 24), nn.Conv2d(24, 4, 1), nn.PixelShuffle(2))
+
+    def forward(self, levels: torch.Tensor) -> torch.Tensor:
+        """From pixels and their relief, `[batch, 2, height, width]` in -1..1; sides are multiples of 4."""
+        fine = self.fine(levels)
+        return torch.as_tensor(self.draw(torch.cat((fine, _double(self.coarse(fine))), dim=1)))
+
+
+class SceneSegmenter(nn.Module):
+    """Scores `[batch, 1 + classes, height, width]`: ink in the box of a digit belongs to that digit.
+
+    Where ink ends depends on how bright it is elsewhere in its digit, which the box tells and no small window does.
+
+    Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cut by what was detected).
+    """
+
+    def __init__(self, detector: SceneDetector) -> None:
+        super().__init__()
+        self.detector = detector.requires_grad_(requires_grad=False).eval()
+        self.strokes = Strokes()
+
+    def train(self, mode: bool = True) -> SceneSegmenter:
+        """The detector is trained already: its batch norms stay as they are."""
+        super().train(mode)
+        self.detector.eval()
+        return self
+
+    def levels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """What the strokes are told from: see `Strokes`."""
+        boxes, scores, _, _ = self.detector(pixels)
+        return _with_relief(pixels, boxes, scores)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
+        boxes, scores, classes, _ = self.detector(pixels)
+        ink = self.strokes(_with_relief(pixels, boxes, scores))
+        named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
+        height, width = pixels.shape[-2:]
+        within = (_inside(boxes, height, width, 0).float() + _inside(boxes, height, width, _MARGIN).float()) / 2
+        digits = (named.transpose(1, 2) @ within).unflatten(2, (height, width))
+        shares = digits / digits.amax(dim=1, keepdim=True).clamp(min=_SURE)
+        return torch.cat((-ink, ink + shares.clamp(min=_FAINTEST).log()), dim=1)
+
+
+def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Where a pixel lies between the darkest and the brightest one of its box, `[batch, 1, height, width]`.
+
+    Args:
+        pixels: In -1..1, `[batch, 1, height, width]`.
+        boxes: In pixels, `[batch, detections, 4]`.
+        scores: `[batch, detections]`.
+
+    Returns:
+        -1 for the darkest, 1 for the brightest; -1 outside of all boxes. In several boxes the highest counts.
+    """
+    height, width = pixels.shape[-2:]
+    inside, flat = _inside(boxes, height, width, _MARGIN), pixels.flatten(2)
+    low = torch.where(inside, flat, torch.ones_like(flat)).amin(dim=2, keepdim=True)
+    high = torch.where(inside, flat, -torch.ones_like(flat)).amax(dim=2, keepdim=True)
+    place = (2 * flat - high - low) / (high - low).clamp(min=_FLATTEST)
+    sure = inside & (scores >= _SURE).unsqueeze(-1)
+    found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
+    return found.reshape(-1, 1, height, width)
+
+
+def _with_relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
+
+
+def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
+    """Whether a pixel is in each box, or that near to it: bool `[batch, detections, height * width]`."""
+    x1, y1, x2, y2 = boxes.unsqueeze(-1).unbind(dim=2)
+    x, y = (torch.arange(size, dtype=torch.float32) + 0.5 for size in (width, height))
+    across, down = (x > x1 - margin) & (x < x2 + margin), (y > y1 - margin) & (y < y2 + margin)
+    return (down.unsqueeze(-1) & across.unsqueeze(-2)).flatten(2)
+
+
+class DigitEmbedding(nn.Module):
+    """A vector of length one, `[batch, 32]`: the same digit points the same way."""
+
+    def __init__(self, features: int = 32) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(_block(1, 16), _block(16, 32, 2), _block(32, 48, 2), _block(48, 64, 2))
+        self.project = nn.Linear(64, features)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """From pixels in -1..1, `[batch, 1, 32, 32]`."""
+        return nn.functional.normalize(self.project(self.blocks(pixels).mean(dim=(2, 3))), dim=1)
+
+
+def _double(features: torch.Tensor) -> torch.Tensor:
+    return nn.functional.interpolate(features, scale_factor=2.0, mode="nearest")

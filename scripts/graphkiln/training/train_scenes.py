@@ -23,17 +23,25 @@ from torch import nn
 
 from graphkiln.story.digits import CLASSES, digit_image
 from graphkiln.training.augmentation import random_affine
-from graphkiln.training.scene_networks import STRIDE, DigitEmbedding, SceneDetector, SceneSegmenter
-from graphkiln.training.scenes import SIDE, Scene, compose_scenes, digit_rows
+from graphkiln.training.scenes import (
+    SIDE,
+    STRIDE,
+    DigitEmbedding,
+    Scene,
+    SceneDetector,
+    SceneSegmenter,
+    compose_scenes,
+    digit_rows,
+)
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_backend.proof.class_maps import class_map
 from graphkiln_backend.proof.metrics import Objects, detection_map, mean_iou, recall_at_1
-from graphkiln_converters.proving import ReferenceSamples
+from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.sources.pytorch import export_graph
-from graphkiln_converters.writer import SourceInfo, prove_and_write
+from graphkiln_converters.write import SourceInfo, prove_and_write
 
 # Trains the networks for scenes of digits, each from a fixed seed: versions of libraries and processor repeat it.
 

@@ -8,7 +8,7 @@ import measurement
 import pytest
 from measurement import SetUp, measure, show_progress
 
-from graphkiln.story.throughput import Throughput
+from graphkiln.story.worker import Throughput
 
 
 class FakeLoad:

@@ -16,7 +16,7 @@ import peers_speed
 import pytest
 from peers.protocols import PEERS, Peer, parse_json
 
-from graphkiln.story.throughput import Throughput
+from graphkiln.story.worker import Throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 JPEG = b"\xff\xd8jpeg\r\n--peer\xff\xd9"

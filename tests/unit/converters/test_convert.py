@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import pytest
-from graphs import compute, draw
+from graphs import compute, draw, graph, operators
 from PIL import Image
 from sources import TextSource
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.errors import ConversionError, ManifestError, RepositoryError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
+from graphkiln_backend.passes.base import PassReport
+from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.image_config import image_config
-from graphkiln_converters import opening
-from graphkiln_converters.convert import convert
+from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_converters.convert import (
+    check_given_files,
+    convert,
+    local_source,
+    new_version,
+    open_model,
+    remaining_preprocess,
+    remote_part,
+    rewrite,
+    warn_without_preprocess,
+    with_dynamic_axes,
+    with_fitting_labels,
+    with_task,
+)
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.base import InputSpec, OpenModel, SourceOptions, check_file, near_file
 
 TEXT = """(float[batch,3,8,8] image) => (float[batch,5] scores) {
     c = Conv<pads=[1,1,1,1]>(image, kernel)
@@ -44,7 +66,7 @@ SPEC = Preprocess(resize=8, crop=(8, 8), mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch) -> TextSource:
     made = TextSource(TEXT, (IMAGE,), WEIGHTS, preprocess=SPEC, labels=tuple("abcde"))
-    monkeypatch.setattr(opening, "open_source", lambda *_: made)
+    monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
     return made
 
 
@@ -120,7 +142,7 @@ class TestFp32:
         """Samples that were made for the source become pixels at the smallest and largest size."""
         source = TextSource(TEXT.replace("8,8]", "h,w]"), (IMAGE,), WEIGHTS, preprocess=SPEC)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(opening, "open_source", lambda *_: source)
+            patch.setattr("graphkiln_converters.convert.open_source", lambda *_: source)
             version = run(store, input="uint8-nhwc", dynamic=["image:2=4..16", "image:3=6..12"])
         pixels = np.random.default_rng(0).integers(0, 256, (2, 5, 9, 3), np.uint8)
         image = np.stack([SPEC.normalize(one) for one in pixels])
@@ -135,7 +157,7 @@ class TestLabeledSamples:
         text = "(float[batch,3,8,8] image) => (float[batch,3,8,8] map) { map = Identity(image) }"
         plain = Preprocess(resize=8, crop=(8, 8))
         made = TextSource(text, (IMAGE,), {}, preprocess=plain, labels=())
-        monkeypatch.setattr(opening, "open_source", lambda *_: made)
+        monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
         for folder in ("photos", "photos.masks"):
             (tmp_path / folder).mkdir()
         for number in range(4):
@@ -249,7 +271,7 @@ class Rough(TextSource):
 def opened_rough(monkeypatch: pytest.MonkeyPatch, error: float, text: str = TEXT) -> None:
     made = Rough(text, (IMAGE,), WEIGHTS)
     made.error = error
-    monkeypatch.setattr(opening, "open_source", lambda *_: made)
+    monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
 
 
 def test_an_export_that_is_nearer_to_fp64_than_its_source_is_right(
@@ -279,3 +301,525 @@ def test_an_export_that_is_wrong_is_not_excused_by_its_source(store: Path, monke
     monkeypatch.setattr(Rough, "export", lambda *_: TextSource(TEXT, (IMAGE,), wrong).graph())
     with pytest.raises(VerificationError, match="beside fp64"):
         run(store)
+
+
+# Opening a source: what the recipe adds to what the source knows, and that nothing is left open.
+
+IDS = InputSpec(name="ids", shape=(16,), dynamic={0: (1, 64)})
+SPEC_OF_OPENING = Preprocess(mean=(0.1, 0.2, 0.3))
+
+
+@pytest.fixture
+def source_of_opening(monkeypatch: pytest.MonkeyPatch) -> TextSource:
+    made = TextSource(
+        "(float[b,3,8,8] image) => (float[b,3,8,8] y) { y = Relu(image) }",
+        (IMAGE,),
+        preprocess=SPEC_OF_OPENING,
+        labels=("a", "b"),
+    )
+    monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
+    return made
+
+
+def recipe(**fields: Any) -> Recipe:
+    return Recipe.model_validate({"source": "text", "name": "m", **fields})
+
+
+class TestOpening:
+    def test_the_source_knows_itself(self, source_of_opening: TextSource) -> None:
+        with open_model(recipe()) as model:
+            assert model.source is source_of_opening
+            assert (model.inputs, model.preprocess, model.labels) == ((IMAGE,), SPEC_OF_OPENING, ("a", "b"))
+            assert source_of_opening.closed == 0
+        assert source_of_opening.closed == 1
+
+    @pytest.mark.usefixtures("source")
+    def test_the_recipe_knows_better(self, tmp_path: Path) -> None:
+        (tmp_path / "labels.txt").write_text("x\ny\nz\n")
+        fields = {"preprocess": {"resize": 9}, "labels": tmp_path / "labels.txt", "dynamic": ["image:2=8..16"]}
+        with open_model(recipe(**fields)) as model:
+            assert model.preprocess == Preprocess(resize=9)
+            assert model.labels == ("x", "y", "z")
+            assert model.inputs[0].dynamic == {1: (8, 16)}
+
+    @pytest.mark.usefixtures("source")
+    def test_feature_maps_have_no_labels(self) -> None:
+        with open_model(recipe(features_only=True)) as model:
+            assert model.labels == ()
+
+    def test_what_the_recipe_says_of_the_source_reaches_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[object] = []
+
+        def open_source(*arguments: object) -> TextSource:
+            seen.extend(arguments)
+            return TextSource("", ())
+
+        monkeypatch.setattr("graphkiln_converters.convert.open_source", open_source)
+        open_model(recipe(weights="w.pth", pretrained=True, features_only=True, out_indices=[1], shape=["a=3x4"]))
+        assert seen == [
+            "text",
+            SourceOptions(
+                weights=Path("w.pth"), pretrained=True, features_only=True, out_indices=(1,), shapes={"a": (3, 4)}
+            ),
+        ]
+
+    @pytest.mark.parametrize(
+        ("fields", "error", "words"),
+        [
+            ({"labels": "missing.txt"}, ConversionError, r"cannot read labels from missing\.txt"),
+            ({"preprocess": {"resized": 8}}, ManifestError, r"preprocess.*resized"),
+            ({"preprocess": {"mean": [0.5]}}, ManifestError, "must have 3 values"),
+            ({"dynamic": ["text:1=1..2"]}, ConversionError, "there is no input 'text'"),
+        ],
+    )
+    def test_a_mistake_leaves_nothing_open(
+        self, source_of_opening: TextSource, fields: dict[str, Any], error: type[Exception], words: str
+    ) -> None:
+        with pytest.raises(error, match=words):
+            open_model(recipe(**fields))
+        assert source_of_opening.closed == 1
+
+    def test_labels_that_are_no_text(self, source_of_opening: TextSource, tmp_path: Path) -> None:
+        (tmp_path / "labels.txt").write_bytes(b"caf\xe9")
+        with pytest.raises(ConversionError, match="cannot read labels"):
+            open_model(recipe(labels=tmp_path / "labels.txt"))
+        assert source_of_opening.closed == 1
+
+
+class TestDynamicAxes:
+    def test_none_are_requested(self) -> None:
+        assert with_dynamic_axes((IDS, IMAGE), {}) == (IDS, IMAGE)
+
+    def test_are_counted_with_the_batch_by_users_and_without_it_inside(self) -> None:
+        ids, image = with_dynamic_axes((IDS, IMAGE), {"image": {2: (4, 8), 3: (5, 9)}})
+        assert ids == IDS
+        assert image.dynamic == {1: (4, 8), 2: (5, 9)}
+
+    def test_a_range_of_the_source_is_replaced(self) -> None:
+        (ids,) = with_dynamic_axes((IDS,), {"ids": {1: (8, 512)}})
+        assert ids.dynamic == {0: (8, 512)}
+        assert IDS.dynamic == {0: (1, 64)}, "the source's own is not changed"
+
+    @pytest.mark.parametrize(("axis", "ends"), [(0, (1, 2)), (4, (1, 2)), (2, (0, 2)), (2, (3, 2))])
+    def test_what_does_not_fit(self, axis: int, ends: tuple[int, int]) -> None:
+        with pytest.raises(ConversionError, match=r"does not fit image \[batch, 3, 8, 8\]") as caught:
+            with_dynamic_axes((IDS, IMAGE), {"image": {axis: ends}})
+        assert "axis 0 is the batch" in caught.value.hint
+
+    def test_an_unknown_input_lists_those_there_are(self) -> None:
+        with pytest.raises(ConversionError, match="there is no input 'mask'") as caught:
+            with_dynamic_axes((IDS, IMAGE), {"mask": {1: (1, 2)}})
+        assert caught.value.hint == "inputs: ids, image"
+
+
+# What a version tells about its graph: preprocessing that is left, labels or ranking, and how it was made.
+
+PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
+LABELS = ("cat", "dog")
+
+
+def model(preprocess: Preprocess | None = PIXELS) -> Any:
+    source = SimpleNamespace(description="net.py", libraries=("torch",))
+    return SimpleNamespace(source=source, preprocess=preprocess, labels=LABELS, task=None)
+
+
+GOLDEN = GoldenSamples(inputs={}, source_outputs={}, graph_outputs={})
+
+
+def proven(folder: Path, edge: Edge | None = None) -> Any:
+    (folder / "model.onnx").write_bytes(b"12345")
+    (folder / "model.onnx.data").write_bytes(b"1234567")
+    (folder / "trial").mkdir()
+    report = PassReport(name="clean-up", nodes_before=9, nodes_after=5, seconds=0.1, note="two left")
+    return SimpleNamespace(
+        graph=folder / "model.onnx",
+        rewritten=SimpleNamespace(edge=edge or Edge(), reports=(report,)),
+        proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden=GOLDEN),
+        verification=("verdict",),
+        notes=("a note",),
+        precision=Precision.FP16,
+    )
+
+
+def recipe_of_publishing(**options: Any) -> Recipe:
+    return Recipe(source="net.onnx", name="net", **options)
+
+
+def test_what_the_graph_does_not_do_is_left_to_the_client() -> None:
+    left = replace(PIXELS, mean=(), std=(), dtype=DType.UINT8)
+    edge = Edge(to_graph_preprocess=lambda _: left)
+    assert remaining_preprocess(model(), edge) == left
+    assert remaining_preprocess(model(), Edge()) == PIXELS
+    assert remaining_preprocess(model(None), edge) is None
+
+
+def test_random_weights_are_noted(tmp_path: Path) -> None:
+    opened = model()
+    opened.source.description = "torchvision:resnet18 with random weights"
+    made = new_version(recipe_of_publishing(), opened, proven(tmp_path), command="graphkiln convert", seconds=1)
+    assert made.source.description.endswith("with random weights")
+    assert made.conversion is not None
+    first, *others = made.conversion.notes
+    assert first.startswith("the weights are random")
+    assert others == ["a note"]
+
+
+def test_the_conversion_is_recorded(tmp_path: Path) -> None:
+    made = new_version(
+        recipe_of_publishing(precision="fp16", version=3),
+        model(),
+        proven(tmp_path),
+        command="graphkiln convert",
+        seconds=1.256,
+    )
+    conversion = made.conversion
+    assert conversion is not None
+    assert conversion.precision is Precision.FP16
+    assert conversion.recipe["version"] == 3
+    assert conversion.graph_bytes == 5 + 7
+    assert conversion.seconds == 1.26
+    assert conversion.notes == ("a note",)
+    assert conversion.output_errors == {"OUTPUT_0": 1e-7}
+    (record,) = conversion.passes
+    assert (record.name, record.nodes_before, record.nodes_after, record.note) == ("clean-up", 9, 5, "two left")
+
+
+def test_its_source_is_named_with_the_libraries_that_matter(tmp_path: Path) -> None:
+    info = new_version(recipe_of_publishing(), model(), proven(tmp_path), command="graphkiln convert", seconds=1).source
+    assert info.description == "net.py"
+    assert info.command == "graphkiln convert"
+    assert info.libraries == ("torch", "onnx", "onnxruntime")
+    assert info.preprocess == PIXELS
+    assert info.labels == LABELS
+    assert info.ranking is None
+
+
+def test_a_ranking_carries_the_labels_since_triton_would_attach_them_by_rank(tmp_path: Path) -> None:
+    edge = Edge(ranking=Ranking(scores="OUTPUT_0", indices="INDEX_0"))
+    info = new_version(recipe_of_publishing(top_k=2), model(), proven(tmp_path, edge), command="", seconds=1).source
+    assert info.labels == ()
+    assert info.ranking == Ranking(scores="OUTPUT_0", indices="INDEX_0", labels=LABELS)
+
+
+def test_the_largest_batch_is_the_recipes(tmp_path: Path) -> None:
+    made = new_version(recipe_of_publishing(max_batch_size=7), model(), proven(tmp_path), command="", seconds=1)
+    assert made.max_batch_size == 7
+
+
+class TestFittingLabels:
+    LABELS = ("a", "b", "c")
+
+    def fitted(self, text: str, labels: Path | None = None, **options: Any) -> tuple[str, ...]:
+        source: Any = SimpleNamespace()
+        model = OpenModel(source=source, inputs=(), preprocess=None, labels=self.LABELS)
+        return with_fitting_labels(model, recipe_of_publishing(labels=labels, **options), graph(text)).labels
+
+    @pytest.mark.parametrize("shape", ["batch,3", "batch,n", "batch,5,8,8"])
+    def test_one_for_each_class_or_classes_that_nobody_can_count(self, shape: str) -> None:
+        assert self.fitted(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}") == self.LABELS
+
+    def test_those_of_a_source_that_do_not_fit_are_left_out_and_told(self, logged: list[str]) -> None:
+        assert self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }") == ()
+        assert "3 labels for the 4 classes" in logged[0]
+
+    def test_those_of_the_user_must_fit(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match=r"l\.txt has 3 labels for the 4 classes"):
+            self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", tmp_path / "l.txt")
+
+    def test_of_a_detector_whose_first_output_has_no_classes(self) -> None:
+        task = Detection(boxes="b", scores="y", classes="c", counts="n")
+        model = OpenModel(source=Any, inputs=(), preprocess=None, labels=self.LABELS, task=task)  # type: ignore[arg-type]
+        scores = graph("(float[batch,300] x) => (float[batch,300] y) { y = Relu(x) }")
+        assert with_fitting_labels(model, recipe_of_publishing(), scores).labels == self.LABELS
+
+    def test_of_the_output_that_is_kept(self) -> None:
+        text = (
+            "(float[batch,4] x, float[batch,3] z) => (float[batch,4] y, float[batch,3] w) { y = Relu(x) w = Relu(z) }"
+        )
+        assert self.fitted(text, outputs=["w"]) == self.LABELS
+        assert self.fitted(text, outputs=["y"]) == ()
+
+
+@pytest.mark.parametrize(
+    ("task", "preprocess", "warned"),
+    [
+        (Embedding(vectors="v"), None, True),
+        (Embedding(vectors="v"), PIXELS, False),
+        (Classification(), None, False),
+        (None, None, False),
+    ],
+)
+def test_a_task_that_no_client_could_ask_about_an_image_is_told(
+    caplog: pytest.LogCaptureFixture, task: Task | None, preprocess: Preprocess | None, warned: bool
+) -> None:
+    warn_without_preprocess(OpenModel(source=model().source, inputs=(), preprocess=preprocess, labels=(), task=task))
+    assert ("--preprocess" in caplog.text) == warned
+
+
+# Which task a conversion is for.
+
+VECTORS = "(float[batch, 4] x) => (float[batch, 4] y) { y = Relu(x) }"
+MAPS = "(float[batch, 3, 8, 8] x) => (float[batch, 3, 8, 8] y) { y = Relu(x) }"
+DETECTIONS = (
+    "(float[batch, 5, 4] x) => (float[batch, 5, 4] boxes, float[batch, 5] scores, int64[batch, 5] classes, "
+    "int32[batch] counts) { boxes = Relu(x) axes = Constant<value_ints=[2]>() scores = ReduceMax<keepdims=0>(x, axes) "
+    "classes = ArgMax<axis=2, keepdims=0>(x) one = Constant<value_ints=[1]>() "
+    "many = ReduceSum<keepdims=0>(classes, one) "
+    "counts = Cast<to=6>(many) }"
+)
+
+
+def task_of(text: str, own: Task | None = None, **options: Any) -> Task | None:
+    source: Any = TextSource(text=text, inputs=())
+    if own is not None:
+        source = SimpleNamespace(task=own, inputs=(), close=lambda: None)
+    model = OpenModel(source=source, inputs=(), preprocess=None, labels=())
+    return with_task(model, Recipe(source="python:x", name="m", **options), made(text)).task
+
+
+def made(text: str) -> onnx_ir.Model:
+    return graph(text)
+
+
+def test_nothing_is_guessed_unasked() -> None:
+    assert task_of(VECTORS) is None
+
+
+def test_a_source_that_knows_its_task_is_believed() -> None:
+    assert task_of(MAPS, Segmentation(scores="y")) == Segmentation(scores="y")
+
+
+def test_a_task_whose_outputs_are_left_out_is_none() -> None:
+    assert task_of(MAPS, Segmentation(scores="other")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "expected"),
+    [
+        (VECTORS, "classification", Classification()),
+        (VECTORS, "embedding", Embedding(vectors="y")),
+        (MAPS, "segmentation", Segmentation(scores="y")),
+        (DETECTIONS, "detection", Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")),
+    ],
+)
+def test_a_requested_task_names_the_outputs_that_fit(text: str, task: str, expected: Task) -> None:
+    assert task_of(text, task=task) == expected
+
+
+@pytest.mark.parametrize(("text", "task"), [(MAPS, "embedding"), (VECTORS, "segmentation"), (VECTORS, "detection")])
+def test_a_task_that_no_output_fits_is_refused(text: str, task: str) -> None:
+    with pytest.raises(ConversionError, match=f"--task {task} needs") as caught:
+        task_of(text, task=task)
+    assert "--outputs" in caught.value.hint
+
+
+def test_the_threshold_of_scores_is_the_users() -> None:
+    task = task_of(DETECTIONS, task="detection", score_threshold=0.125)
+    assert isinstance(task, Detection)
+    assert task.score_threshold == 0.125
+
+
+@pytest.mark.parametrize("task", ["auto", "embedding"])
+def test_a_threshold_of_scores_is_for_detectors(task: str) -> None:
+    with pytest.raises(ConversionError, match="--score-threshold is for detectors"):
+        task_of(VECTORS, task=task, score_threshold=0.1)
+
+
+def test_vectors_are_normalized_where_the_user_says_so() -> None:
+    assert task_of(VECTORS, task="embedding", normalize=True) == Embedding(vectors="y", normalize=True)
+
+
+@pytest.mark.parametrize("task", ["auto", "segmentation"])
+def test_a_length_is_for_vectors(task: str) -> None:
+    with pytest.raises(ConversionError, match="--normalize is for vectors"):
+        task_of(MAPS, task=task, normalize=True)
+
+
+@pytest.mark.parametrize("flag", [{"top_k": 2}, {"softmax": True}, {"layout": "nhwc"}])
+def test_what_changes_scores_is_for_classifiers(flag: dict[str, Any]) -> None:
+    with pytest.raises(ConversionError, match="is for classifiers"):
+        task_of(MAPS, task="segmentation", **flag)
+
+
+# Sources that lie in remote stores.
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("s3://b/m.onnx", ("", "s3://b/m.onnx")),
+        ("sklearn:gs://b/m.skops", ("sklearn:", "gs://b/m.skops")),
+        ("torchvision:resnet18", ("", "")),
+        ("python:m.py:make", ("", "")),
+        ("models/m.onnx", ("", "")),
+    ],
+)
+def test_what_is_an_address(source: str, parts: tuple[str, str]) -> None:
+    assert remote_part(source) == parts
+
+
+def test_a_file_is_there_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(address: RemoteAddress, folder: Path) -> Path:
+        (folder / "m.skops").write_text(str(address))
+        return folder / "m.skops"
+
+    monkeypatch.setattr("graphkiln_converters.convert.fetch_file", fetch)
+    with local_source("sklearn:s3://b/m.skops") as source:
+        kind, _, path = source.partition(":")
+        assert (kind, Path(path).read_text()) == ("sklearn", "s3://b/m.skops")
+    assert not Path(path).parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("https://h/m.onnx", "download the file"),
+        ("s3://b/models", "names no file of a model"),
+        ("s4://b/m.onnx", "s4:// are not known"),
+        ("s3://m.onnx", "name a model in it"),
+    ],
+)
+def test_what_cannot_be_one(source: str, words: str) -> None:
+    with pytest.raises((ConversionError, RepositoryError), match=words), local_source(source):
+        pass
+
+
+# The passes that a recipe requests, on a graph.
+
+SPEC_OF_REWRITING = Preprocess(std=(2.0, 3.0, 4.0))
+
+
+def network() -> onnx_ir.Model:
+    text = """(float[b,3,4,4] image) => (float[b,3] scores, float[b,3,4,4] map) {
+        map = Identity(image)
+        p = GlobalAveragePool(map)
+        scores = Flatten(p)
+    }"""
+    return graph(text)
+
+
+def ran(**fields: Any) -> list[str]:
+    rewritten = rewrite(network(), recipe(**fields), SPEC_OF_REWRITING)
+    return [report.name for report in rewritten.reports if report.ran]
+
+
+def test_every_wish_of_the_recipe_is_a_pass() -> None:
+    fields = {"outputs": ["scores"], "softmax": True, "top_k": 2, "input": "uint8-nhwc"}
+    requested = ["prune-outputs", "rename", "softmax", "top-k", "input-uint8-nhwc"]
+    assert [name for name in ran(**fields) if name in requested] == requested
+    assert "nhwc" in ran(layout="nhwc")
+    assert "rename" not in ran(keep_names=True)
+
+
+def test_the_graph_is_rewritten_in_place() -> None:
+    model, image = network(), draw(2, 3, 4, 4)
+    rewrite(model, recipe(), None)
+    np.testing.assert_allclose(compute(model, INPUT_0=image)["OUTPUT_0"], image.mean(axis=(2, 3)), rtol=1e-5, atol=1e-6)
+    assert operators(model).count("Identity") == 1, "an input that is an output stays two values"
+
+
+def test_what_is_skipped_does_not_run() -> None:
+    assert "clean-up" not in ran(skip=["clean-up"])
+    assert "rename" not in ran(skip=["rename"])
+    with pytest.raises(ConversionError, match="there is no pass 'renames' to skip"):
+        ran(skip=["renames"])
+
+
+def test_the_preprocessing_is_embedded_only_when_requested() -> None:
+    model = network()
+    edge = rewrite(model, recipe(), SPEC_OF_REWRITING).edge
+    assert edge.to_graph_preprocess(SPEC_OF_REWRITING) == SPEC_OF_REWRITING
+    assert str(model.graph.inputs[0].dtype) == "FLOAT"
+
+
+@pytest.mark.parametrize("given", ["uint8-nhwc", "encoded"])
+def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
+    with pytest.raises(ConversionError, match=f"--input {given}: it is not known how an image becomes") as caught:
+        rewrite(network(), recipe(input=given), None)
+    assert "--preprocess" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(float[b,3] x) => (float[b,3] y) { y = Relu(x) }",
+        "(float[b,3,4,4] x, float[b,3,4,4] z) => (float[b,3,4,4] y) { y = Add(x, z) }",
+    ],
+)
+def test_bytes_need_an_image(text: str) -> None:
+    with pytest.raises(ConversionError, match="--input uint8-nhwc: the input is no FP32 image") as caught:
+        rewrite(graph(text), recipe(input="uint8-nhwc"), SPEC_OF_REWRITING)
+    assert caught.value.hint == "it is for models with one FP32 image as their input"
+
+
+def test_an_output_that_is_not_there() -> None:
+    with pytest.raises(ConversionError, match="did you mean 'scores'"):
+        rewrite(network(), recipe(outputs=["score"]), None)
+
+
+# What a recipe names is looked at before minutes pass.
+
+
+def recipe_of_given_files(folder: Path, **fields: Any) -> Recipe:
+    return Recipe.model_validate({"source": "m.onnx", "model_store": folder / "store", **fields})
+
+
+def test_what_is_there_passes(tmp_path: Path) -> None:
+    file = tmp_path / "labels.txt"
+    file.write_text("one\n")
+    check_given_files(
+        recipe_of_given_files(tmp_path, labels=file, weights=file, reference=file, samples=tmp_path, calibration=file)
+    )
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("option", ["weights", "labels", "samples", "calibration", "reference"])
+def test_what_is_missing_is_told_before_the_source_is_opened(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConversionError, match=rf"{option}: there is no file .*nowhere.* \(expected an? "):
+        convert(recipe_of_given_files(tmp_path, **{option: tmp_path / "nowhere"}))
+
+
+@pytest.mark.parametrize("option", ["weights", "labels", "reference"])
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path, option: str) -> None:
+    with pytest.raises(ConversionError, match="is a folder, not a file"):
+        check_given_files(recipe_of_given_files(tmp_path, **{option: tmp_path}))
+
+
+def test_a_name_that_is_near(tmp_path: Path) -> None:
+    (tmp_path / "resnet.onnx").touch()
+    with pytest.raises(ConversionError, match=r"did you mean '.*/resnet\.onnx'"):
+        check_file(tmp_path / "resnt.onnx")
+    assert near_file(tmp_path / "nowhere" / "resnet.onnx") == ""
+
+
+def test_the_only_graph_in_a_folder_named_like_a_graph(tmp_path: Path) -> None:
+    folder = tmp_path / "model.onnx"
+    folder.mkdir()
+    (folder / "model.onnx").touch()
+    with pytest.raises(ConversionError, match=r"is a folder, not a file \(did you mean '.*/model.onnx/model.onnx'"):
+        check_file(folder)
+
+
+class TestStores:
+    @pytest.mark.parametrize("store", ["s3://bucket/models", "gs://bucket", "s3:/bucket/models"])
+    def test_that_are_no_folders(self, tmp_path: Path, store: str) -> None:
+        with pytest.raises(ConversionError, match="versions are written into folders"):
+            check_given_files(recipe_of_given_files(tmp_path, model_store=store))
+
+    def test_below_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(ConversionError, match="file is not a folder"):
+            check_given_files(recipe_of_given_files(tmp_path, model_store=tmp_path / "file" / "store"))
+
+    def test_that_may_not_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
+        with pytest.raises(ConversionError, match="may not be written"):
+            check_given_files(recipe_of_given_files(tmp_path))
+
+    def test_that_may_not_even_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path) -> bool:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "exists", refuse)
+        with pytest.raises(ConversionError, match=r"--model-store .*store may not be looked at"):
+            check_given_files(recipe_of_given_files(tmp_path))

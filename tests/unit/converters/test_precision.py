@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +12,35 @@ import numpy as np
 import onnx_ir
 import pytest
 from graphs import compute, draw, graph
+from hypothesis import given
+from hypothesis import strategies as st
 
-from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.engines.hardware import cpu_name
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
+from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, LoweringError, VerificationError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.graph_file import save
+from graphkiln_backend.passes.graph_file import load, save
+from graphkiln_backend.passes.precision import name_nodes
 from graphkiln_backend.proof.policy import EXPORT, FP16
-from graphkiln_converters.precision import limits_for, lower_and_prove, lower_graph, quantize_graph
-from graphkiln_converters.proving import ProvenGraph, ReferenceSamples, prove_graph
+from graphkiln_converters.convert import convert
+from graphkiln_converters.precision import (
+    _import_nncf,
+    behind_products,
+    compare_speed,
+    kept_by_recipe,
+    limits_for,
+    lower_and_prove,
+    lower_graph,
+    quantize_by_nncf,
+    quantize_graph,
+    smallest_kept,
+)
+from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
 TEXT = """(float[batch,8] x) => (float[batch,6] y) {
@@ -168,3 +191,328 @@ class TestInt8:
         (tmp_path / "out").mkdir()
         quantize_graph(fp32.graph, recipe(precision="int8"), {"x": draw(8, 8)}, tmp_path / "out" / "model.onnx")
         assert fp32.graph.read_bytes() == before
+
+
+# What int8 brings on the machine that converts is measured, and told where it is slower than fp32.
+
+TEXT_OF_INT8_SPEED = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu(a) }"
+GRAPH = {"first": draw(8, 6)}
+
+
+@pytest.fixture(autouse=True)
+def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let both engines compute int8 on any CPU: without VNNI, OpenVINO's is refused."""
+    for module in ("openvino_graph", "onnxruntime.loading", "onnxruntime.engine"):
+        monkeypatch.setattr(f"graphkiln_backend.engines.{module}.saturates_products_of_bytes", lambda: False)
+
+
+@pytest.fixture
+def fp32(tmp_path: Path) -> Path:
+    save(graph(TEXT_OF_INT8_SPEED, **GRAPH), tmp_path / "fp32.onnx")
+    return tmp_path / "fp32.onnx"
+
+
+@pytest.fixture
+def int8(fp32: Path) -> Path:
+    quantize(fp32, {"x": draw(64, 8, seed=6)}, Quantization(), fp32.with_name("int8.onnx"))
+    return fp32.with_name("int8.onnx")
+
+
+@pytest.fixture
+def golden() -> GoldenSamples:
+    x = draw(2, 8, seed=5)
+    outputs = compute(graph(TEXT_OF_INT8_SPEED, **GRAPH), x=x)
+    return GoldenSamples(inputs={"x": x}, source_outputs=outputs, graph_outputs=outputs)
+
+
+def taking(monkeypatch: pytest.MonkeyPatch, *pairs: tuple[float, float]) -> None:
+    """What each engine takes for fp32 and for int8, in seconds; both are really run once."""
+    left = iter(pairs)
+
+    def times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        assert all(run() for run in runs.values())
+        return dict(zip(runs, next(left), strict=True))
+
+    monkeypatch.setattr("graphkiln_converters.precision.fastest_runs_s", times)
+
+
+def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None:
+    """Leaves one engine; the others raise."""
+
+    def fail(name: str) -> object:
+        if name == engine:
+            return load_engine(name)
+        raise error
+
+    monkeypatch.setattr("graphkiln_converters.precision.load_engine", fail)
+
+
+def test_it_is_really_measured(fp32: Path, int8: Path, golden: GoldenSamples) -> None:
+    told = compare_speed(fp32, int8, golden)
+    assert told.startswith(f"rate of int8 to that of fp32, on {cpu_name()}: ")
+
+
+def test_where_int8_is_faster_nothing_is_warned_of(
+    fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    only(monkeypatch, "onnxruntime", EngineUnavailable("openvino is not installed"))
+    taking(monkeypatch, (0.3, 0.2))
+    assert compare_speed(fp32, int8, golden) == (
+        f"rate of int8 to that of fp32, on {cpu_name()}: 1.50x with onnxruntime; "
+        "the fastest there is int8 with onnxruntime"
+    )
+    assert not caplog.records
+
+
+def test_where_the_fastest_fp32_is_faster_that_is_warned_of(
+    fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of OpenVINO's two int8 is the faster one here, and still slower than ONNX Runtime's fp32."""
+    taking(monkeypatch, (0.1, 0.3), (0.4, 0.2))
+    with caplog.at_level(logging.WARNING):
+        told = compare_speed(fp32, int8, golden)
+    assert "0.33x with onnxruntime and 2.00x with openvino" in told
+    assert told.endswith("the fastest there is fp32 with onnxruntime")
+    assert [record.getMessage() for record in caplog.records] == [told]
+
+
+def test_an_engine_that_refuses_int8_is_left_out(
+    fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenVINO's sums overflow on CPUs without VNNI."""
+    only(monkeypatch, "openvino", LoweringError("refused", attempts=()))
+    taking(monkeypatch, (0.1, 0.3))
+    assert "onnxruntime" not in compare_speed(fp32, int8, golden)
+
+
+def test_without_any_engine_nothing_is_told(
+    fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, "none", LoweringError("refused", attempts=()))
+    assert not compare_speed(fp32, int8, golden)
+
+
+# The fewest nodes that must be kept: none of them can be left out, and few tests find them.
+
+NAMES = [f"node{number}" for number in range(16)]
+
+
+class Needs:
+    """Passes when all of some nodes are kept; remembers what it was asked."""
+
+    def __init__(self, *needed: str) -> None:
+        self.needed = set(needed)
+        self.tried: list[list[str]] = []
+
+    def __call__(self, kept: Sequence[str]) -> bool:
+        self.tried.append(list(kept))
+        return self.needed <= set(kept)
+
+
+@given(st.sets(st.sampled_from(NAMES)))
+def test_finds_exactly_what_is_needed(needed: set[str]) -> None:
+    test = Needs(*needed)
+    assert set(smallest_kept(NAMES, test)) == needed
+
+
+@given(st.sets(st.frozensets(st.sampled_from(NAMES[:6]), min_size=1), min_size=1))
+def test_of_several_ways_one_of_which_nothing_can_be_left_out(ways: set[frozenset[str]]) -> None:
+    def passes(kept: Sequence[str]) -> bool:
+        return any(way <= set(kept) for way in ways)
+
+    found = smallest_kept(NAMES[:6], passes)
+    assert passes(found)
+    assert not any(passes([name for name in found if name != left_out]) for left_out in found)
+
+
+def test_nothing_is_kept_where_nothing_must_be() -> None:
+    test = Needs()
+    assert smallest_kept(NAMES, test) == ()
+    assert len(test.tried) == 1
+
+
+def test_keeping_all_is_not_tested() -> None:
+    """That is the fp32 graph, which is proven already."""
+    test = Needs(*NAMES)
+    assert smallest_kept(NAMES, test) == tuple(NAMES)
+    assert all(len(kept) < len(NAMES) for kept in test.tried)
+
+
+def test_in_the_order_of_the_graph() -> None:
+    assert smallest_kept(NAMES, Needs("node9", "node2", "node14")) == ("node2", "node9", "node14")
+
+
+@pytest.mark.parametrize("needed", NAMES)
+def test_one_among_many_is_found_in_logarithmic_time(needed: str) -> None:
+    test = Needs(needed)
+    smallest_kept(NAMES, test)
+    assert len(test.tried) <= 2 * 4 + 2
+
+
+def test_no_nodes() -> None:
+    assert smallest_kept([], Needs("other")) == ()
+
+
+# What stays fp32 in an int8 graph.
+
+MODEL = graph(
+    """(float[n,4] x) => (float[n,4] y, float[n,4] z) {
+        h = Relu(x)
+        a = MatMul(h, first)
+        s = Sigmoid(a)
+        b = MatMul(s, second)
+        t = Softplus(b)
+        y = Add(t, s)
+        z = MatMul(s, third)
+    }""",
+    **{name: draw(4, 4) for name in ("first", "second", "third")},
+)
+BEHIND = ["node4", "node5"]
+
+
+def test_what_no_product_reads_is_behind_them() -> None:
+    assert behind_products(MODEL) == BEHIND
+
+
+def test_a_graph_without_products_is_all_behind() -> None:
+    assert behind_products(graph("(float[n] x) => (float[n] y) { y = Relu(x) }")) == ["node0"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "more"),
+    [({}, []), ({"keep_fp32": ["Sigmoid"]}, ["node2"]), ({"quantize_ends": False}, ["node1", "node6"])],
+)
+def test_a_recipe_keeps_more(fields: dict[str, Any], more: list[str]) -> None:
+    recipe = Recipe.model_validate({"source": "text", "name": "m", **fields})
+    assert kept_by_recipe(MODEL, recipe) == [*more, *BEHIND]
+
+
+# Int8 by NNCF: what becomes integer, what stays, what is said where it cannot.
+
+TEXT_OF_NNCF_QUANTIZATION = """(float[batch,8] x) => (float[batch,6] y) {
+    a = MatMul(x, first)
+    r = Relu(a)
+    b = MatMul(r, second)
+    y = Relu(b)
+}"""
+WEIGHTS = {"first": draw(8, 16), "second": draw(16, 6, seed=1)}
+SAMPLES = {"x": draw(32, 8, seed=2)}
+
+
+@pytest.fixture
+def fp32_of_nncf_quantization(tmp_path: Path) -> Path:
+    save(graph(TEXT_OF_NNCF_QUANTIZATION, **WEIGHTS), tmp_path / "plain.onnx")
+    model = load(tmp_path / "plain.onnx")
+    name_nodes(model)
+    save(model, tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_products_become_integer_and_outputs_stay_near(
+    fp32_of_nncf_quantization: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    coverage = quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+    assert str(coverage) == "2/2 products in int8"
+    x = draw(12, 8, seed=5)
+    expected = compute(graph(TEXT_OF_NNCF_QUANTIZATION, **WEIGHTS), x=x)["y"]
+    with OnnxRuntimeEngine().build_reference(tmp_path / "int8.onnx") as session:
+        found = session.run({"x": x})["y"]
+    assert 0 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.3  # it cuts ranges off
+    assert capsys.readouterr().out == ""  # JSON may go there
+
+
+def test_excluded_nodes_stay_float(fp32_of_nncf_quantization: Path, tmp_path: Path) -> None:
+    coverage = quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx", exclude=["node0"])
+    assert (coverage.integer, coverage.products) == (1, 2)
+
+
+def test_what_it_cannot_do_is_told_with_a_way_out(fp32_of_nncf_quantization: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoweringError, match="NNCF cannot quantize") as caught:
+        quantize_by_nncf(fp32_of_nncf_quantization, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
+    assert "leave --int8-by out" in caught.value.hint
+
+
+def test_without_the_library_the_extra_is_named(
+    fp32_of_nncf_quantization: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    with pytest.raises(EngineUnavailable, match="not installed") as caught:
+        quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+    assert caught.value.extra == "nncf"
+
+
+class TestRecipe:
+    def quantized(self, fp32_of_nncf_quantization: Path, **fields: Any) -> str:
+        (fp32_of_nncf_quantization.parent / "out").mkdir()
+        recipe = Recipe.model_validate(
+            {"source": "text", "name": "m", "precision": "int8", "int8_by": "nncf", **fields}
+        )
+        return quantize_graph(
+            fp32_of_nncf_quantization, recipe, SAMPLES, fp32_of_nncf_quantization.parent / "out" / "model.onnx"
+        ).notes[0]
+
+    def test_names_the_quantizer(self, fp32_of_nncf_quantization: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("graphkiln_converters.precision.quantize", None)
+        assert self.quantized(fp32_of_nncf_quantization) == "2/2 products in int8"
+
+    def test_and_what_stays_fp32(self, fp32_of_nncf_quantization: Path) -> None:
+        assert self.quantized(fp32_of_nncf_quantization, keep_fp32=["node0"]) == "1/2 products in int8"
+
+    @pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
+    def test_what_nncf_does_otherwise_is_refused(self, fp32_of_nncf_quantization: Path, fields: dict[str, Any]) -> None:
+        with pytest.raises(ConversionError, match="--int8-by nncf finds ranges"):
+            self.quantized(fp32_of_nncf_quantization, **fields)
+
+
+def test_what_others_log_is_still_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """NNCF's own way to be silent raises the level of the root logger's handlers, too."""
+    _import_nncf()
+    logging.getLogger("graphkiln.lowering").warning("said")
+    assert "said" in caplog.text
+
+
+def test_without_the_library_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is not even there: it would be missed first, minutes later it would be NNCF."""
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    fields = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": "nncf"}
+    with pytest.raises(EngineUnavailable, match="not installed") as caught:
+        convert(Recipe.model_validate(fields))
+    assert caught.value.extra == "nncf"
+
+
+@pytest.mark.parametrize("fields", [{"int8_by": "nncf"}, {"calibration_method": "entropy"}])
+def test_a_quantizer_that_would_quantize_nothing_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    recipe = Recipe.model_validate({"source": "none.onnx", "name": "m", "model_store": tmp_path, **fields})
+    with pytest.raises(ConversionError, match="nothing is quantized in fp32") as caught:
+        convert(recipe)
+    assert "--precision int8" in caught.value.hint
+
+
+def test_a_library_that_cannot_be_loaded_is_told(
+    fp32_of_nncf_quantization: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken" / "nncf").mkdir(parents=True)
+    (tmp_path / "broken" / "nncf" / "__init__.py").write_text("raise AttributeError('onnx has no such thing')")
+    monkeypatch.delitem(sys.modules, "nncf", raising=False)
+    monkeypatch.syspath_prepend(tmp_path / "broken")
+    with pytest.raises(
+        EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing"
+    ) as told:
+        quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+    assert "leave --int8-by out" in told.value.hint
+
+
+def test_a_graph_that_onnx_runtime_refuses_is_told(
+    fp32_of_nncf_quantization: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nncf = _import_nncf()
+
+    def quantize(model: Any, *_: object, **__: object) -> Any:
+        model.graph.node[0].op_type = "Nonsense"
+        return model
+
+    monkeypatch.setattr(nncf, "quantize", quantize)
+    with pytest.raises(LoweringError, match="NNCF cannot quantize") as told:
+        quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+    assert "Nonsense" in told.value.attempts[0]
+    assert "leave --int8-by out" in told.value.hint

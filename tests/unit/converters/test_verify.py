@@ -18,9 +18,9 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.version import ModelVersion, read_version
 from graphkiln_converters import verify as verify_module
-from graphkiln_converters.proving import ReferenceSamples
+from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.verify import Verified, verify
-from graphkiln_converters.writer import SourceInfo, prove_and_write
+from graphkiln_converters.write import SourceInfo, prove_and_write
 
 W = draw(4, 3)
 INFO = SourceInfo(description="", command="", libraries=(), metrics={}, preprocess=None, labels=())

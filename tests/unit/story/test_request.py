@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from stories import ON_CPU, ON_GPU, story_request
 
 from graphkiln.story import request as module
-from graphkiln.story.request import this_platform
+from graphkiln.story.request import find_trained_weights, machine_facts, story_facts, this_platform, weights_path
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.precision import Precision
 
@@ -77,3 +79,77 @@ class TestPlatform:
         monkeypatch.setattr(module, "gpus", lambda: ("NVIDIA",))
         assert this_platform() == ON_GPU
         assert this_platform().device == Device.gpu()
+
+
+# Where trained weights are written and found.
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_stand_in_the_users_cache_by_architecture_and_size(cache: Path) -> None:
+    assert weights_path("resnet101", 224) == cache / "graphkiln-story" / "resnet101-digits-224.safetensors"
+
+
+def test_are_found_where_training_left_them() -> None:
+    path = weights_path("resnet18", 64)
+    assert find_trained_weights("torchvision:resnet18", 64) is None
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    assert find_trained_weights("torchvision:resnet18", 64) == path
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [("torchvision:resnet18", 32), ("torchvision:resnet50", 64), ("timm:resnet18", 64), ("resnet18", 64)],
+)
+def test_of_another_model_or_size_are_not_taken(source: str, size: int) -> None:
+    path = weights_path("resnet18", 64)
+    path.parent.mkdir()
+    path.write_bytes(b"")
+    assert find_trained_weights(source, size) is None
+
+
+def test_a_folder_of_that_name_is_no_file() -> None:
+    weights_path("resnet18", 64).mkdir(parents=True)
+    assert find_trained_weights("torchvision:resnet18", 64) is None
+
+
+# The facts beside every figure.
+
+
+def test_of_this_machine() -> None:
+    facts = machine_facts()
+    assert list(facts) == ["machine", "gpu", "system", "versions", "date"]
+    assert re.search(r", \d+ cores, \d+ GiB$", facts["machine"])
+    assert "numpy " in facts["versions"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", facts["date"])
+
+
+def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LIBRARIES", ("numpy", "no-such-library"))
+    assert re.fullmatch(r"numpy [\d.]+", machine_facts()["versions"])
+
+
+def test_a_machine_without_a_gpu_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gpus", lambda: ())
+    assert machine_facts()["gpu"] == "none"
+    monkeypatch.setattr(module, "gpus", lambda: ("H200", "H200"))
+    assert machine_facts()["gpu"] == "H200, H200"
+
+
+def test_of_a_story_are_plain_data() -> None:
+    facts = story_facts(story_request(weights=Path("w.pth"), gradient=True), ON_CPU)
+    assert json.loads(json.dumps(facts)) == facts
+    assert (facts["model"], facts["image size"], facts["weights"]) == ("torchvision:resnet18", 64, "w.pth")
+    assert facts["batches"] == "up to 8, two instances"
+    assert "every graph" in facts["gradient"]
+
+
+def test_random_weights_and_no_gradient_are_said() -> None:
+    facts = story_facts(story_request(), ON_CPU)
+    assert facts["weights"].startswith("random")
+    assert facts["gradient"] == "none after step 1"

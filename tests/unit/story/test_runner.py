@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
+from PIL import Image
 from stories import ON_CPU, story_request
 
 from graphkiln.story import runner as module
 from graphkiln.story.request import Platform
 from graphkiln.story.results import Record, Round
-from graphkiln.story.runner import ROUNDS, ImageSet, Progress, StoryRunner
-from graphkiln.story.variants import Variant
-from graphkiln.story.workloads.base import Predictions
+from graphkiln.story.runner import (
+    EVALUATION_COUNT,
+    ROUNDS,
+    ImageSet,
+    Progress,
+    RunningVariant,
+    StoryRunner,
+    choose_images,
+    start_variant,
+)
+from graphkiln.story.server import LocalServer
+from graphkiln.story.variants import GraphSpec, Variant, final_variants, initial_variants
+from graphkiln.story.worker import Throughput
+from graphkiln.story.workloads import (
+    EagerWorkload,
+    Predictions,
+    ServedWorkload,
+    SessionWorkload,
+    StaticWorkload,
+    Workload,
+)
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
 
 IMAGES = 20
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
@@ -364,3 +386,237 @@ class TestDocument:
         assert facts["images"] == f"{IMAGES} digits"
         assert facts["model"] == "torchvision:resnet18"
         assert "machine" in facts
+
+
+# What is started for each kind of variant, and how a round is measured.
+
+VARIANTS = {variant.key: variant for variant in (*initial_variants(ON_CPU), *final_variants(Precision.BF16))}
+
+
+@dataclass
+class FakeModel:
+    """A prepared model whose graphs are names."""
+
+    request: Any = field(default_factory=story_request)
+    preprocess: Preprocess = field(default_factory=Preprocess)
+    derivative: str = "output:image"
+
+    def training_graph(self) -> Path:
+        return Path("training.onnx")
+
+    def saved_graph(self, spec: GraphSpec, _: Platform) -> Path:
+        return Path("models") / spec.name / spec.name / "1" / "model.onnx"
+
+
+@dataclass
+class Started:
+    """Workers and servers that were started, and what ended."""
+
+    workloads: list[tuple[Workload, str]] = field(default_factory=list)
+    servers: list[tuple[Path, tuple[str, ...], Path | None]] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    found = Started()
+
+    class Worker:
+        pid = 11
+
+        def __init__(self, workload: Workload, title: str) -> None:
+            found.workloads.append((workload, title))
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            found.events.append("worker")
+
+        def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
+            return Throughput(
+                per_second=len(jpegs) / seconds, latencies_ms=(1.23456, 2.0), seconds=seconds, images=len(jpegs)
+            )
+
+    @contextmanager
+    def start_server(store: Path, *, flags: tuple[str, ...], log: Path | None) -> Iterator[LocalServer]:
+        found.servers.append((store, flags, log))
+        yield LocalServer(http_url="http://h:1", grpc_url="grpc://h:2", pid=22)
+        found.events.append("server")
+
+    monkeypatch.setattr(module, "Worker", Worker)
+    monkeypatch.setattr(module, "start_server", start_server)
+    return found
+
+
+def start(variant: Variant, model: Any = None) -> RunningVariant:
+    with start_variant(variant, model or FakeModel(), ON_CPU) as running:
+        return running
+
+
+class TestLocal:
+    def test_eager_pytorch_needs_no_graph(self, started: Started) -> None:
+        running = start(VARIANTS["eager"])
+        assert started.workloads == [
+            (EagerWorkload(request=story_request(), derivative="output:image"), "eager, as found")
+        ]
+        assert running.pids == (11,)
+        assert started.servers == []
+
+    def test_a_static_graph_is_a_training_step_and_the_base(self, started: Started) -> None:
+        start(VARIANTS["static"])
+        ((workload, _),) = started.workloads
+        assert workload == StaticWorkload(
+            training_graph=Path("training.onnx"), forward_graph=Path("models/base/base/1/model.onnx"),
+            preprocess=Preprocess(), device=CPU,
+        )  # fmt: skip
+
+    def test_a_session_runs_the_base(self, started: Started) -> None:
+        start(VARIANTS["reduced"])
+        ((workload, _),) = started.workloads
+        assert workload == SessionWorkload(
+            graph=Path("models/base/base/1/model.onnx"), preprocess=Preprocess(), device=CPU
+        )
+        assert started.events == ["worker"]
+
+
+class TestServed:
+    def test_a_server_of_the_variants_own_store(self, started: Started) -> None:
+        running = start(VARIANTS["engine"])
+        ((store, flags, log),) = started.servers
+        assert (store, flags) == (Path("models/base"), ("--set", "base.engine=openvino"))
+        assert log == story_request().folder / "engine.log"
+        assert running.pids == (11, 22)
+        assert started.events == ["worker", "server"]  # the one that asks ends first
+
+    @pytest.mark.parametrize(("key", "top_k"), [("parallel", 0), ("compiled", 0), ("served", 5)])
+    def test_only_the_last_step_takes_images(self, started: Started, key: str, top_k: int) -> None:
+        start(VARIANTS[key], FakeModel(request=story_request(gradient=True)))
+        ((workload, _),) = started.workloads
+        name = {"parallel": "base"}.get(key, key)
+        assert workload == ServedWorkload(url="grpc://h:2", model=name, callers=24, top_k=top_k, gradient=True)
+
+
+def test_what_the_platform_cannot_do_is_not_started(started: Started) -> None:
+    with pytest.raises(MeasurementError, match="cuDNN's search needs a GPU"):
+        start(VARIANTS["search"])
+    assert started.workloads == []
+    assert started.servers == []
+
+
+def test_a_round_is_what_was_measured_and_what_it_took(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 104.0])
+    cpu = iter([10.0, 16.0])
+
+    class Meter:
+        def __init__(self, *pids: int) -> None:
+            assert pids == (11, 22)
+
+        def cpu_s(self) -> float:
+            return next(cpu)
+
+        def memory_mb(self) -> float:
+            return 321.0
+
+    monkeypatch.setattr(module, "ResourceMeter", Meter)
+    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
+    measured = start(VARIANTS["parallel"]).measure(3, (b"a", b"b"), 4.0)
+    assert (measured.number, measured.per_second, measured.cores, measured.memory_mb) == (3, 0.5, 1.5, 321.0)
+    assert measured.latencies_ms == (1.235, 2.0)  # microseconds are enough on disk
+    assert len(started.workloads) == 1
+
+
+# The images of a story: the user's own, or held-out digits.
+
+
+def test_a_folder_of_too_few_images(tmp_path: Path) -> None:
+    (tmp_path / "one.jpg").write_bytes(b"")
+    with pytest.raises(InvalidInput, match="holds 1 JPEGs, at least 4"):
+        choose_images(tmp_path, 10)
+
+
+def test_own_images_are_proven_on_some_and_calibrated_on_others(tmp_path: Path) -> None:
+    for number in range(10):
+        Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.jpg")
+    chosen = choose_images(tmp_path, 10)
+    assert chosen.targets is None
+    assert not set(chosen.evaluation) & set(chosen.calibration)
+
+
+def test_held_out_digits_are_not_calibrated_on() -> None:
+    chosen = choose_images(None, 10)
+    assert chosen.targets is not None
+    assert len(chosen.evaluation) == len(chosen.targets) == 200
+    assert not set(chosen.evaluation) & set(chosen.calibration)
+    assert choose_images(None, 1000).targets is None
+
+
+def test_a_image_that_is_cut_short_is_named(repository: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        image = Image.open(repository / "docs" / "digits" / "seven.png").convert("RGB")
+        image.save(tmp_path / f"{number}.jpg")
+    (tmp_path / "3.jpg").write_bytes((tmp_path / "3.jpg").read_bytes()[:-200])
+    with pytest.raises(InvalidInput, match=r"3\.jpg cannot be decoded"):
+        choose_images(tmp_path, 10)
+
+
+class TestChoice:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        """500 small JPEGs, one in another spelling, and files that are none."""
+        file = io.BytesIO()
+        Image.new("L", (1, 1)).save(file, "JPEG")
+        for number in range(499):
+            (tmp_path / f"{number:03}.jpg").write_bytes(file.getvalue() + bytes([number % 256, number // 256]))
+        (tmp_path / "999.JPEG").write_bytes(file.getvalue())
+        (tmp_path / "notes.txt").write_text("no image")
+        (tmp_path / "other.png").write_bytes(b"no JPEG")
+        return tmp_path
+
+    def test_takes_no_more_than_it_needs(self, folder: Path) -> None:
+        chosen = choose_images(folder, 1000)
+        assert (len(chosen.evaluation), len(chosen.calibration)) == (EVALUATION_COUNT, 64)
+        assert chosen.description == f"200 images of {folder}"
+        assert chosen.labels == ()
+
+    def test_a_folder_that_is_missing_or_a_file(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        for path in (tmp_path / "none", tmp_path / "file"):
+            with pytest.raises(InvalidInput, match="holds 0 JPEGs"):
+                choose_images(path, 10)
+
+
+class TestWrite:
+    def image_set(self, count: int, *, labeled: bool) -> ImageSet:
+        return ImageSet(
+            description="",
+            evaluation=tuple(f"e{number}".encode() for number in range(count)),
+            targets=np.arange(count) % 2 if labeled else None,
+            calibration=(b"c0", b"c1"),
+            labels=("zero", "one") if labeled else (),
+        )
+
+    def test_labeled_samples_stand_in_folders_of_their_classes(self, tmp_path: Path) -> None:
+        folder = tmp_path / "deep" / "story"
+        self.image_set(3, labeled=True).write(folder / "samples", folder / "calibration", folder / "labels.txt")
+        files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.jpg")}
+        assert files == {
+            "samples/zero/000.jpg": b"e0", "samples/one/001.jpg": b"e1", "samples/zero/002.jpg": b"e2",
+            "calibration/000.jpg": b"c0", "calibration/001.jpg": b"c1",
+        }  # fmt: skip
+        assert (folder / "labels.txt").read_text() == "zero\none\n"
+
+    def test_without_classes_there_are_no_labels(self, tmp_path: Path) -> None:
+        self.image_set(2, labeled=False).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
+        assert sorted(path.name for path in (tmp_path / "s" / "unknown").iterdir()) == ["000.jpg", "001.jpg"]
+        assert not (tmp_path / "labels.txt").exists()
+
+    def test_conversions_are_proven_on_some_of_them(self, tmp_path: Path) -> None:
+        self.image_set(200, labeled=True).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
+        assert len(list((tmp_path / "s").rglob("*.jpg"))) == 64
+
+    def test_again_is_the_same(self, tmp_path: Path) -> None:
+        """A story that goes on writes them once more."""
+        for _ in range(2):
+            self.image_set(3, labeled=True).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
+        assert len(list(tmp_path.rglob("*.jpg"))) == 5

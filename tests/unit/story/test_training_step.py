@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from graphkiln.story.training_step import TrainingStep, _trainable_norm
-from graphkiln_converters.joint_graph import FrozenNorm
+from graphkiln_converters.gradient import FrozenNorm
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
-from graphkiln.training.scenes import SIDE, compose_scenes, digit_rows
+from graphkiln.training.scenes import (
+    DETECTIONS,
+    SIDE,
+    DigitEmbedding,
+    SceneDetector,
+    SceneSegmenter,
+    compose_scenes,
+    digit_rows,
+    relief,
+)
 
 
 def test_boxes_are_the_bounds_of_the_strokes() -> None:
@@ -29,3 +39,82 @@ def test_a_seed_repeats_and_another_does_not() -> None:
 def test_held_out_digits_are_in_no_training_scene() -> None:
     (training, _), (held_out, _) = digit_rows(held_out=False), digit_rows(held_out=True)
     assert (len(training), len(held_out)) == (1347, 450)
+
+
+# What leaves the networks is what their tasks promise.
+
+
+def test_detections_are_sorted_and_padded_with_zeros() -> None:
+    torch.manual_seed(1)
+    network = SceneDetector(10).eval()
+    torch.nn.init.constant_(network.heat.bias, -2.5)
+    with torch.inference_mode():
+        boxes, scores, classes, counts = network(torch.randn(2, 1, 96, 96))
+    assert boxes.shape == (2, DETECTIONS, 4)
+    assert (scores.diff(dim=1) <= 0).all()
+    assert counts.dtype == torch.int32
+    for image, count in enumerate(counts.tolist()):
+        assert (scores[image, :count] > 0).all()
+        for padding in (boxes, scores, classes):
+            assert not padding[image, count:].any()
+
+
+def test_of_equal_scores_one_is_a_peak() -> None:
+    network = SceneDetector(1).eval()
+    for layer in (network.heat, network.sides):
+        torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.constant_(network.heat.bias, 2.0)  # the same everywhere, as integers make it
+    with torch.inference_mode():
+        *_, counts = network(torch.zeros(1, 1, 96, 96))
+    assert counts.tolist() == [1]
+
+
+def test_a_class_for_each_pixel_and_vectors_of_length_one() -> None:
+    with torch.inference_mode():
+        assert SceneSegmenter(SceneDetector(10)).eval()(torch.zeros(1, 1, 96, 96)).shape == (1, 11, 96, 96)
+        vectors = DigitEmbedding().eval()(torch.randn(3, 1, 32, 32))
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+
+
+class _Sees(SceneDetector):
+    """Sees a four in one box and a surer seven in another, whatever the image."""
+
+    def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        boxes, scores = torch.zeros(len(pixels), DETECTIONS, 4), torch.zeros(len(pixels), DETECTIONS)
+        boxes[:, :2] = torch.tensor([[33.0, 8, 50, 40], [16, 8, 32, 40]])
+        scores[:, :2] = torch.tensor([0.9, 0.6])
+        classes = torch.zeros(len(pixels), DETECTIONS, dtype=torch.int64)
+        classes[:, :2] = torch.tensor([7, 4])
+        return boxes, scores, classes, torch.full((len(pixels),), 2, dtype=torch.int32)
+
+
+def test_ink_in_the_box_of_a_digit_belongs_to_it() -> None:
+    network = SceneSegmenter(_Sees(10)).eval()
+    network.strokes.forward = lambda levels: levels[:, :1]  # type: ignore[method-assign]
+    ink = torch.full((1, 1, 96, 96), -5.0)
+    ink[:, :, 20:24] = 2.0  # a line across the image
+    with torch.inference_mode():
+        line = network(ink).argmax(dim=1)[0]
+    row = line[20].tolist()  # class 0 is the background; two pixels around a box belong to it, too
+    assert row == [0] * 14 + [5] * 18 + [8] * 20 + [0] * 44
+    assert line[20:24].tolist() == [row] * 4
+    assert not line[:20].any()
+    assert not line[24:].any()
+
+
+def test_the_relief_tells_how_bright_a_pixel_is_in_its_box() -> None:
+    pixels = torch.full((1, 1, 16, 16), 0.9)
+    pixels[:, :, 4:10, 4:10] = -0.4
+    pixels[:, :, 6, 6], pixels[:, :, 7, 7] = 0.6, 0.1
+    boxes = torch.tensor([[[6.0, 6, 8, 8], [0, 0, 16, 16]]])
+    found = relief(pixels, boxes, torch.tensor([[0.5, 0.1]]))[0, 0]  # the second one is not sure enough
+    torch.testing.assert_close(found[6, 6], torch.tensor(1.0))
+    torch.testing.assert_close(found[7, 7], torch.tensor(0.0))
+    assert (found < -0.999).sum() == 16 * 16 - 2
+
+
+def test_a_trained_detector_stays_as_it_is_in_a_segmenter() -> None:
+    network = SceneSegmenter(SceneDetector(10)).train()
+    assert not network.detector.training
+    assert network.strokes.training
+    assert not any(parameter.requires_grad for parameter in network.detector.parameters())

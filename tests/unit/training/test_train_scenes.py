@@ -9,9 +9,27 @@ import pytest
 import torch
 from PIL import Image
 
-from graphkiln.training.scene_networks import DigitEmbedding
-from graphkiln.training.scenes import compose_scenes
-from graphkiln.training.train_scenes import DETECTION, EXAMPLES, compute, save_scenes, write_example
+from graphkiln.training.scenes import DigitEmbedding, compose_scenes
+from graphkiln.training.train_scenes import (
+    DETECTION,
+    DETECTOR_GRAPH,
+    EXAMPLES,
+    DetectorTargets,
+    committed_detector,
+    compute,
+    detector_loss,
+    embedding_loss,
+    embedding_samples,
+    generalized_iou,
+    save_scenes,
+    scene_samples,
+    stroke_loss,
+    to_input,
+    train_detector,
+    train_embedding,
+    train_segmenter,
+    write_example,
+)
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.images.decoding import load_sample
@@ -52,3 +70,77 @@ def test_the_committed_detector_is_small_and_finds_what_is_on_them(repository: P
         for scene in compose_scenes(3, seed=7, held_out=True)
     ]
     assert detection_map(DETECTION, outputs, objects, iou=0.5) == pytest.approx(1)
+
+
+# Each loss falls where the answer is right.
+
+
+def test_the_right_maps_cost_less_than_others() -> None:
+    scenes = compose_scenes(2, seed=1)
+    targets, rows = DetectorTargets(scenes, 10), torch.arange(2)
+    assert int((targets.heat == 1).sum()) == sum(len(scene.classes) for scene in scenes)
+    right = torch.logit(targets.heat.clamp(1e-4, 1 - 1e-4))
+    good = detector_loss(right, targets.boxes, targets, rows)
+    assert good < detector_loss(-right, targets.boxes, targets, rows)
+    assert good < detector_loss(right, targets.boxes + 8, targets, rows)
+
+
+def test_overlaps_by_hand() -> None:
+    box = torch.tensor([[0.0, 0, 2, 2]])
+    assert generalized_iou(box, box).item() == 1
+    # Shared 2 of 6, all inside the hull of 6.
+    torch.testing.assert_close(generalized_iou(box, torch.tensor([[1.0, 0, 3, 2]])), torch.tensor([1 / 3]))
+    # Apart: a hull of 8 that holds 8 - 8 = 0 less than half.
+    torch.testing.assert_close(generalized_iou(box, torch.tensor([[4.0, 0, 6, 2]])), torch.tensor([-1 / 3]))
+
+
+def test_right_pixels_and_right_directions_cost_less() -> None:
+    classes = torch.tensor([[[0, 2, 1, 0]]])
+    ink = 2.0 * (classes > 0).unsqueeze(1) - 1
+    assert stroke_loss(ink, classes) < stroke_loss(-ink, classes)
+    directions = torch.eye(3)
+    values = torch.tensor([0, 2])
+    assert embedding_loss(directions[values], directions, values) < embedding_loss(
+        -directions[values], directions, values
+    )
+
+
+# A few steps of each training run, and what they are fed.
+
+
+def test_gray_levels_become_minus_one_to_one() -> None:
+    samples = to_input([np.array([[0, 255]], np.uint8)])
+    assert samples.tolist() == [[[[-1.0, 1.0]]]]
+
+
+def test_embedding_samples_are_held_out_or_not() -> None:
+    samples, values = embedding_samples(held_out=True)
+    assert samples.shape == (450, 1, 32, 32)
+    assert set(values.tolist()) == set(range(10))
+
+
+def test_two_steps_change_weights_and_repeat_exactly() -> None:
+    first, again = train_embedding(steps=2), train_embedding(steps=2)
+    assert torch.equal(first.project.weight, again.project.weight)
+    assert not first.training
+    assert not torch.equal(first.project.weight, train_embedding(steps=3).project.weight)
+
+
+def test_a_detector_takes_a_step() -> None:
+    assert torch.isfinite(train_detector(scenes=4, steps=1).heat.weight).all()
+
+
+def test_the_committed_detector_is_the_network_of_its_graph() -> None:
+    samples = scene_samples(compose_scenes(2, seed=5, held_out=True))
+    with torch.inference_mode(), OnnxRuntimeEngine().build_reference(DETECTOR_GRAPH) as session:
+        network = committed_detector()(samples)
+        graph = session.run({"INPUT_0": samples.numpy()})
+    for found, expected in zip(network, graph.values(), strict=True):
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_segmenter_trains_its_strokes_alone() -> None:
+    detector = committed_detector()
+    before = {name: value.clone() for name, value in detector.state_dict().items()}
+    network = train_segmenter(scenes=2, steps=2, detector=detector)
+    assert all(torch.equal(value, before[name]) for name, value in network.detector.state_dict().items())

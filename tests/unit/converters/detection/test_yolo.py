@@ -7,10 +7,10 @@ import pytest
 import torch
 from detections import found_by_search, made_boxes
 
-from graphkiln_converters.detection.options import BoxFormat, Head
-from graphkiln_converters.detection.plain import detect, selected
-from graphkiln_converters.detection.suppression import keep
-from graphkiln_converters.detection.yolo import Settings, corners_of, head_of
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_converters.detection.operators import keep
+from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
+from graphkiln_converters.detection.yolo import Settings, corners_of, detect, head_of, pad_rows, recognize, selected
 
 SIZE = (100, 200)
 COUNT, CLASSES = 120, 3
@@ -136,3 +136,101 @@ def test_a_selection_is_what_the_node_itself_would_select() -> None:
 def test_every_format_means_the_same_box(written: BoxFormat, box: tuple[float, ...]) -> None:
     found = corners_of(torch.tensor([box]), written, SIZE)
     np.testing.assert_allclose(found, [[20, 10, 60, 50]], rtol=1e-6)
+
+
+# The reference of the proof: detections read by hand.
+
+TOLD = Settings(
+    head=Head.YOLOV8, boxes=BoxFormat.CENTER, size=(10, 10), iou_threshold=0.5, max_detections=2, least_score=0.1
+)
+
+
+def test_the_better_of_two_equal_boxes_stays_and_other_classes_are_left_alone() -> None:
+    rows = np.array([[5, 5, 4, 4, 0.6, 0.0], [5, 5, 4, 4, 0.8, 0.0], [5, 5, 4, 4, 0.0, 0.7]], np.float32)
+    found = detect(rows.T[None], TOLD)
+    assert found["counts"].tolist() == [2]
+    np.testing.assert_allclose(found["scores"], [[0.8, 0.7]])
+    assert found["classes"].tolist() == [[0, 1]]
+    assert found["boxes"][0, 0].tolist() == [3, 3, 7, 7]
+
+
+def test_more_than_there_is_room_for_is_cut_off() -> None:
+    box = np.zeros(4, np.float32)
+    found = pad_rows([[(box, 0.9, 1), (box, 0.8, 2), (box, 0.7, 3)], []], 2)
+    assert found["counts"].tolist() == [2, 0]
+    assert found["classes"].tolist() == [[1, 2], [0, 0]]
+
+
+# Which kind of detector a graph is, by the shapes of its outputs.
+
+LARGE, SMALL = (640, 640), (64, 64)
+
+
+@pytest.mark.parametrize(
+    ("dims", "size", "head", "classes"),
+    [
+        ((1, 84, 8400), LARGE, Head.YOLOV8, 80),
+        ((1, 5, 84), SMALL, Head.YOLOV8, 1),
+        ((1, 84, 5040), (384, 640), Head.YOLOV8, 80),
+        ((1, 84, 34000), LARGE, Head.YOLOV8, 80),
+        ((1, 25200, 85), LARGE, Head.YOLOV5, 80),
+        ((1, 252, 8), SMALL, Head.YOLOV5, 3),
+        ((1, 300, 6), LARGE, Head.END_TO_END, 0),
+        ((1, 84, 84), SMALL, Head.YOLOV8, 80),
+    ],
+)
+def test_a_kind_is_known_by_its_shape(dims: tuple[int, ...], size: tuple[int, int], head: Head, classes: int) -> None:
+    found = recognize({"output0": dims}, size, None)
+    assert (found.head, found.output, found.classes) == (head, "output0", classes)
+    assert str(head) in str(found)
+
+
+def test_other_outputs_do_not_matter() -> None:
+    shapes = {"output": (1, 25200, 85), "350": (1, 3, 80, 80, 85), "416": (1, 3, 40, 40, 85)}
+    assert recognize(shapes, LARGE, None).output == "output"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "size"),
+    [
+        ({"a": (1, 252, 6)}, SMALL),  # YOLOv5 of one class, or rows that are done
+        ({"a": (1, 84, 8400), "b": (1, 84, 8400)}, LARGE),
+    ],
+)
+def test_what_fits_twice_is_refused_with_what_to_say(shapes: dict[str, tuple[int, ...]], size: tuple[int, int]) -> None:
+    with pytest.raises(ConversionError, match="not clear") as caught:
+        recognize(shapes, size, None)
+    assert "--head yolov8" in caught.value.hint
+
+
+@pytest.mark.parametrize("dims", [(1, 8400, 85), (1, 100), (1, 84, 8000)])
+def test_what_fits_nothing_is_refused(dims: tuple[int, ...]) -> None:
+    with pytest.raises(ConversionError, match="of a kind that is known") as caught:
+        recognize({"a": dims}, LARGE, None)
+    assert "--head" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("head", "dims", "classes"),
+    [(Head.YOLOV5, (1, 8400, 85), 80), (Head.YOLOV8, (1, 84, 8000), 80), (Head.END_TO_END, (1, 252, 6), 0)],
+)
+def test_a_kind_that_is_named_is_believed(head: Head, dims: tuple[int, ...], classes: int) -> None:
+    assert recognize({"a": dims}, LARGE, head).classes == classes
+
+
+def test_a_kind_that_no_output_can_be_is_refused() -> None:
+    with pytest.raises(ConversionError, match="no output is of the kind end-to-end"):
+        recognize({"a": (1, 84, 8400)}, LARGE, Head.END_TO_END)
+
+
+def test_masks_are_not_read_as_classes() -> None:
+    with pytest.raises(ConversionError, match="prototypes of masks"):
+        recognize({"output0": (1, 116, 8400), "output1": (1, 32, 160, 160)}, LARGE, None)
+
+
+# What a user says of a detector's graph.
+
+
+def test_only_what_was_given_counts() -> None:
+    assert DetectorOptions().given == ()
+    assert DetectorOptions(head=Head.YOLOV5, max_detections=10).given == ("--head", "--max-detections")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,20 @@ from translating import op, operation
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.oneflow.building import GraphBuilder, Op
-from graphkiln_converters.oneflow.job import TensorType
+from graphkiln_converters.oneflow import building as translator
+from graphkiln_converters.oneflow import translation as registry
+from graphkiln_converters.oneflow.building import (
+    BY_PROTO_NAME,
+    TRANSLATORS,
+    GraphBuilder,
+    Op,
+    align_to_axis,
+    check_channels_first,
+    dtype_from_mlir,
+    dtype_from_number,
+    translates,
+)
+from graphkiln_converters.oneflow.mlir import Job, Opaque, Operation, TensorType, parse
 
 IMAGES = TensorType((2, 3, 8, 6), "f32")
 
@@ -196,3 +210,196 @@ class TestConstants:
         graph = GraphBuilder()
         assert graph.weight("w", np.zeros(2)) is graph.weight("w", np.ones(2))
         assert list(graph.weights) == ["w"]
+
+
+# The three names of an element type in OneFlow's files.
+
+NUMPY = {
+    "f16": np.float16,
+    "f32": np.float32,
+    "f64": np.float64,
+    "i1": np.bool_,
+    "i8": np.int8,
+    "si8": np.int8,
+    "i32": np.int32,
+    "si64": np.int64,
+    "ui8": np.uint8,
+    "ui32": np.uint32,
+}
+
+
+@pytest.mark.parametrize("element", NUMPY)
+def test_mlir_names_bits_and_sign(element: str) -> None:
+    assert dtype_from_mlir(element).numpy == np.dtype(NUMPY[element])
+
+
+def test_bfloat16_has_eight_bits_less_mantissa_than_a_float() -> None:
+    assert dtype_from_mlir("bf16") is DType.BF16
+    assert dtype_from_mlir("bf16").numpy.itemsize == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(2, "kFloat"), (3, "kDouble"), (4, "kInt8"), (6, "kInt64"), (9, "kFloat16"), (11, "kBFloat16"), (12, "kBool")],
+)
+def test_numbers_and_names_of_the_enumeration_agree(number: int, name: str) -> None:
+    """As in OneFlow's data_type.proto."""
+    assert dtype_from_number(number) is BY_PROTO_NAME[name]
+
+
+@pytest.mark.parametrize("element", ["index", "f8E4M3", "none", "", "F32", "i4"])
+def test_an_unknown_element_names_the_known_ones(element: str) -> None:
+    with pytest.raises(ConversionError, match=f"elements of type {element}") as caught:
+        dtype_from_mlir(element)
+    assert "bf16" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", [0, 8, 10, 16, 99, -1])
+def test_an_unknown_number(number: int) -> None:
+    """8 and 10 are records and a buffer of them: no tensors."""
+    with pytest.raises(ConversionError, match=f"OneFlow's data type {number}"):
+        dtype_from_number(number)
+
+
+# Channels first, and what belongs to channels.
+
+BIAS = TensorType((3,), "f32")
+
+
+def test_channels_first_is_the_default() -> None:
+    check_channels_first(op(IMAGES))
+    check_channels_first(op(IMAGES, data_format="channels_first"))
+
+
+@pytest.mark.parametrize("layout", ["channels_last", "NHWC", ""])
+def test_any_other_layout_is_rejected_with_the_fix(layout: str) -> None:
+    with pytest.raises(ConversionError, match="save the graph without ONEFLOW_ENABLE_NHWC"):
+        check_channels_first(op(IMAGES, data_format=layout))
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, [2, 1, 1, 1]), (1, [3, 1, 1]), (2, [8, 1])])
+def test_a_weight_is_reshaped_without_a_node(axis: int, shape: list[int]) -> None:
+    one = op(IMAGES, BIAS)
+    weight = one.graph.weight("bias", np.arange(IMAGES.shape[axis] or 0, dtype="f4"))
+    aligned = align_to_axis(one, weight, axis)
+    assert list(aligned.shape or ()) == shape
+    assert one.graph.nodes == []
+    assert align_to_axis(one, weight, axis) is aligned
+
+
+def test_a_computed_bias_is_reshaped_by_a_node() -> None:
+    one = op(IMAGES, BIAS)
+    one.inputs[1].name = "computed"
+    aligned = align_to_axis(one, one.inputs[1], 1)
+    assert [node.op_type for node in one.graph.nodes] == ["Reshape"]
+    assert list(aligned.shape or ()) == [3, 1, 1]
+
+
+def test_along_the_last_axis_nothing_changes() -> None:
+    one = op(IMAGES, BIAS)
+    assert align_to_axis(one, one.inputs[1], 3) is one.inputs[1]
+
+
+# How a function becomes a translator: it stays a function, and stands under each operation that it names.
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    kept = dict(TRANSLATORS)
+    yield
+    TRANSLATORS.clear()
+    TRANSLATORS.update(kept)
+
+
+def test_a_function_stands_under_every_operation_that_it_names() -> None:
+    @translates("warp", "weave")
+    def both(op: object) -> object:
+        return op
+
+    assert TRANSLATORS["warp"] is both
+    assert TRANSLATORS["weave"] is both
+
+
+def test_the_function_itself_stays_what_it_is() -> None:
+    def plain(op: object) -> object:
+        return op
+
+    assert translates("warp")(plain) is plain  # type: ignore[type-var]
+    assert plain(3) == 3
+
+
+def test_no_operation_is_no_translator() -> None:
+    before = dict(TRANSLATORS)
+    translates()(lambda op: op.x)
+    assert before == TRANSLATORS
+
+
+def test_a_later_module_replaces_what_an_earlier_one_said() -> None:
+    translates("warp")(first := lambda op: op.x)
+    translates("warp")(second := lambda op: op.x)
+    assert TRANSLATORS["warp"] is second is not first
+
+
+def test_the_operators_of_the_package_register_themselves() -> None:
+    names = registry.built_in_translators()
+    assert set(names) <= set(TRANSLATORS)
+    assert {"conv2d", "matmul", "softmax", "reshape"} <= set(names)
+    assert all(callable(function) for function in TRANSLATORS.values())
+    assert translator.TRANSLATORS is TRANSLATORS
+
+
+# Values of a parsed graph: what is shown of them in errors, and that nobody can change them by the way.
+
+TEXT = """module {
+  oneflow.job @GraphToRun_0(%arg0: tensor<2x3xf32>) -> tensor<2x3xf32> {
+    %out = "oneflow.input"(%arg0) {op_name = "in", shape = [2, 3]} : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    oneflow.return %out : tensor<2x3xf32>
+  }
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("shape", "element", "text"),
+    [
+        ((2, 3), "f32", "tensor<2x3xf32>"),
+        ((), "si64", "tensor<si64>"),
+        ((None, 224), "f16", "tensor<?x224xf16>"),
+        ((None,), "i1", "tensor<?xi1>"),
+        ((0, 4), "bf16", "tensor<0x4xbf16>"),
+    ],
+)
+def test_a_type_is_shown_as_mlir_writes_it(shape: tuple[int | None, ...], element: str, text: str) -> None:
+    assert str(TensorType(shape, element)) == text
+
+
+def test_what_is_shown_can_be_read_again() -> None:
+    """The text of a type stands in errors: whoever searches the file for it finds it."""
+    job = parse(TEXT)
+    (operation,) = job.operations
+    for type_ in (*job.arguments.values(), *operation.operand_types, *operation.result_types):
+        assert str(type_) in TEXT
+
+
+def test_operations_keep_their_line_and_names() -> None:
+    job = parse(TEXT)
+    (operation,) = job.operations
+    assert job.name == "GraphToRun_0"
+    assert list(job.arguments) == list(operation.operands)
+    assert list(job.returns) == list(operation.results)
+    assert (operation.kind, operation.line) == ("input", 3)
+    assert TEXT.splitlines()[operation.line - 1].lstrip().startswith("%out")
+
+
+@pytest.mark.parametrize("kind", [Job, Operation, TensorType, Opaque])
+def test_values_are_frozen(kind: type) -> None:
+    assert dataclasses.is_dataclass(kind)
+    (first, *_) = dataclasses.fields(kind)
+    value = object.__new__(kind)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(value, first.name, "another")
+
+
+def test_equal_types_are_one_key() -> None:
+    assert len({TensorType((1, 2), "f32"), TensorType((1, 2), "f32"), TensorType((2, 1), "f32")}) == 2
+    assert Opaque("device") != Opaque("parallel")

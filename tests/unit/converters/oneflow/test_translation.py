@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx_ir
 import pytest
 from translating import run_model
 
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.oneflow import translation as registry
-from graphkiln_converters.oneflow.building import Op, Value
+from graphkiln_converters.oneflow.building import TRANSLATORS, Op, Value, translates
 from graphkiln_converters.oneflow.mlir import parse
-from graphkiln_converters.oneflow.translation import order_by_signature, translate
+from graphkiln_converters.oneflow.operators import elementwise as activations
+from graphkiln_converters.oneflow.translation import (
+    GROUP,
+    built_in_translators,
+    find_translators,
+    order_by_signature,
+    read_state,
+    translate,
+)
 
 T, INTEGERS = "tensor<2x3xf32>", "tensor<2x3xsi64>"
 
@@ -181,3 +192,193 @@ class TestChecks:
         monkeypatch.setattr(registry, "built_in_translators", lambda: {"relu": fails})
         with pytest.raises(ConversionError, match="line 2: relu 'r': operands and attributes are not as expected"):
             translated(job(RELU, "%r"))
+
+
+# State tensors as flow.save writes them: a folder each, with elements in `out`, type and shape in `meta`.
+
+
+def save_of_state(folder: Path, array: AnyArray, kind: str, name: str = "t") -> Path:
+    tensor = folder / name
+    tensor.mkdir()
+    (tensor / "out").write_bytes(array.tobytes())
+    dims = "".join(f"  dim: {dim}\n" for dim in array.shape)
+    (tensor / "meta").write_text(f"shape {{\n{dims}}}\ndata_type: {kind}\n")
+    return tensor
+
+
+def test_elements_are_mapped_and_cannot_be_written(tmp_path: Path) -> None:
+    save_of_state(tmp_path, np.arange(6, dtype="f4").reshape(2, 3), "kFloat")
+    tensor = read_state(tmp_path, "t")
+    array = tensor.load()
+    assert isinstance(array, np.memmap)
+    np.testing.assert_array_equal(array, [[0, 1, 2], [3, 4, 5]])
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+def test_bfloat16(tmp_path: Path) -> None:
+    save_of_state(tmp_path, np.array([1.0, -2.5, 3e38], ml_dtypes.bfloat16), "kBFloat16")
+    tensor = read_state(tmp_path, "t")
+    assert tensor.dtype is DType.BF16
+    np.testing.assert_array_equal(tensor.load(), np.array([1.0, -2.5, 3e38], ml_dtypes.bfloat16))
+
+
+def test_elements_are_little_endian(tmp_path: Path) -> None:
+    tensor = save_of_state(tmp_path, np.zeros(1, "i4"), "kInt32")
+    (tensor / "out").write_bytes(b"\x01\x02\x00\x00")
+    assert read_state(tmp_path, "t").load()[0] == 0x0201
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1)])
+def test_scalars_and_empty_tensors(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    save_of_state(tmp_path, np.ones(shape, "f8"), "kDouble")
+    tensor = read_state(tmp_path, "t")
+    assert (tensor.name, tensor.shape, tensor.load().shape) == ("t", shape, shape)
+
+
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    (save_of_state(tmp_path, np.ones(2, "i1"), "kInt8") / "meta").write_text(
+        'shape { dim: 2 } data_type: kInt8 placement: "cpu" memory { kind: 3 }'
+    )
+    assert read_state(tmp_path, "t").dtype is DType.INT8
+
+
+@pytest.mark.parametrize(
+    ("count", "problem"), [(0, "too short"), (23, "too short"), (25, "too long"), (48, "too long")]
+)
+def test_a_file_of_another_length(tmp_path: Path, count: int, problem: str) -> None:
+    (save_of_state(tmp_path, np.zeros((2, 3), "f4"), "kFloat") / "out").write_bytes(bytes(count))
+    message = rf"'t': .*out has {count} bytes, expected 24 for FP32 \[2, 3\]: it is {problem}"
+    with pytest.raises(ConversionError, match=message):
+        read_state(tmp_path, "t")
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        ("", "names no data_type"),
+        ("data_type: kInvalidDataType", "names no data_type"),
+        ("data_type: kTensorBuffer", "cannot be read"),
+        ("shape { dim: two } data_type: kFloat", "cannot be read"),
+        ("shape { dim: 2", "cannot be read"),
+        ("shape { dim: -2 dim: -3 } data_type: kFloat", r"has the shape \[-2, -3\]"),
+        ("shape { dim: 99999999999999999999 } data_type: kFloat", "cannot be read"),
+        ("\x00", "cannot be read"),
+    ],
+)
+def test_damaged_meta(tmp_path: Path, meta: str, message: str) -> None:
+    (save_of_state(tmp_path, np.zeros((2, 3), "f4"), "kFloat") / "meta").write_text(meta)
+    with pytest.raises(ConversionError, match=f"state tensor 't': .*meta.* {message}"):
+        read_state(tmp_path, "t")
+
+
+@pytest.mark.parametrize("missing", ["out", "meta"])
+def test_a_missing_file(tmp_path: Path, missing: str) -> None:
+    (save_of_state(tmp_path, np.zeros(1, "f4"), "kFloat") / missing).unlink()
+    with pytest.raises(ConversionError, match=f"there is no .*t/{missing}") as caught:
+        read_state(tmp_path, "t")
+    assert "incomplete" in caught.value.hint
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    tensor = save_of_state(tmp_path, np.zeros(1, "f4"), "kFloat")
+    (tensor / "meta").unlink()
+    (tensor / "meta").mkdir()
+    with pytest.raises(ConversionError, match="meta cannot be read"):
+        read_state(tmp_path, "t")
+
+
+def test_a_missing_tensor_and_one_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("nowhere", "file"):
+        with pytest.raises(ConversionError, match=f"'{name}': there is no .*{name}/meta"):
+            read_state(tmp_path, name)
+
+
+def test_a_tensor_that_was_never_registered_comes_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"m\.ab-FreeEagerTensor-1") as caught:
+        read_state(tmp_path, "m.ab-FreeEagerTensor-1")
+    assert "register_buffer()" in caught.value.hint
+
+
+def test_an_unknown_file_beside_them(tmp_path: Path) -> None:
+    (save_of_state(tmp_path, np.zeros(1, "f4"), "kFloat") / "out.tmp").write_bytes(b"")
+    with pytest.raises(ConversionError, match=r"out\.tmp is unknown") as caught:
+        read_state(tmp_path, "t")
+    assert "remove the file" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", [".", "..", "../t", "a/t", "/etc", "t/"])
+def test_a_name_never_leaves_the_folder(tmp_path: Path, name: str) -> None:
+    save_of_state(tmp_path, np.zeros(1, "f4"), "kFloat")
+    with pytest.raises(ConversionError, match="leads out of"):
+        read_state(tmp_path, name)
+
+
+# Which function translates which operation.
+
+
+def doubled(op: Op) -> Value:
+    return op.emit("Add", op.x, op.x)
+
+
+@pytest.fixture
+def third_party(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
+    """Entry points of the group; of other groups there are none."""
+    entries: list[EntryPoint] = []
+    monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
+    monkeypatch.setattr(EntryPoint, "load", lambda _: doubled)
+    return entries
+
+
+@pytest.fixture
+def _restored() -> Iterator[None]:
+    before = dict(TRANSLATORS)
+    yield
+    TRANSLATORS.clear()
+    TRANSLATORS.update(before)
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_function_translates_all_the_operations_that_it_names() -> None:
+    marked = translates("theirs.one", "theirs.two")(doubled)
+    assert marked is doubled
+    assert TRANSLATORS["theirs.one"] is TRANSLATORS["theirs.two"] is doubled
+
+
+def test_only_those_of_the_graph_are_returned() -> None:
+    assert find_translators(["relu", "silu", "relu"]) == {"relu": activations.unary, "silu": activations.silu}
+    assert find_translators([]) == {}
+
+
+def test_all_unknown_ones_are_counted() -> None:
+    message = r"2 of 3 kinds of operations cannot be translated: bend \(1 times\), warp \(2 times\)"
+    with pytest.raises(ConversionError, match=message) as caught:
+        find_translators(["warp", "relu", "bend", "warp"])
+    assert GROUP in caught.value.hint
+
+
+def test_a_third_party_adds_one(third_party: list[EntryPoint]) -> None:
+    third_party.append(EntryPoint(name="theirs.double", value="theirs:doubled", group=GROUP))
+    assert find_translators(["theirs.double", "relu"]) == {"theirs.double": doubled, "relu": activations.unary}
+
+
+def test_a_third_party_replaces_one(third_party: list[EntryPoint]) -> None:
+    third_party.append(EntryPoint(name="relu", value="theirs:doubled", group=GROUP))
+    assert find_translators(["relu"]) == {"relu": doubled}
+
+
+def test_nothing_is_imported_that_the_graph_does_not_use(
+    third_party: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: EntryPoint) -> None:
+        raise ImportError("theirs is not installed")
+
+    third_party.append(EntryPoint(name="theirs.double", value="theirs:doubled", group=GROUP))
+    monkeypatch.setattr(EntryPoint, "load", broken)
+    assert list(find_translators(["relu"])) == ["relu"]
+
+
+def test_the_guide_counts_the_operations(repository: Path) -> None:
+    guide = " ".join((repository / "docs" / "how-to" / "oneflow.md").read_text().split())
+    assert f" {len(built_in_translators())} operations are known" in guide

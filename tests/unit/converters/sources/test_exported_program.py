@@ -15,8 +15,8 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.exported_program import open_source
-from graphkiln_converters.sources.fixed_batch import FixedBatchModel
 from graphkiln_converters.sources.pytorch import TorchModel
 
 OPTIONS = SourceOptions()

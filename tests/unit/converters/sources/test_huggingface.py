@@ -7,14 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers as hf
+from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Letterbox
+from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.sources import huggingface as source
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.huggingface import open_source, preprocess_from_processor
+from graphkiln_converters.sources.huggingface import (
+    create,
+    fitted_preprocess,
+    fitted_size,
+    is_without_weights,
+    open_source,
+    opened,
+    preprocess_from_processor,
+)
+from graphkiln_converters.torch_libraries import import_torchvision
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
 OPTIONS = SourceOptions()
@@ -241,3 +255,168 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"brings code of its own, which is not run \(wrap the model: python:"):
         open_source(str(tmp_path), OPTIONS)
     assert not (tmp_path / "owned").exists()
+
+
+# What transformers says of models that it cannot open, in words that help; whose weights a model gets.
+
+
+class TestOpened:
+    @pytest.mark.parametrize(
+        ("said", "message", "hint"),
+        [
+            (OSError("no file\nand more"), "transformers cannot open 'x': no file", "name a folder with config.json"),
+            (ValueError("set trust_remote_code=True"), "'x' brings code of its own, which is not run", "python:FILE"),
+            (KeyError(), "transformers cannot open 'x': KeyError", "name a folder with config.json"),
+            (
+                ImportError("\nTimmBackbone requires the timm library. You can install it with pip:\n`pip ...`"),
+                "transformers cannot open 'x': TimmBackbone requires the timm library.",
+                "graphkiln[timm]",
+            ),
+            (ImportError("needs natten"), "transformers cannot open 'x': needs natten", "install the library"),
+        ],
+    )
+    def test_translates_what_transformers_says(self, said: Exception, message: str, hint: str) -> None:
+        with pytest.raises(ConversionError) as caught, opened("x"):
+            raise said
+        assert caught.value.message == message
+        assert hint in caught.value.hint
+
+    def test_our_own_errors_stay(self) -> None:
+        error = ConversionError("ours")
+        with pytest.raises(ConversionError) as caught, opened("x"):
+            raise error
+        assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("files", "without"),
+    [(("config.json",), True), (("config.json", "model.safetensors"), False), (("pytorch_model.bin",), False)],
+)
+def test_a_folder_without_weights(tmp_path: Path, files: tuple[str, ...], without: bool) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    assert is_without_weights(str(tmp_path)) == without
+    assert not is_without_weights(str(tmp_path / "an-id-of-the-hub"))
+
+
+class Factory:
+    """Makes nothing, and keeps how it was asked."""
+
+    @classmethod
+    def from_pretrained(cls, location: str, **options: Any) -> Any:
+        return ("its weights", location, options), {"missing_keys": {"b", "a"}}
+
+
+class Class(Factory):
+    @classmethod
+    def _from_config(cls, config: Any) -> Any:
+        return ("random", config)
+
+
+class Automatic(Factory):
+    @classmethod
+    def from_config(cls, config: Any) -> Any:
+        return ("random", config)
+
+
+@pytest.mark.parametrize("factory", [Class, Automatic])
+def test_weights_are_its_own_or_random(tmp_path: Path, factory: type[Factory]) -> None:
+    config = SimpleNamespace()
+    assert create(str(tmp_path), config, factory) == ("random", config)
+    assert config._attn_implementation == "eager"
+    (tmp_path / "model.safetensors").touch()
+    found, location, options = create(str(tmp_path), config, factory)
+    assert (found, location) == ("its weights", str(tmp_path))
+    assert (options["trust_remote_code"], options["weights_only"]) == (False, True)
+
+
+def test_weights_that_are_not_there_are_an_error_where_all_are_needed(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ConversionError, match=r"lacks 2 of the model's weights, such as a") as caught:
+        create(str(tmp_path), SimpleNamespace(), Automatic, complete=True)
+    assert "they would be random" in caught.value.hint
+
+
+# How images get into detectors, segmenters and depth estimators of transformers: beside their own image processors.
+
+import_torchvision()
+
+
+def processor_of_huggingface_fitting(**changes: Any) -> Any:
+    size = SimpleNamespace(height=None, width=None, shortest_edge=None, longest_edge=None)
+    told: dict[str, Any] = {
+        "size": size, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
+        "resample": 2,
+    }  # fmt: skip
+    return SimpleNamespace(**{**told, **changes})
+
+
+def sized(**sizes: int) -> Any:
+    return SimpleNamespace(**{"height": None, "width": None, "shortest_edge": None, "longest_edge": None, **sizes})
+
+
+@pytest.mark.parametrize(
+    ("config", "told", "expected"),
+    [
+        ({"image_size": [64, 96]}, {}, (64, 96)),
+        ({"image_size": None}, {"size": sized(height=640, width=600)}, (640, 600)),
+        ({"image_size": 224}, {"do_center_crop": True, "crop_size": sized(height=513, width=510)}, (513, 510)),
+        ({}, {"size": sized(shortest_edge=790)}, (800, 800)),
+        ({"image_size": 224}, {}, (224, 224)),
+        ({}, {}, (800, 800)),
+    ],
+)
+def test_the_usual_size(config: dict[str, Any], told: dict[str, Any], expected: tuple[int, int]) -> None:
+    assert fitted_size(SimpleNamespace(**config), processor_of_huggingface_fitting(**told)) == expected
+
+
+def test_images_are_fitted_as_the_processor_does() -> None:
+    exact = fitted_preprocess(processor_of_huggingface_fitting(size=sized(height=64, width=96)), (64, 96))
+    assert exact is not None
+    assert (exact.resize, exact.letterbox, exact.mean) == ((64, 96), None, (0.5,) * 3)
+    for told in ({"size": sized(shortest_edge=64)}, {"size": sized(height=64, width=64), "keep_aspect_ratio": True}):
+        padded = fitted_preprocess(processor_of_huggingface_fitting(do_normalize=False, **told), (64, 64))
+        assert padded is not None
+        assert padded.letterbox == Letterbox(size=(64, 64), padding=None, position="top-left", rounding="down")
+        assert padded.mean == ()
+
+
+@pytest.mark.parametrize("told", [{"do_rescale": False}, {"rescale_factor": 1 / 127.5}, {"resample": 9}])
+def test_what_no_spec_can_express(told: dict[str, Any]) -> None:
+    assert fitted_preprocess(processor_of_huggingface_fitting(**told), (64, 64)) is None
+
+
+def test_a_model_without_a_processor() -> None:
+    assert fitted_preprocess(None, (64, 64)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "size"),
+    [
+        ("Segformer", {"size": {"height": 48, "width": 64}}, (48, 64)),
+        ("Beit", {"size": {"height": 48, "width": 48}}, (48, 48)),  # bicubic
+        ("Beit", {"size": {"height": 60, "width": 60}, "do_center_crop": True}, (224, 224)),
+        ("DPT", {"size": {"height": 48, "width": 64}}, (48, 64)),
+        ("MobileViT", {"size": {"shortest_edge": 60}, "crop_size": {"height": 48, "width": 48}}, (48, 48)),  # BGR
+        ("MobileNetV2", {"size": {"shortest_edge": 60}, "crop_size": {"height": 48, "width": 48}}, (48, 48)),
+        ("RTDetr", {"size": {"height": 64, "width": 64}}, (64, 64)),
+    ],
+)
+def test_the_samples_are_those_of_the_library(name: str, options: dict[str, Any], size: tuple[int, int]) -> None:
+    made = getattr(hf, f"{name}ImageProcessorPil")(**options)
+    pixels = np.random.default_rng(3).integers(0, 256, (70, 90, 3), np.uint8)
+    image = Image.fromarray(pixels)
+    spec = fitted_preprocess(made, size)
+    assert spec is not None
+    (expected,) = made(image, return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(load_sample(image, spec), expected, rtol=0, atol=1e-5)
+
+
+def test_what_pads_on_all_sides_has_no_spec() -> None:
+    sizes = {"size": sized(height=64, width=64)}
+    kind = type("Sapiens2ImageProcessor", (SimpleNamespace,), {})
+    padding, stretching = (
+        kind(**vars(processor_of_huggingface_fitting(do_pad=pads, **sizes))) for pads in (True, False)
+    )
+    assert fitted_preprocess(padding, (64, 64)) is None
+    assert fitted_preprocess(stretching, (64, 64)) is not None

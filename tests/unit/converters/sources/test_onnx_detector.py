@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from detections import run_graph
+from graphs import graph, operators
 from tiny_yolo import FOUND, NAMES, SIDE, V5, V8, EndToEnd, Parts, images, write_yolo
 from torch import nn
 
@@ -19,6 +20,15 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
 from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.sources.onnx_detector import (
+    Selection,
+    _box_format,
+    _described,
+    _settings,
+    append,
+    find_selection,
+    return_values,
+)
 
 pytestmark = pytest.mark.wide
 
@@ -109,3 +119,100 @@ def test_poses_are_not_read_as_classes(tmp_path: Path) -> None:
 def test_no_other_size_than_the_batch_varies(files: dict[str, Path]) -> None:
     with opened(files["yolov8"]) as source, pytest.raises(ConversionError, match="images of one size"):
         source.export({"images": {1: (32, 64)}})
+
+
+# One graph behind another.
+
+FIRST = "(float[batch, 4] x) => (float[batch, 4] boxes, float[batch, 4] b) { boxes = Neg(x) b = Abs(x) }"
+SECOND = "(float[batch, 4] x) => (float[batch, 4] boxes) { h = Relu(x) boxes = Add(h, h) }"
+
+
+def test_what_the_second_returns_is_computed_from_the_first(tmp_path: Path) -> None:
+    made = append(graph(FIRST), graph(SECOND), ["boxes"])
+    x = np.array([[1, -2, 3, -4]], np.float32)
+    assert [value.name for value in made.graph.outputs] == ["boxes"]
+    np.testing.assert_array_equal(run_graph(made, tmp_path, x=x)["boxes"], 2 * np.maximum(-x, 0))
+
+
+def test_what_nobody_reads_is_gone() -> None:
+    made = append(graph(FIRST), graph(SECOND), ["boxes"])
+    assert "Abs" not in [node.op_type for node in made.graph]
+
+
+def test_the_operator_set_of_the_first_may_be_newer(tmp_path: Path) -> None:
+    made = append(graph(FIRST, opset=21), graph(SECOND), ["b"])
+    assert made.graph.opset_imports[""] == 21
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(run_graph(made, tmp_path, x=x)["boxes"], 2 * x)
+
+
+# Graphs that end in a NonMaxSuppression.
+
+TEXT = (
+    "(float[batch, 9, 4] x, float[batch, 2, 9] y) => (int64[n, 3] chosen) "
+    "{ boxes = Relu(x) scores = Sigmoid(y) chosen = NonMaxSuppression{told}(boxes, scores, most, iou, least) }"
+)
+TOLD = {"most": np.array([5], np.int64), "iou": np.array([0.5], np.float32), "least": np.array([0.25], np.float32)}
+
+
+def test_the_node_is_found_with_what_it_is_told() -> None:
+    found = find_selection(graph(TEXT.replace("{told}", ""), **TOLD))
+    assert found is not None
+    assert (found.output, found.boxes, found.scores, found.centered) == ("chosen", "boxes", "scores", False)
+    assert (found.most_of_class, found.iou_threshold, found.score_threshold) == (5, 0.5, 0.25)
+
+
+def test_centers_are_told_by_an_attribute() -> None:
+    found = find_selection(graph(TEXT.replace("{told}", "<center_point_box=1>"), **TOLD))
+    assert found is not None
+    assert found.centered
+
+
+def test_other_graphs_have_none() -> None:
+    assert find_selection(graph("(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")) is None
+
+
+def test_thresholds_that_are_computed_are_refused() -> None:
+    text = TEXT.replace("float[batch, 2, 9] y", "float[batch, 2, 9] y, float[1] limit").replace("{told}", "")
+    made = graph(text.replace("iou, least", "limit, least"), most=TOLD["most"], least=TOLD["least"])
+    with pytest.raises(ConversionError, match="iou_threshold of NonMaxSuppression is computed"):
+        find_selection(made)
+
+
+def test_the_graph_before_it_returns_boxes_and_scores() -> None:
+    made = return_values(graph(TEXT.replace("{told}", ""), **TOLD), ("boxes", "scores"))
+    assert operators(made) == ["Relu", "Sigmoid"]
+    assert [value.name for value in made.graph.outputs] == ["boxes", "scores"]
+
+
+# How the detections of a graph are read.
+
+SELECTION = Selection(
+    output="chosen",
+    boxes="b",
+    scores="s",
+    centered=False,
+    most_of_class=5,
+    iou_threshold=0.5,
+    score_threshold=0.1,
+)
+
+
+@pytest.mark.parametrize(("head", "iou"), [(Head.YOLOV8, 0.7), (Head.YOLOV5, 0.45)])
+def test_usual_settings_are_those_of_the_family(head: Head, iou: float) -> None:
+    made = _settings(head, (64, 64), DetectorOptions())
+    assert (made.iou_threshold, made.boxes, made.max_detections) == (iou, BoxFormat.CENTER, 300)
+    assert f"overlaps over {iou} suppressed" in _described(made)
+
+
+def test_what_is_told_comes_first() -> None:
+    told = DetectorOptions(iou_threshold=0.2, max_detections=7, boxes=BoxFormat.UNIT_CENTER)
+    made = _settings(Head.YOLOV8, (64, 64), told)
+    assert (made.iou_threshold, made.max_detections, made.boxes) == (0.2, 7, BoxFormat.UNIT_CENTER)
+
+
+def test_corners_need_an_order() -> None:
+    with pytest.raises(ConversionError, match="in any order") as caught:
+        _box_format(SELECTION, DetectorOptions())
+    assert "--boxes xyxy" in caught.value.hint
+    assert _box_format(SELECTION, DetectorOptions(boxes=BoxFormat.ROWS_FIRST)) is BoxFormat.ROWS_FIRST

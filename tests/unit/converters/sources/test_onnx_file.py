@@ -10,14 +10,15 @@ import onnx
 import onnx_ir
 import pytest
 import zoo
+from graphs import graph
 from odd_files import ODD
 from onnx import TensorProto, helper
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.errors import ConversionError, ExecutionError, LoweringError
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.onnx_file import ODD_WORDS, open_source
+from graphkiln_converters.sources.onnx_file import ODD_WORDS, ReferenceSession, known_words, open_source
 
 OPTIONS = SourceOptions()
 
@@ -232,3 +233,66 @@ def test_a_graph_in_training_mode_is_refused_with_the_way_out(tmp_path: Path, bo
         open_source(str(tmp_path / "m.onnx"), OPTIONS)
     assert "model.eval()" in caught.value.hint
     assert "STORE/NAME/1/model.onnx" in caught.value.hint
+
+
+# Which texts a graph knows.
+
+
+def graph_of(*nodes: onnx.NodeProto, **constants: Any) -> onnx.GraphProto:
+    inputs = [zoo.value(name, ("batch", 1), TensorProto.STRING) for name in ("color", "size")]
+    return zoo.model(list(nodes), inputs, [zoo.value("y", ("batch", 1))], constants).graph
+
+
+def test_each_input_has_the_words_of_those_that_read_it() -> None:
+    graph = graph_of(
+        helper.make_node("Identity", ["color"], ["same"]),
+        helper.make_node("OneHotEncoder", ["same"], ["a"], cats_strings=["red", "gr\u00fcn"], zeros=1),
+        helper.make_node("LabelEncoder", ["size"], ["b"], keys_strings=["S", "L"], values_strings=["small", "large"]),
+        helper.make_node("LinearClassifier", ["a"], ["y"], classlabels_strings=["cheap", "dear"]),
+    )
+    assert known_words(graph, "color") == ("red", "gr\u00fcn")
+    assert known_words(graph, "size") == ("S", "L")
+    assert known_words(graph, "nonesuch") == ()
+
+
+def test_words_that_text_is_compared_with() -> None:
+    graph = graph_of(helper.make_node("Equal", ["color", "blue"], ["y"]), blue=np.array(["blue"], np.object_))
+    assert known_words(graph, "color") == ("blue",)
+
+
+# ONNX's own implementation as a session.
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    model = graph("(double[n,2] x) => (double[n,2] y, double[n,2] z) { y = Erf(x) z = Add(x, x) }")
+    onnx_ir.save(model, tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_it_computes_in_the_graphs_own_type(path: Path) -> None:
+    with ReferenceSession.open(path) as session:
+        assert [spec.name for spec in session.signature.outputs] == ["y", "z"]
+        x = np.array([[1.0, 1e-9]])
+        found = session.run({"x": x}, ["z"])
+        assert list(found) == ["z"]
+        np.testing.assert_array_equal(found["z"], 2 * x)
+        assert session.run({"x": x})["y"][0, 1] == pytest.approx(1e-9 * 2 / np.sqrt(np.pi), rel=1e-12)
+        assert not session.placement({"x": x}).nodes
+
+
+def test_feeds_that_do_not_fit(path: Path) -> None:
+    with pytest.raises(ExecutionError, match="reference implementation failed"):
+        ReferenceSession.open(path).run({})
+
+
+def test_an_unknown_operator(tmp_path: Path) -> None:
+    value = helper.make_tensor_value_info("x", TensorProto.DOUBLE, [1])
+    out = helper.make_tensor_value_info("y", TensorProto.DOUBLE, [1])
+    proto = helper.make_model(
+        helper.make_graph([helper.make_node("Warp", ["x"], ["y"], domain="far.away")], "g", [value], [out]),
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("far.away", 1)],
+    )
+    onnx.save(proto, tmp_path / "m.onnx")
+    with pytest.raises(LoweringError, match="cannot be computed in its own type"):
+        ReferenceSession.open(tmp_path / "m.onnx")

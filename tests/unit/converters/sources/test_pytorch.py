@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from typing import Any, NamedTuple
 
@@ -11,10 +12,23 @@ import pytest
 import torch
 from torch import nn
 
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import pytorch
+from graphkiln_converters.sources import pytorch as lengths
 from graphkiln_converters.sources.base import InputSpec
-from graphkiln_converters.sources.pytorch import TorchModel, export_module, freeze, named_outputs, run_module
+from graphkiln_converters.sources.pytorch import (
+    TorchModel,
+    export_module,
+    first_size,
+    freeze,
+    input_specs,
+    named_outputs,
+    run_module,
+    to_array,
+    to_tensor,
+    varying_lengths,
+)
 
 ONE, TWO, THREE = (torch.full((2,), float(number)) for number in (1, 2, 3))
 
@@ -170,3 +184,174 @@ class TestShapes:
             pytorch._check_dynamic(exported, {"image": {0: (2, 8)}})
         assert "--dynamic" in caught.value.hint
         pytorch._check_dynamic(exported, {"image": {}})
+
+
+# `len` of tensors while a module is exported: a size in the module's own file, the same as ever anywhere else.
+
+HERE = sys.modules[__name__]
+
+
+def counted(tensor: torch.Tensor) -> Any:
+    return len(tensor)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.inner(image) * counted(image)
+
+
+class Decorated(Counting):
+    """As transformers decorates `forward`: the function that is called stands in another file."""
+
+    forward = torch.no_grad()(Counting.forward)
+
+
+@pytest.mark.parametrize("kind", [Counting, Decorated])
+def test_a_tensor_has_the_size_of_its_shape(kind: type[nn.Module]) -> None:
+    with torch.device("meta"):
+        varying = torch.empty(3, 2)
+    with varying_lengths(kind()):
+        assert "len" in vars(HERE), "the file of the module's code is meant"
+        assert counted(varying) == 3
+        assert counted([1, 2]) == 2  # type: ignore[arg-type]
+    assert "len" not in vars(HERE)
+
+
+def test_what_was_exported_takes_any_batch() -> None:
+    batch = torch.export.Dim("batch")
+    with varying_lengths(Counting()):
+        program = torch.export.export(Counting(), (torch.zeros(2, 2),), dynamic_shapes=({0: batch},))
+    assert program.module()(torch.zeros(5, 2)).shape == (5, 2)
+
+
+def test_after_an_error_everything_is_as_before() -> None:
+    with pytest.raises(KeyError), varying_lengths(Counting()):
+        raise KeyError
+    assert "len" not in vars(HERE)
+
+
+def test_torchs_own_files_and_those_with_a_len_of_their_own_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lengths._namespaces(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+    monkeypatch.setattr(HERE, "len", first_size, raising=False)
+    assert lengths._namespaces(Counting()) == []
+
+
+def test_what_is_no_module_changes_nothing() -> None:
+    with varying_lengths(object()):
+        assert "len" not in vars(HERE)
+
+
+@pytest.mark.parametrize(("items", "length"), [([], 0), ("abc", 3), (torch.zeros(4, 1), 4)])
+def test_lengths(items: Any, length: int) -> None:
+    assert first_size(items) == length
+
+
+def test_a_tensor_without_dimensions_has_none() -> None:
+    with pytest.raises(TypeError, match="0-d"):
+        first_size(torch.tensor(1.0))
+
+
+# Tensors as arrays and back, of every type that both have.
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_there_and_back(dtype: torch.dtype) -> None:
+    tensor = torch.tensor([[0.0, 1.0], [2.5, -3.0]]).to(dtype)
+    array = to_array(tensor.T)
+    assert array.shape == (2, 2)
+    np.testing.assert_array_equal(array.astype("f4"), tensor.T.float().numpy())
+    back = to_tensor(array)
+    assert back.dtype is dtype
+    assert bool((back == tensor.T).all())
+
+
+def test_one_number_has_no_dimensions() -> None:
+    assert to_array(torch.tensor(1.5, dtype=torch.bfloat16)).shape == ()
+    assert to_tensor(np.asarray(DType.BF16.numpy.type(2))).shape == ()
+
+
+def test_text_is_none() -> None:
+    with pytest.raises(ConversionError, match="PyTorch has no tensors of BYTES"):
+        to_tensor(np.array(["a"], np.object_))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
+def test_what_triton_does_not_carry(dtype: torch.dtype) -> None:
+    with pytest.raises(ConversionError, match=f"a tensor of {dtype} cannot be served"):
+        to_array(torch.zeros(2, dtype=dtype))
+
+
+# Input specs from an example input.
+
+
+class Two(nn.Module):
+    def forward(self, image: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return image * scale
+
+
+class Variable(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0]
+
+
+IMAGE, SCALE = torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, dtype=torch.float64)
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("example", "names"),
+        [
+            (IMAGE, ["image"]),
+            ((IMAGE,), ["image"]),
+            ((IMAGE, SCALE), ["image", "scale"]),
+            ([IMAGE, SCALE], ["image", "scale"]),
+            ({"scale": SCALE, "image": IMAGE}, ["scale", "image"]),
+        ],
+    )
+    def test_are_those_of_forward_or_of_the_example(self, example: Any, names: list[str]) -> None:
+        assert [spec.name for spec in input_specs(Two(), example)] == names
+
+    def test_of_variable_arguments_are_numbered(self) -> None:
+        assert [spec.name for spec in input_specs(Variable(), (IMAGE, SCALE))] == ["input_0", "input_1"]
+
+
+class TestSpecs:
+    def test_shapes_are_those_of_one_sample(self) -> None:
+        image, scale = input_specs(Two(), (IMAGE, SCALE))
+        assert (image.shape, image.dtype) == ((3, 8, 8), DType.FP32)
+        assert (scale.shape, scale.dtype) == ((1,), DType.FP64)
+
+    def test_a_batch_of_numbers(self) -> None:
+        (spec,) = input_specs(Two(), torch.zeros(4))
+        assert spec.shape == ()
+
+    @pytest.mark.parametrize(
+        ("tensor", "high"),
+        [
+            (torch.tensor([[3, 99]]), 100),
+            (torch.tensor([[0]], dtype=torch.int32), 1),
+            (torch.tensor([[-5]]), 1),
+            (torch.zeros(2, 0, dtype=torch.int64), 2),
+            (torch.full((1, 1), 7.5), 2),
+            (torch.tensor([[True]]), 2),
+        ],
+    )
+    def test_integers_are_drawn_up_to_the_largest_of_the_example(self, tensor: torch.Tensor, high: int) -> None:
+        (spec,) = input_specs(Two(), tensor)
+        assert spec.high == high
+
+
+class TestErrors:
+    @pytest.mark.parametrize(("example", "kind"), [("text", "str"), (3, "int"), (None, "NoneType"), ({IMAGE}, "set")])
+    def test_another_container(self, example: Any, kind: str) -> None:
+        with pytest.raises(ConversionError, match=f"the example input is a {kind}, expected tensors"):
+            input_specs(Two(), example)
+
+    @pytest.mark.parametrize("value", [torch.tensor(1.0), 3.0, "text", [1, 2]])
+    def test_no_tensor_with_a_batch(self, value: Any) -> None:
+        with pytest.raises(ConversionError, match="'scale' must be a tensor with a batch dimension"):
+            input_specs(Two(), (IMAGE, value))

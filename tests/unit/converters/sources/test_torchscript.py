@@ -14,7 +14,7 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.fixed_batch import FixedBatchModel
+from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.torchscript import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch wants nobody to write such programs any more

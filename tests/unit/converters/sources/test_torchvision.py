@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from tiny_detectors import tiny_detector
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Letterbox
+from graphkiln_backend.graph.task import Segmentation
 from graphkiln_converters.sources import torchvision as source
+from graphkiln_converters.sources import torchvision as torchvision_detection
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.torchvision import open_source, preprocess_from_transforms
+from graphkiln_converters.sources.torchvision import (
+    build_model,
+    detector_module,
+    list_detectors,
+    list_segmenters,
+    open_segmenter,
+    open_source,
+    preprocess_from_transforms,
+    trained_heads,
+)
+from graphkiln_converters.torch_libraries import import_torchvision
 
 
 def transforms(**changes: Any) -> SimpleNamespace:
@@ -66,3 +83,139 @@ def test_an_unknown_architecture() -> None:
     with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
         open_source("resnet19", SourceOptions())
     assert "did you mean 'resnet1" in caught.value.hint
+
+
+# What of torchvision's detectors is known without running them.
+
+FIXED = SimpleNamespace(fixed_size=(320, 300), min_size=(1,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
+FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+def test_detectors_are_listed() -> None:
+    assert {"ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"} <= set(list_detectors())
+
+
+def test_the_usual_size_is_the_models_own() -> None:
+    assert torchvision_detection._size(FIXED, SourceOptions()) == (300, 320)
+    assert torchvision_detection._size(FREE, SourceOptions()) == (800, 800)
+
+
+@pytest.mark.parametrize("shape", [(3, 100, 320), (1, 320, 320), (320, 320)])
+def test_other_sizes_than_torchvision_makes_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConversionError) as caught:
+        torchvision_detection._size(FREE, SourceOptions(shapes={"": shape}))
+    assert "--shape 3x" in caught.value.hint
+
+
+def test_images_are_fitted_as_torchvision_does() -> None:
+    assert torchvision_detection._preprocess(FIXED, (300, 320)).resize == (300, 320)
+    fitted = torchvision_detection._preprocess(FREE, (800, 640)).letterbox
+    assert fitted == Letterbox(size=(800, 640), padding=None, position="top-left", rounding="down")
+
+
+def test_a_detector_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConversionError, match="how torchvision's object detects is not known"):
+        detector_module(object(), (64, 64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "masks", "keypoints"),
+    [("ssd", None, None), ("masked", "masks", None), ("keypoints", None, "keypoints")],
+)
+def test_the_task_names_what_the_model_has(kind: str, masks: str | None, keypoints: str | None) -> None:
+    model = tiny_detector(kind)
+    task = torchvision_detection._task(model)
+    assert (task.masks, task.keypoints, task.mask_frame) == (masks, keypoints, "box")
+    assert torchvision_detection._most(model) == (30 if kind == "ssd" else 15)
+
+
+# torchvision's segmenters.
+
+
+def test_scores_are_torchvisions_own() -> None:
+    source = open_segmenter("lraspp_mobilenet_v3_large", SourceOptions(shapes={"": (3, 64, 96)}))
+    image = np.random.default_rng(0).standard_normal((1, 3, 64, 96), np.float32)
+    found = source.run({"image": image})
+    with torch.inference_mode():
+        expected = source.module.model(torch.from_numpy(image))["out"]  # type: ignore[operator]
+    assert source.task == Segmentation(scores="scores")
+    np.testing.assert_array_equal(found["scores"], expected.numpy())
+    assert found["scores"].shape == (1, len(source.labels), 64, 96)
+    assert source.preprocess is not None
+    assert source.preprocess.letterbox is not None
+
+
+def test_what_is_no_image_is_refused() -> None:
+    with pytest.raises(ConversionError, match="takes images"):
+        open_segmenter("lraspp_mobilenet_v3_large", SourceOptions(shapes={"": (64, 96)}))
+
+
+def test_segmenters_are_listed() -> None:
+    assert {"deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large"} <= set(list_segmenters())
+
+
+# Weights of torchvision's detectors and segmenters, also those that were trained for other classes.
+
+torchvision = import_torchvision()
+SMALL = "lraspp_mobilenet_v3_large"
+
+
+def saved(model: torch.nn.Module, folder: Path) -> Path:
+    torch.save(model.state_dict(), folder / "weights.pth")
+    return folder / "weights.pth"
+
+
+def heads_of(trained: torch.nn.Module, model: Any, classes: int, folder: Path) -> dict[str, Any]:
+    return trained_heads(model, saved(trained, folder), classes)
+
+
+def resized(model: Any, name: str, factor: float, dimension: int = 0) -> Any:
+    """The same model, one layer of which has another number of outputs."""
+    layer = model.get_submodule(name)
+    shape = list(layer.weight.shape)
+    shape[dimension] = int(shape[dimension] * factor)
+    layer.weight = torch.nn.Parameter(torch.zeros(shape))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer"),
+    [
+        ("ssd", "head.classification_head.module_list.0"),
+        ("retinanet", "head.classification_head.cls_logits"),
+        ("fcos", "head.classification_head.cls_logits"),
+        ("faster", "roi_heads.box_predictor.cls_score"),
+    ],
+)
+def test_weights_of_other_classes_are_recognized(kind: str, layer: str, tmp_path: Path) -> None:
+    trained = resized(tiny_detector(kind), layer, 0.5)
+    assert heads_of(trained, tiny_detector(kind), 4, tmp_path) == {"num_classes": 2}
+    assert heads_of(tiny_detector(kind), tiny_detector(kind), 4, tmp_path) == {}
+
+
+def test_other_keypoints_are_recognized(tmp_path: Path) -> None:
+    trained = resized(tiny_detector("keypoints"), "roi_heads.keypoint_predictor.kps_score_lowres", 0.8, dimension=1)
+    assert heads_of(trained, tiny_detector("keypoints"), 2, tmp_path) == {"num_keypoints": 4}
+
+
+def test_the_auxiliary_head_of_published_weights_is_no_other_architecture(tmp_path: Path) -> None:
+    plain = torch.nn.ModuleDict({"classifier": torch.nn.Sequential(*[torch.nn.Conv2d(2, 21, 1) for _ in range(5)])})
+    trained = torch.nn.ModuleDict({**plain, "aux_classifier": torch.nn.Conv2d(2, 21, 1)})
+    assert heads_of(trained, plain, 21, tmp_path) == {"aux_loss": True}
+    assert heads_of(trained, trained, 21, tmp_path) == {}
+
+
+def test_a_segmenter_of_three_classes_is_built_for_them(tmp_path: Path) -> None:
+    trained = torchvision.models.get_model(SMALL, weights=None, weights_backbone=None, num_classes=3)
+    model, classes, names = build_model(SMALL, SourceOptions(weights=saved(trained, tmp_path)))
+    assert (classes, names) == (3, ())
+    assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
+
+
+def test_without_weights_the_classes_are_torchvisions(tmp_path: Path) -> None:
+    model, classes, names = build_model(SMALL, SourceOptions())
+    assert (classes, names[:2]) == (21, ("__background__", "aeroplane"))
+    path = saved(torch.nn.Linear(2, 2), tmp_path)
+    with pytest.raises(ConversionError, match="are of another model"):
+        build_model(SMALL, SourceOptions(weights=path))
+    assert not model.training

@@ -1,0 +1,349 @@
+"""Elementwise functions of one tensor, and softmax."""
+
+from __future__ import annotations
+
+import math
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_converters.oneflow.building import Op, Value, align_to_axis, translates
+
+_UNARY = {
+    "relu": "Relu",
+    "sigmoid": "Sigmoid",
+    "tanh": "Tanh",
+    "exp": "Exp",
+    "log": "Log",
+    "abs": "Abs",
+    "sqrt": "Sqrt",
+    "floor": "Floor",
+    "ceil": "Ceil",
+    "round": "Round",
+    "sign": "Sign",
+    "negative": "Neg",
+    "erf": "Erf",
+    "reciprocal": "Reciprocal",
+    "sin": "Sin",
+    "cos": "Cos",
+    "tan": "Tan",
+    "asin": "Asin",
+    "acos": "Acos",
+    "atan": "Atan",
+    "sinh": "Sinh",
+    "cosh": "Cosh",
+    "asinh": "Asinh",
+    "acosh": "Acosh",
+    "atanh": "Atanh",
+    "softsign": "Softsign",
+    "hardswish": "HardSwish",
+    "isnan": "IsNaN",
+    "isinf": "IsInf",
+    "identity": "Identity",
+}
+"""Operations that ONNX has, too, without attributes."""
+
+
+@translates(*_UNARY)
+def unary(op: Op) -> Value:
+    """The same operation of ONNX."""
+    return op.emit(_UNARY[op.operation.kind], op.x)
+
+
+@translates("rsqrt")
+def rsqrt(op: Op) -> Value:
+    """`1 / sqrt(x)`."""
+    return op.emit("Reciprocal", op.emit("Sqrt", op.x))
+
+
+@translates("square")
+def square(op: Op) -> Value:
+    """`x * x`."""
+    return op.emit("Mul", op.x, op.x)
+
+
+@translates("log1p")
+def log1p(op: Op) -> Value:
+    """`log(1 + x)`."""
+    return op.emit("Log", op.emit("Add", op.x, op.scalar(1.0)))
+
+
+@translates("expm1")
+def expm1(op: Op) -> Value:
+    """`exp(x) - 1`."""
+    return op.emit("Sub", op.emit("Exp", op.x), op.scalar(1.0))
+
+
+@translates("gelu")
+def gelu(op: Op) -> Value:
+    """`x / 2 * (1 + erf(x / sqrt(2)))`."""
+    return _gelu(op, op.x)
+
+
+@translates("fused_bias_add_gelu")
+def gelu_of_sum(op: Op) -> Value:
+    """GELU of the sum with a bias along an axis; used on GPUs."""
+    return _gelu(op, op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis())))
+
+
+def _gelu(op: Op, x: Value) -> Value:
+    erf = op.emit("Erf", op.emit("Div", x, op.scalar(math.sqrt(2.0))))
+    return op.emit("Mul", op.emit("Mul", x, op.emit("Add", erf, op.scalar(1.0))), op.scalar(0.5))
+
+
+@translates("fast_gelu")
+def fast_gelu(op: Op) -> Value:
+    """`x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`."""
+    cube = op.emit("Mul", op.emit("Mul", op.x, op.x), op.x)
+    inner = op.emit("Add", op.x, op.emit("Mul", cube, op.scalar(0.044715)))
+    tanh = op.emit("Tanh", op.emit("Mul", inner, op.scalar(math.sqrt(2.0 / math.pi))))
+    return op.emit("Mul", op.emit("Mul", op.x, op.emit("Add", tanh, op.scalar(1.0))), op.scalar(0.5))
+
+
+@translates("quick_gelu")
+def quick_gelu(op: Op) -> Value:
+    """`x * sigmoid(1.702 * x)`."""
+    return op.emit("Mul", op.x, op.emit("Sigmoid", op.emit("Mul", op.x, op.scalar(1.702))))
+
+
+@translates("silu")
+def silu(op: Op) -> Value:
+    """`x * sigmoid(x)`."""
+    return op.emit("Mul", op.x, op.emit("Sigmoid", op.x))
+
+
+@translates("mish")
+def mish(op: Op) -> Value:
+    """`x * tanh(log(1 + exp(x)))`."""
+    return op.emit("Mul", op.x, op.emit("Tanh", op.emit("Softplus", op.x)))
+
+
+@translates("log_sigmoid")
+def log_sigmoid(op: Op) -> Value:
+    """`-log(1 + exp(-x))`."""
+    return op.emit("Neg", op.emit("Softplus", op.emit("Neg", op.x)))
+
+
+@translates("hardsigmoid")
+def hardsigmoid(op: Op) -> Value:
+    """`min(max(x / 6 + 1 / 2, 0), 1)`."""
+    return op.emit("HardSigmoid", op.x, alpha=1 / 6, beta=0.5)
+
+
+@translates("hardtanh")
+def hardtanh(op: Op) -> Value:
+    """Clipped to `[min_val, max_val]`; ReLU6 is one of them."""
+    return op.emit("Clip", op.x, op.scalar(op.number("min_val")), op.scalar(op.number("max_val")))
+
+
+@translates("hardshrink")
+def hardshrink(op: Op) -> Value:
+    """0 where the absolute value is at most `lambd`."""
+    return op.emit("Shrink", op.x, lambd=op.number("lambd"), bias=0.0)
+
+
+@translates("softshrink")
+def softshrink(op: Op) -> Value:
+    """0 where the absolute value is at most `alpha`, shrunk by `alpha` elsewhere."""
+    return op.emit("Shrink", op.x, lambd=op.number("alpha"), bias=op.number("alpha"))
+
+
+@translates("threshold")
+def threshold(op: Op) -> Value:
+    """`x` above a threshold, another value elsewhere."""
+    above = op.emit("Greater", op.x, op.scalar(op.number("threshold_val")))
+    return op.emit("Where", above, op.x, op.scalar(op.number("value")))
+
+
+@translates("leaky_relu")
+def leaky_relu(op: Op) -> Value:
+    """`alpha * x` below 0."""
+    return op.emit("LeakyRelu", op.x, alpha=op.number("alpha"))
+
+
+@translates("elu")
+def elu(op: Op) -> Value:
+    """`alpha * (exp(x) - 1)` below 0."""
+    return op.emit("Elu", op.x, alpha=op.number("alpha"))
+
+
+@translates("celu")
+def celu(op: Op) -> Value:
+    """`alpha * (exp(x / alpha) - 1)` below 0."""
+    return op.emit("Celu", op.x, alpha=op.number("alpha"))
+
+
+@translates("selu")
+def selu(op: Op) -> Value:
+    """ELU with the scale that keeps mean and variance."""
+    return op.emit("Selu", op.x)
+
+
+@translates("prelu")
+def prelu(op: Op) -> Value:
+    """`alpha * x` below 0, with an alpha for each channel."""
+    return op.emit("PRelu", op.x, align_to_axis(op, op.inputs[1], 1))
+
+
+@translates("clip_by_scalar", "clip_by_scalar_min", "clip_by_scalar_max")
+def clip(op: Op) -> Value:
+    """Clipped to a minimum, a maximum, or both."""
+    prefix = "floating" if op.dtype.is_float else "integral"
+    bounds = [
+        None if op.operation.kind.endswith(other) else op.scalar(op.number(f"{prefix}_{end}"))
+        for end, other in (("min", "_max"), ("max", "_min"))
+    ]
+    return op.emit("Clip", op.x, *bounds)
+
+
+@translates("softmax", "log_softmax")
+def softmax(op: Op) -> Value:
+    """Along the last axis."""
+    return op.emit("Softmax" if op.operation.kind == "softmax" else "LogSoftmax", op.x, axis=-1)
+
+
+# Operations of two tensors, or of a tensor and a scalar: arithmetic, comparisons, logic, selection.
+
+_BINARY = {
+    "broadcast_add": "Add",
+    "broadcast_sub": "Sub",
+    "broadcast_mul": "Mul",
+    "broadcast_div": "Div",
+    "broadcast_pow": "Pow",
+    "pow": "Pow",
+    "broadcast_maximum": "Max",
+    "broadcast_minimum": "Min",
+    "elementwise_maximum": "Max",
+    "elementwise_minimum": "Min",
+    "add_n": "Sum",
+    "add_n2": "Add",
+}
+_COMPARISONS = {
+    "equal": "Equal",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+}
+_LOGIC = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
+_SCALAR = {"scalar_add": "Add", "scalar_mul": "Mul", "scalar_div": "Div", "scalar_pow": "Pow"}
+
+
+@translates(*_BINARY)
+def binary(op: Op) -> Value:
+    """The same operation of ONNX; shapes broadcast alike."""
+    return op.emit(_BINARY[op.operation.kind], *op.inputs)
+
+
+@translates(*_SCALAR)
+def with_scalar(op: Op) -> Value:
+    """With a scalar of the tensor's element type."""
+    return op.emit(_SCALAR[op.operation.kind], op.x, op.scalar(op.scalar_operand()))
+
+
+@translates("scalar_reverse_pow")
+def reverse_pow(op: Op) -> Value:
+    """A scalar to the power of each element."""
+    return op.emit("Pow", op.scalar(op.scalar_operand()), op.x)
+
+
+@translates("broadcast_fmod", "scalar_fmod")
+def fmod(op: Op) -> Value:
+    """The remainder with the sign of the dividend."""
+    return op.emit("Mod", op.x, _second_operand(op), fmod=1)
+
+
+@translates("floordiv", "scalar_floordiv")
+def floor_div(op: Op) -> Value:
+    """The quotient, rounded down."""
+    if not op.dtype.is_float:
+        raise op.error("ONNX rounds a negative quotient of integers towards zero")
+    return op.emit("Floor", op.emit("Div", op.x, _second_operand(op)))
+
+
+@translates("atan2")
+def atan2(op: Op) -> Value:
+    """The angle of a point: the arc tangent, plus or minus pi where x is negative; 0 for the origin."""
+    y, x = op.inputs
+    zero = op.scalar(0.0)
+    half_turn = op.emit("Where", op.emit("Less", y, zero), op.scalar(-math.pi), op.scalar(math.pi))
+    offset = op.emit("Where", op.emit("Less", x, zero), half_turn, zero)
+    angle = op.emit("Add", op.emit("Atan", op.emit("Div", y, x)), offset)
+    origin = op.emit("And", op.emit("Equal", x, zero), op.emit("Equal", y, zero))
+    return op.emit("Where", origin, zero, angle)
+
+
+@translates(*(f"broadcast_{name}" for name in _COMPARISONS))
+def comparison(op: Op) -> Value:
+    """True where the comparison holds."""
+    return op.emit(_COMPARISONS[op.operation.kind.removeprefix("broadcast_")], *op.inputs)
+
+
+@translates(*(f"scalar_logical_{name}" for name in _COMPARISONS))
+def comparison_with_scalar(op: Op) -> Value:
+    """True where the comparison with a scalar holds."""
+    return op.emit(
+        _COMPARISONS[op.operation.kind.removeprefix("scalar_logical_")], op.x, op.scalar(op.scalar_operand())
+    )
+
+
+@translates("broadcast_not_equal")
+def not_equal(op: Op) -> Value:
+    """True where two elements differ."""
+    return op.emit("Not", op.emit("Equal", *op.inputs))
+
+
+@translates("scalar_logical_not_equal")
+def not_equal_to_scalar(op: Op) -> Value:
+    """True where an element differs from a scalar."""
+    return op.emit("Not", op.emit("Equal", op.x, op.scalar(op.scalar_operand())))
+
+
+@translates(*(f"broadcast_{name}" for name in _LOGIC))
+def logic(op: Op) -> Value:
+    """Of booleans; numbers count as true unless they are 0."""
+    kind = _LOGIC[op.operation.kind.removeprefix("broadcast_")]
+    return op.emit(kind, *(op.cast(value, DType.BOOL) for value in op.inputs))
+
+
+@translates("logical_not")
+def logical_not(op: Op) -> Value:
+    """True for 0."""
+    return op.emit("Not", op.cast(op.x, DType.BOOL))
+
+
+@translates("where")
+def where(op: Op) -> Value:
+    """Elements of one of two tensors, as a condition says."""
+    condition, x, y = op.inputs
+    return op.emit("Where", op.cast(condition, DType.BOOL), x, y)
+
+
+@translates("where_scalar_x", "where_scalar_y", "where_scalar_xy")
+def where_scalar(op: Op) -> Value:
+    """Elements of a tensor or a scalar, or of one of two scalars, as a condition says."""
+    kind = op.operation.kind
+    condition = op.cast(op.x, DType.BOOL)
+    dtype = op.result_dtype
+    if kind.endswith("_xy"):
+        type_ = "float" if op.flag("has_x_float_operand", False) else "int"
+        x, y = (op.constant(op.number(f"{name}_{type_}_operand"), dtype) for name in ("x", "y"))
+        return op.emit("Where", condition, x, y)
+    scalar = op.constant(op.scalar_operand(), dtype)
+    x, y = (scalar, op.inputs[1]) if kind.endswith("_x") else (op.inputs[1], scalar)
+    return op.emit("Where", condition, x, y)
+
+
+@translates("masked_fill")
+def masked_fill(op: Op) -> Value:
+    """A scalar where the mask is true, the tensor elsewhere."""
+    x, mask = op.inputs
+    return op.emit("Where", op.cast(mask, DType.BOOL), op.scalar(op.scalar_operand()), x)
+
+
+@translates("cast")
+def cast(op: Op) -> Value:
+    """Another element type."""
+    return op.cast(op.x, op.result_dtype)
+
+
+def _second_operand(op: Op) -> Value:
+    return op.inputs[1] if len(op.inputs) > 1 else op.scalar(op.scalar_operand())

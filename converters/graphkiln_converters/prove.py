@@ -1,0 +1,313 @@
+"""Proves a graph against its source model, at every batch size and shape that was sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
+    ConversionError,
+    ExecutionError,
+    SignatureError,
+    UndecidedError,
+    VerificationError,
+)
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Detection, Task
+from graphkiln_backend.passes.base import Rewritten
+from graphkiln_backend.passes.edge import Arrays, Edge
+from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.metrics import TaskTargets
+from graphkiln_backend.proof.policy import Limits, gradient_limits
+from graphkiln_backend.proof.tasks import judge, why_undecided
+from graphkiln_converters.sources.base import EXPORT_BATCH
+
+# Runs samples in batches of any size.
+
+
+def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
+    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the outputs.
+
+    Raises:
+        ConversionError: An output has not as many rows as the batch, or sizes that depend on the values.
+    """
+    samples = len(next(iter(feeds.values())))
+    batches = []
+    for start in range(0, samples, size):
+        batch = {name: array[start : start + size] for name, array in feeds.items()}
+        rows, outputs = min(size, samples - start), run(batch)
+        for name, array in outputs.items():
+            if array.shape[:1] != (rows,):
+                raise ConversionError(
+                    f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
+                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
+                )
+        batches.append(outputs)
+    return {name: _joined(name, [batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _joined(name: str, parts: Sequence[AnyArray]) -> AnyArray:
+    sizes = {array.shape[1:] for array in parts}
+    if len(sizes) > 1:
+        raise ConversionError(
+            f"the shape of output '{name}' depends on the values: {' and '.join(map(str, map(list, sorted(sizes))))} "
+            "for rows of other samples",
+            hint="give samples that agree (--samples), leave the output out (--outputs), or serve the ONNX file itself "
+            "as NAME/1/model.onnx with max_batch_size: 0",
+        )
+    return np.concatenate(parts)
+
+
+_PROOF_BATCH_SIZES = (1, 3)
+"""Both differ from that: a batch that was baked in cannot pass."""
+_FREED_BATCH_SIZES = (1, 3, 5)
+"""Of a graph that was saved with a batch, which was made to vary."""
+_GOLDEN_SAMPLES = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceSamples:
+    """Samples of one set of sizes and what the source returns for them, as the graph after all passes should.
+
+    Attributes:
+        feeds: Inputs of the saved graph, `[samples, ...]` each.
+        outputs: The source's outputs, turned into those of the saved graph.
+        gradients: Which of the outputs are gradients.
+        gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
+            length.
+        ranking: Which of the outputs are a ranking, or None.
+        task: What users read from the outputs of the saved graph, or None.
+        targets: The right classes, `[samples]`, or what the task takes; None where they are not known.
+        whole: Whether the arrays are one sample of a graph without a batch.
+    """
+
+    feeds: Arrays
+    outputs: Arrays
+    gradients: frozenset[str] = frozenset()
+    gradient_noise: float = 0.0
+    ranking: Ranking | None = None
+    task: Task | None = None
+    targets: TaskTargets | None = None
+    whole: bool = False
+
+    def at(self, edge: Edge) -> ReferenceSamples:
+        """The same samples for a graph whose inputs and outputs were changed."""
+        return replace(
+            self,
+            feeds=edge.to_graph_feeds(self.feeds),
+            outputs=edge.to_graph_outputs(self.outputs),
+            ranking=edge.ranking or self.ranking,
+            task=edge.to_graph_task(self.task),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """What the samples showed.
+
+    Attributes:
+        verification: The worst verdict, and that of the gradients.
+        errors: Relative L2 error by output, the worst of all sizes.
+        signature: The graph's.
+        noise: Largest difference of an element.
+        golden: Samples that the server replays.
+    """
+
+    verification: tuple[Verification, ...]
+    errors: dict[str, float]
+    noise: float
+    signature: Signature
+    golden: GoldenSamples
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProvenGraph:
+    """A graph that may become a version.
+
+    Attributes:
+        graph: The ONNX file; weights of their own lie beside it.
+        proof: The proof of this file.
+        rewritten: What was done to the exported graph.
+        verification: All steps that were proven on the way.
+        notes: What a person should know of it.
+        precision: What it computes in.
+    """
+
+    graph: Path
+    proof: Proof
+    rewritten: Rewritten
+    verification: tuple[Verification, ...]
+    notes: tuple[str, ...] = ()
+    precision: Precision = Precision.FP32
+
+
+def other_batch_sizes(saved: int) -> tuple[int, ...]:
+    """Batch sizes to prove a graph with that differ from the one it was saved with; two at least."""
+    sizes = _PROOF_BATCH_SIZES if saved == EXPORT_BATCH else _FREED_BATCH_SIZES
+    return tuple(size for size in sizes if size != saved)
+
+
+def prove_graph(
+    graph: Path,
+    samples: Sequence[ReferenceSamples],
+    limits: Limits,
+    noise: float | None = None,
+    batch_sizes: tuple[int, ...] = _PROOF_BATCH_SIZES,
+) -> Proof:
+    """Proves a graph on all samples, in batches of each size.
+
+    Args:
+        graph: The graph; ONNX Runtime must run it on the CPU.
+        samples: What to feed and what to expect.
+        limits: Row of the policy.
+        noise: Largest difference that fp32 itself makes, for a graph of a lower precision.
+        batch_sizes: Sizes that differ from the one that the graph was saved or exported with; a whole sample has none.
+
+    Raises:
+        VerificationError: An output is outside its limits, or the graph does not run.
+        UndecidedError: What the source finds on the samples cannot tell a right graph from a wrong one.
+    """
+    _check_detected(samples, limits)
+    verdicts: list[Verification] = []
+    errors: dict[str, float] = {}
+    largest = 0.0
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        for sample in samples:
+            for outputs in _computed(session, sample, batch_sizes):
+                verdicts += _decided(sample, outputs, limits, noise, () if sample.whole else batch_sizes)
+                aligned = judge(sample.task, sample.outputs, outputs, limits).outputs
+                largest = max(largest, _largest_difference(sample.outputs, aligned))
+                for error in compare(sample.outputs, aligned):
+                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        return Proof(
+            verification=_worst_by_step(verdicts),
+            errors=errors,
+            noise=largest,
+            signature=session.signature,
+            golden=_golden(session, samples[0]),
+        )
+
+
+def _check_detected(samples: Sequence[ReferenceSamples], limits: Limits) -> None:
+    """Refuses samples on which nothing is detected: every graph that detects nothing would pass."""
+    reasons = [_why_empty(sample, limits) for sample in samples]
+    if reasons and all(reasons):
+        raise _undecided(reasons[0])
+
+
+def _why_empty(sample: ReferenceSamples, limits: Limits) -> str:
+    task = sample.task
+    empty = isinstance(task, Detection) and not np.any(sample.outputs.get(task.counts, 1))
+    return why_undecided(task, sample.outputs, limits) if empty else ""
+
+
+def _undecided(reason: str) -> UndecidedError:
+    hint = "--weights FILE or --pretrained instead of random weights; --samples DIR with images that hold something"
+    return UndecidedError("the samples prove nothing", report=reason, hint=hint)
+
+
+def _computed(
+    session: Session, sample: ReferenceSamples, batch_sizes: tuple[int, ...]
+) -> Iterator[dict[str, AnyArray]]:
+    """What a graph computes from samples, in batches of each size; or from a whole one."""
+    if sample.whole:
+        yield _run(session.run, sample.feeds)
+    for size in () if sample.whole else batch_sizes:
+        yield _run(session.run, sample.feeds, size)
+
+
+def _decided(
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
+) -> list[Verification]:
+    """The verdicts; where they fail because nothing decides the samples, that is what the error says."""
+    try:
+        return _verdicts(sample, outputs, limits, noise, batch_sizes)
+    except VerificationError as error:
+        if reason := why_undecided(sample.task, sample.outputs, limits):
+            raise _undecided(reason) from error
+        raise
+
+
+def _verdicts(
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
+) -> list[Verification]:
+    """Of the outputs, and of the gradients, which have a row of their own."""
+    expected, expected_gradients = _split(sample.outputs, sample.gradients)
+    found, found_gradients = _split(outputs, sample.gradients)
+    reading, targets = sample.ranking or sample.task, sample.targets
+    count = 1 if sample.whole else None
+    verdicts = [
+        prove(
+            expected,
+            found,
+            limits,
+            batch_sizes=batch_sizes,
+            noise=noise,
+            targets=targets,
+            reading=reading,
+            samples=count,
+        )
+    ]
+    if sample.gradients:
+        row = gradient_limits(limits, sample.gradient_noise)
+        verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
+    return verdicts
+
+
+def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
+    """Outputs, and those of them that are gradients."""
+    others = {name: array for name, array in outputs.items() if name not in gradients}
+    return others, {name: array for name, array in outputs.items() if name in gradients}
+
+
+def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:
+    worst: dict[str, Verification] = {}
+    for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2):
+        worst[verdict.step] = verdict
+    return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
+
+
+def _run(run: Callable[[Arrays], dict[str, AnyArray]], feeds: Arrays, size: int = 0) -> dict[str, AnyArray]:
+    """Runs a graph in batches of a size; with 0, on whole inputs."""
+    try:
+        return run_in_batches(run, feeds, size) if size else run(feeds)
+    except (SignatureError, ExecutionError, ConversionError) as error:
+        dims = {name: [size, *array.shape[1:]] if size else list(array.shape) for name, array in feeds.items()}
+        shapes = ", ".join(f"{name} {shape}" for name, shape in dims.items())
+        raise VerificationError(
+            "the outputs changed", report=f"the graph does not run with {shapes}: {error}"
+        ) from error
+
+
+def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
+    if sample.whole:
+        outputs = session.run(sample.feeds)
+        return GoldenSamples(inputs=sample.feeds, source_outputs=sample.outputs, graph_outputs=outputs, whole=True)
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sample.feeds.items()}
+    return GoldenSamples(
+        inputs=feeds,
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sample.outputs.items()},
+        graph_outputs=session.run(feeds),
+    )
+
+
+def _largest_difference(reference: Arrays, outputs: Arrays) -> float:
+    """Of floating-point elements that are finite in both."""
+    floats = [name for name, array in reference.items() if array.dtype.kind == "f"]
+    return max((_difference(reference[name], outputs[name]) for name in floats), default=0.0)
+
+
+def _difference(reference: AnyArray, output: AnyArray) -> float:
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite ones are compared elsewhere
+        difference = np.abs(output.astype(np.float64) - reference.astype(np.float64))
+    return float(np.max(difference, initial=0.0, where=np.isfinite(difference)))

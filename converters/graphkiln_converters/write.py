@@ -1,0 +1,423 @@
+"""Writes a proven graph as a version of a model repository, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError, RepositoryError
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.image_model import CONFIG_LINE, PARAMETER
+from graphkiln_backend.graph.image_model import accepts_images as accepts
+from graphkiln_backend.graph.labels import labels_text
+from graphkiln_backend.graph.manifest import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    Conversion,
+    Golden,
+    Labels,
+    Manifest,
+    Provenance,
+    Verification,
+    sha256_of,
+)
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.task import Task, check_task
+from graphkiln_backend.graph.text import fault_in_name
+from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_backend.repository.config import ModelConfigProto, complete, config_text, read_config
+from graphkiln_backend.repository.version import (
+    CONFIG_FILE,
+    GOLDEN_FILE,
+    GRAPH_FILE,
+    LABELS_FILE,
+    newest_version,
+    read_version_signature,
+)
+from graphkiln_backend.repository.version_folders import version_number
+from graphkiln_converters.prove import ReferenceSamples, prove_graph
+
+# The number of a new version, which belongs to one conversion only, however many end at once.
+
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+"""How a rename fails where the target is there. Source: rename(2)."""
+
+
+def next_number(model_folder: Path) -> int:
+    """The next free version number of a model."""
+    return max(_taken_numbers(model_folder), default=0) + 1
+
+
+def _taken_numbers(model_folder: Path) -> list[int]:
+    return [number for path in model_folder.glob("*") if (number := version_number(path.name)) is not None]
+
+
+def check_free(model_folder: Path, number: int) -> None:
+    """Refuses a version number that is taken.
+
+    Raises:
+        ConversionError: It is.
+    """
+    target = model_folder / str(number)
+    if target.exists():
+        raise _exists(target)
+
+
+def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Callable[[int], None]) -> int:
+    """Renames a whole folder to its number: the one step that makes a version, and fails where there is one.
+
+    Args:
+        folder: The folder, on the file system of the model's.
+        model_folder: Folder of the model.
+        requested: The number; None for the next free one.
+        number_it: Writes the number into the folder, before each attempt.
+
+    Returns:
+        The number.
+
+    Raises:
+        ConversionError: The requested number is taken.
+        OSError: The folder cannot be renamed.
+    """
+    while True:
+        number = requested or next_number(model_folder)
+        number_it(number)
+        if _rename(folder, model_folder / str(number)):
+            return number
+        if requested is not None:
+            raise _exists(model_folder / str(number))
+
+
+def _rename(folder: Path, target: Path) -> bool:
+    """Whether a folder could be renamed; False where the target is there already."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _exists(target: Path) -> ConversionError:
+    return ConversionError(f"{target} exists already", hint="choose another version number")
+
+
+# Whether a new version fits the model that it is written into: its configuration, and the versions that are there.
+
+
+def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
+    """Refuses a version that the model's configuration would keep from being served as it is meant to be.
+
+    Args:
+        config: The model's config.pbtxt.
+        signature: Of the new version.
+        accepts_images: Whether the model is to take encoded images.
+
+    Raises:
+        ConversionError: The configuration is of another signature, or lets the model take no encoded images.
+    """
+    try:
+        given = read_config(config)
+        complete(given, signature, labels_file=None)
+        if accepts_images and not _accepts(given):
+            raise ConversionError(
+                f"{config} was written before and lets the model take no encoded images",
+                hint=f"add: {CONFIG_LINE}",
+            )
+    except RepositoryError as error:
+        raise ConversionError(
+            f"{config} does not fit the new version: {error.message}",
+            hint="choose another --name, or remove what contradicts it from config.pbtxt",
+        ) from error
+
+
+def check_newest_fits(model_folder: Path, config: Path) -> None:
+    """Refuses a version that would take the requests of one with another signature.
+
+    Raises:
+        ConversionError: The model's newest version contradicts the new one's configuration.
+    """
+    try:
+        newest = newest_version(model_folder)
+        signature = read_version_signature(newest)
+    except GraphkilnError:  # there is none, or none that could serve
+        return
+    try:
+        complete(read_config(config), signature, labels_file=None)
+    except RepositoryError as error:
+        raise ConversionError(
+            f"version {newest.name} of '{model_folder.name}' has another signature than the new version: "
+            f"{error.message}",
+            hint="choose another --name: Triton has one signature for all versions of a model",
+        ) from error
+
+
+def _accepts(config: ModelConfigProto) -> bool:
+    return PARAMETER in config.parameters and accepts(config.parameters[PARAMETER].string_value)
+
+
+_MAX_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceInfo:
+    """What a converter knows of its source model.
+
+    Attributes:
+        description: The model and its data, in words.
+        command: The command that repeats the conversion.
+        libraries: Distributions whose versions matter.
+        metrics: What was measured on the source task.
+        preprocess: How an image becomes the input, or None.
+        labels: Class names in the order of the output's last dimension; empty for none.
+        ranking: What clients are told of a graph that ranks its classes itself, or None.
+        task: What the graph answers about an image, or None.
+    """
+
+    description: str
+    command: str
+    libraries: tuple[str, ...]
+    metrics: Mapping[str, float]
+    preprocess: Preprocess | None
+    labels: Sequence[str]
+    ranking: Ranking | None = None
+    task: Task | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewVersion:
+    """Everything that a version folder is written from.
+
+    Attributes:
+        graph: The ONNX file; weights of their own lie beside it.
+        source: What it was made from.
+        signature: Inputs and outputs.
+        verification: The steps that were proven.
+        golden: Samples that the server replays.
+        conversion: How it was made, or None.
+        max_batch_size: Largest batch that Triton may form, for a config.pbtxt that is written.
+        accepts_images: Whether the model is to take encoded images, too.
+    """
+
+    graph: Path
+    source: SourceInfo
+    signature: Signature
+    verification: tuple[Verification, ...]
+    golden: GoldenSamples
+    conversion: Conversion | None = None
+    max_batch_size: int = _MAX_BATCH_SIZE
+    accepts_images: bool = False
+
+
+def prove_and_write(
+    graph: Path, source: SourceInfo, sample: ReferenceSamples, model_folder: Path, number: int
+) -> Manifest:
+    """Proves an exported graph and writes `MODEL/NUMBER/`, and a config.pbtxt where there is none.
+
+    Args:
+        graph: The exported ONNX file; copied.
+        source: What it was made from.
+        sample: Inputs, and the source model's own outputs for them.
+        model_folder: Folder of the model in its repository; made when missing.
+        number: Version number; must not exist yet.
+
+    Raises:
+        VerificationError: The outputs are not those of the source. Nothing is written.
+        ConversionError: The version exists already.
+    """
+    check_free(model_folder, number)
+    proof = prove_graph(graph, [sample], EXPORT)
+    version = NewVersion(
+        graph=graph,
+        source=source,
+        signature=proof.signature,
+        verification=proof.verification,
+        golden=proof.golden,
+    )
+    return write_version(version, model_folder, number)
+
+
+def write_version(version: NewVersion, model_folder: Path, number: int) -> Manifest:
+    """Writes a version, whole or not at all.
+
+    Raises:
+        ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. Nothing
+            is left of it.
+    """
+    _, manifest = _write(version, model_folder, number)
+    return manifest
+
+
+def write_next_version(version: NewVersion, model_folder: Path) -> Path:
+    """Writes a version under the next free number, whole or not at all.
+
+    The number is claimed by the rename that publishes the folder: of several conversions that end at once, each gets
+    one of its own.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        ConversionError: As for `write_version`.
+    """
+    number, _ = _write(version, model_folder, None)
+    return model_folder / str(number)
+
+
+def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
+    check_name(model_folder.name)
+    try:
+        with _made(model_folder), tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
+            scratch = Path(temporary)
+            folder = scratch / "version"
+            folder.mkdir()
+            manifest = _fill(folder, version)
+            if requested is not None:
+                check_free(model_folder, requested)
+            if not (model_folder / CONFIG_FILE).exists():
+                draft = scratch / CONFIG_FILE
+                draft.write_text(_config_text(model_folder.name, version), encoding="utf-8")
+                check_newest_fits(model_folder, draft)
+                _link_new(model_folder / CONFIG_FILE, draft)
+            check_fits(model_folder / CONFIG_FILE, version.signature, accepts_images=version.accepts_images)
+            return _publish(folder, manifest, model_folder, requested)
+    except OSError as error:
+        raise ConversionError(
+            f"cannot write a version into {model_folder}: {error.strerror or error}",
+            hint="make room or choose another --model-store; nothing was left half written",
+        ) from error
+
+
+@contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """A folder that is there, and that is gone again, with those above it that were made for it, where nothing came."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        _remove_empty(missing)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Up to the first one that holds something."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
+    """Gives a whole folder its number."""
+    number = claim(folder, model_folder, requested, lambda number: _number(folder, manifest, number))
+    return number, _numbered(manifest, number)
+
+
+def _number(folder: Path, manifest: Manifest, number: int) -> None:
+    _numbered(manifest, number).write(folder / MANIFEST_FILE)
+
+
+def _numbered(manifest: Manifest, number: int) -> Manifest:
+    """The manifest with the version's number in its recipe."""
+    conversion = manifest.conversion
+    if conversion is None:
+        return manifest
+    return replace(manifest, conversion=replace(conversion, recipe={**conversion.recipe, "version": number}))
+
+
+def _config_text(name: str, version: NewVersion) -> str:
+    text = config_text(
+        name,
+        version.signature,
+        max_batch_size=version.max_batch_size if version.signature.batchable else 0,
+        labels_file=None,
+        contract=Contract(
+            preprocess=version.source.preprocess, ranking=version.source.ranking, task=version.source.task
+        ),
+    )
+    return f"{text}{CONFIG_LINE}\n" if version.accepts_images else text
+
+
+def check_name(name: str) -> None:
+    """Refuses a name that no model can have.
+
+    Raises:
+        ConversionError: It is one.
+    """
+    if fault := fault_in_name(name):
+        raise ConversionError(fault, hint="choose another --name")
+
+
+def _fill(folder: Path, version: NewVersion) -> Manifest:
+    shutil.copyfile(version.graph, folder / GRAPH_FILE)
+    beside = sorted(path for path in version.graph.parent.iterdir() if path.name.startswith(f"{version.graph.name}."))
+    for path in beside:
+        shutil.copyfile(path, folder / path.name)
+    version.golden.write(folder / GOLDEN_FILE)
+    labels = _write_labels(folder / LABELS_FILE, version)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        graph_file=GRAPH_FILE,
+        sha256=sha256_of(folder / GRAPH_FILE),
+        signature=version.signature,
+        preprocess=version.source.preprocess,
+        labels=labels,
+        provenance=_provenance(version.source),
+        verification=version.verification,
+        golden=Golden(
+            file=GOLDEN_FILE,
+            sha256=sha256_of(folder / GOLDEN_FILE),
+            samples=version.golden.count,
+        ),
+        conversion=version.conversion,
+        weights={path.name: sha256_of(folder / path.name) for path in beside},
+        ranking=version.source.ranking,
+        task=version.source.task,
+    )
+    manifest.write(folder / MANIFEST_FILE)
+    return manifest
+
+
+def _write_labels(path: Path, version: NewVersion) -> Labels | None:
+    """Writes the labels file of a version that has labels.
+
+    Raises:
+        ConversionError: A label is not one line, or they are not one for each class; or the graph lacks what its task
+            needs.
+    """
+    labels = version.source.labels
+    try:
+        check_task(version.source.task, labels, version.signature, "the source")
+        if not labels:
+            return None
+        path.write_text(labels_text(labels), encoding="utf-8")
+    except ManifestError as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    return Labels(file=path.name, sha256=sha256_of(path), count=len(labels))
+
+
+def _link_new(path: Path, draft: Path) -> None:
+    """Puts a file where nobody has put one meanwhile: what is there stays, and nobody sees a part of it."""
+    try:
+        path.hardlink_to(draft)
+    except OSError:  # it is there, or a file system has no hard links: FAT, SMB, buckets that are mounted
+        if not path.exists():
+            draft.rename(path)
+
+
+def _provenance(source: SourceInfo) -> Provenance:
+    versions = {name: metadata.version(name) for name in source.libraries}
+    versions["python"] = ".".join(map(str, sys.version_info[:3]))
+    return Provenance(
+        source=source.description, command=source.command, versions=versions, metrics=dict(source.metrics)
+    )

@@ -1,0 +1,167 @@
+"""The story as two tables in 80 columns: speed, and accuracy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from graphkiln.reporting.charts import Bar, Span, bar_chart, log_across, span_chart
+from graphkiln.reporting.templates import environment
+from graphkiln.story.variants import REPORTED_TOTAL
+
+_TITLE_WIDTH = 21
+
+
+def print_tables(document: dict[str, Any]) -> None:
+    """Prints the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
+    console = Console()
+    steps, facts = document["steps"], document["facts"]
+    speed = _table(
+        f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}",
+        ("img/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores"),
+    )
+    for step in steps:
+        if step["per_second"] is not None:
+            speed.add_row(*_speed_cells(step), style="dim" if step["switch"] else "")
+    proof = _table(
+        f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}",
+        ("error", "allowed", "same answers, 95%", "right", "policy"),
+    )
+    for step in steps:
+        if step["judgment"]:
+            proof.add_row(*_proof_cells(step), style="dim" if step["switch"] else "")
+    console.print(speed, proof)
+    for line in _notes(steps):
+        console.print(escape(line))
+
+
+def _table(title: str, columns: tuple[str, ...]) -> Table:
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("step", width=_TITLE_WIDTH)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _speed_cells(step: dict[str, Any]) -> list[str]:
+    own, cumulative = _format_factor(step["own"]), _format_factor(step["cumulative"])
+    return [
+        _title(step),
+        f"{step['per_second']:.1f}",
+        own if step["counts"] else "fails",
+        "1x" if step["key"] == "eager" else cumulative,
+        step["source"] or "-",
+        f"{step['p50_ms']:.0f}",
+        f"{step['p99_ms']:.0f}",
+        f"{step['memory_mb']:.0f}",
+        f"{step['cores']:.1f}",
+    ]
+
+
+def _proof_cells(step: dict[str, Any]) -> list[str]:
+    judgment = step["judgment"]
+    low, high = (f"{100 * share:.1f}".removesuffix(".0") for share in judgment["interval"])
+    return [
+        _title(step),
+        f"{judgment['error']:.1e}",
+        f"{judgment['limit']:.0e}",
+        "undecided" if judgment["undecided"] else f"{judgment['same']}/{judgment['samples']} [{low}-{high}%]",
+        "-" if judgment["right"] is None else f"{judgment['right']:.1%}",
+        "PASS" if judgment["passed"] else "FAIL",
+    ]
+
+
+def _notes(steps: list[dict[str, Any]]) -> list[str]:
+    """The factor of all steps together, why one was not executed or does not count, and what is undecided."""
+    factors = [step["cumulative"] for step in steps if step["counts"] and step["cumulative"]]
+    notes = [f"all together: {factors[-1]:.1f}x (the source reports {REPORTED_TOTAL}x and more)"] if factors else []
+    notes += [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
+    judgments = [(step["title"], step["judgment"]) for step in steps if step["judgment"]]
+    notes += [f"{title}: does not count: {found['verdict']}" for title, found in judgments if not found["passed"]]
+    undecided = {found["undecided"] for _, found in judgments} - {""}
+    notes += [f"same answers are not judged: {reason}" for reason in sorted(undecided)[:1]]
+    return notes
+
+
+def _title(step: dict[str, Any]) -> str:
+    return f"  {step['title']}" if step["switch"] else f"{step['step']} {step['title']}"
+
+
+def _format_factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+# The story as one self-contained HTML file: charts, tables, the machine, and the commands that repeat a step.
+
+
+def render_page(document: dict[str, Any]) -> str:
+    """Renders the document of `StoryRunner.document`."""
+    measured = [step for step in document["steps"] if step["per_second"] is not None]
+    chain = [step for step in measured if not step["switch"] and step["counts"]]
+    template = environment(__package__ or "").get_template("page.html.j2")
+    return template.render(
+        facts=document["facts"],
+        steps=document["steps"],
+        measured=measured,
+        last=chain[-1] if chain else None,
+        source_total=REPORTED_TOTAL,
+        factors=factor_chart(measured),
+        latencies=latency_chart(measured),
+    )
+
+
+def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """A waterfall: every bar begins where that of its baseline ended; the axis of factors is logarithmic."""
+    counting = {step["key"]: step for step in measured if step["counts"] and (step["own"] or step["key"] == "eager")}
+    ends = {key: _end(step, counting) for key, step in counting.items()}
+    bars = [_bar(step, ends.get(step["beside"], 1.0), ends[key]) for key, step in counting.items()]
+    values = [1.0, *ends.values(), *(bar.source for bar in bars if bar.source is not None)]
+    return bar_chart(bars, log_across(values), "x")
+
+
+def _bar(step: dict[str, Any], begin: float, end: float) -> Bar:
+    return Bar(
+        title=step["title"],
+        number="" if step["switch"] else f"{step['step']}",
+        switch=step["switch"],
+        begin=begin,
+        end=end,
+        label="1x" if step["own"] is None else f"{step['own']:.2f}x",
+        total="" if step["switch"] or step["own"] is None else f"{end:.1f}x",
+        source=begin * _reported_factor(step["source"]) if step["source"] else None,
+        source_label=f"the source reports {step['source']}x",
+    )
+
+
+def latency_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median and the 99th percentile of each step, on a logarithmic axis of milliseconds."""
+    spans = [
+        Span(
+            title=step["title"],
+            number="" if step["switch"] else f"{step['step']}",
+            switch=step["switch"],
+            low=step["p50_ms"],
+            high=step["p99_ms"],
+            label=f"{step['p50_ms']:.0f} / {step['p99_ms']:.0f} ms",
+        )
+        for step in measured
+    ]
+    return span_chart(spans, log_across(value for span in spans for value in (span.low, span.high)))
+
+
+def _end(step: dict[str, Any], counting: dict[str, dict[str, Any]]) -> float:
+    """Speed-up over step 0; of a switch, that of its baseline times its own."""
+    if step["cumulative"] is not None:
+        return float(step["cumulative"])
+    baseline = counting.get(step["beside"])
+    return float((step["own"] or 1.0) * (_end(baseline, counting) if baseline and baseline is not step else 1.0))
+
+
+def _reported_factor(text: str) -> float:
+    """The mean of what the source reports: `4.6`, or `1.6-1.64`."""
+    numbers = [float(part) for part in text.split("-")]
+    return sum(numbers) / len(numbers)

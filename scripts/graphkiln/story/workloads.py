@@ -1,0 +1,368 @@
+"""What every workload has in common: plain data that another process opens, then calls with one image after another.
+
+Modules that compute are imported where a workload is opened: the memory of a process is that of its own variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from graphkiln.story.request import StoryRequest
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import load_sample
+
+_GRADIENT_SUFFIX = "_gradient"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictions:
+    """What a variant predicts for some images.
+
+    Attributes:
+        scores: `[images, classes]`, or the top k of them, `[images, k]`.
+        indices: The classes of the top k, `[images, k]`; None where `scores` holds all of them.
+        gradients: With respect to the image, `[images, 3, height, width]`, where requested.
+        noise: Relative L2 change of the gradients when the image changes by as little as fp32 can tell.
+    """
+
+    scores: AnyArray
+    indices: AnyArray | None = None
+    gradients: AnyArray | None = None
+    noise: float = 0.0
+
+    def write(self, path: Path) -> None:
+        """Writes scores, gradients and noise as .npz; indices are not kept."""
+        gradients = np.zeros(0) if self.gradients is None else self.gradients
+        np.savez(path, scores=self.scores, gradients=gradients, noise=np.float64(self.noise))
+
+    @classmethod
+    def read(cls, path: Path) -> Predictions:
+        """Reads what `write` wrote."""
+        with np.load(path) as arrays:
+            gradients = arrays["gradients"]
+            return cls(
+                scores=arrays["scores"], gradients=gradients if gradients.size else None, noise=float(arrays["noise"])
+            )
+
+    @classmethod
+    def concatenate(cls, outputs: Sequence[Mapping[str, AnyArray]]) -> Predictions:
+        """Joins the outputs of several runs by their names in the saved graph: scores, top-k indices, gradient."""
+        arrays = {name: np.concatenate([row[name] for row in outputs]) for name in outputs[0]}
+        return cls(scores=arrays["OUTPUT_0"], indices=arrays.get("INDEX_0"), gradients=arrays.get("OUTPUT_1"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Predictor:
+    """An open workload.
+
+    Attributes:
+        run_one: Does all the work for one JPEG, as a user would have it; thread-safe where there are several callers.
+        predict: Predictions for several JPEGs, for the proof.
+        callers: Concurrent callers of `run_one`.
+        parameter_gradients: The gradients of one image with respect to all parameters, `[values]`, and their noise;
+            None where the variant makes none.
+    """
+
+    run_one: Callable[[bytes], object]
+    predict: Callable[[Sequence[bytes]], Predictions]
+    callers: int = 1
+    parameter_gradients: Callable[[bytes], tuple[AnyArray, float]] | None = None
+
+
+class Workload(Protocol):
+    """A variant's work as plain data that another process can open."""
+
+    def open(self) -> AbstractContextManager[Predictor]:
+        """Loads all that it needs."""
+        ...
+
+
+def load_batch(jpegs: Sequence[bytes], preprocess: Preprocess) -> AnyArray:
+    """Preprocesses images into one array, `[images, ...]`."""
+    if len(jpegs) == 1:
+        return load_sample(jpegs[0], preprocess)[np.newaxis]
+    return np.stack([load_sample(jpeg, preprocess) for jpeg in jpegs])
+
+
+def flatten_gradients(gradients: Mapping[str, AnyArray]) -> AnyArray:
+    """Gradients by name of the parameter as one row, `[values]`, in the order of the names."""
+    return np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
+
+
+def parameter_gradients_of(outputs: Mapping[str, AnyArray]) -> AnyArray:
+    """The outputs `NAME_gradient` of a saved training step as one row, `[values]`, in the order of the names."""
+    return flatten_gradients(
+        {
+            name.removesuffix(_GRADIENT_SUFFIX): array
+            for name, array in outputs.items()
+            if name.endswith(_GRADIENT_SUFFIX)
+        }
+    )
+
+
+# The source model of a story: a PyTorch classifier of one image.
+
+if TYPE_CHECKING:
+    from graphkiln_converters.sources.pytorch import TorchModel
+
+
+def open_source_model(request: StoryRequest) -> TorchModel:
+    """Opens the source model; the caller closes it.
+
+    Raises:
+        ConversionError: It is no PyTorch model with one image as its input, or its preprocessing is not known.
+    """
+    from graphkiln_converters.sources.base import SourceOptions, open_source
+    from graphkiln_converters.sources.pytorch import TorchModel
+
+    shape = (3, request.image_size, request.image_size)
+    model = open_source(request.source, SourceOptions(weights=request.weights, shapes={"": shape}))
+    if not isinstance(model, TorchModel) or len(model.inputs) != 1 or model.keywords:
+        model.close()
+        raise ConversionError(
+            f"the story of {request.source} cannot be told: it begins with a PyTorch model of one image",
+            hint="torchvision:ARCH, timm:ARCH, or python:FILE:FACTORY",
+        )
+    source_preprocess(model, request)
+    return model
+
+
+def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
+    """How an image becomes the model's input: as requested, else as the source declares it.
+
+    Raises:
+        ConversionError: Neither says so.
+        ManifestError: What was requested is not a valid preprocess spec.
+    """
+    if request.preprocess is not None:
+        return decode(Preprocess, request.preprocess, path="preprocess")
+    if model.preprocess is None:
+        raise ConversionError(
+            f"nobody says how an image becomes the input of {request.source}",
+            hint='give --preprocess \'{"resize": 256, "crop": [224, 224], "mean": [...], "std": [...]}\'',
+        )
+    return model.preprocess
+
+
+# Step 2: a session in the process, which does only what is needed.
+
+if TYPE_CHECKING:
+    from graphkiln_backend.engines.base import Session
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionWorkload:
+    """A saved graph; one image at a time.
+
+    Attributes:
+        graph: Scores, and the gradient with respect to the image where requested.
+        preprocess: How an image becomes the input.
+        device: Where it runs.
+    """
+
+    graph: Path
+    preprocess: Preprocess
+    device: Device
+
+    @contextmanager
+    def open(self) -> Iterator[Predictor]:
+        """See `Workload`."""
+        with open_session(self.graph, self.device) as session:
+            yield Predictor(
+                run_one=lambda jpeg: session.run({"INPUT_0": load_batch([jpeg], self.preprocess)}),
+                predict=lambda jpegs: predict_one_by_one(session, jpegs, self.preprocess, outputs=2),
+            )
+
+
+@contextmanager
+def open_session(graph: Path, device: Device) -> Iterator[Session]:
+    """Builds a session with the default settings: ONNX Runtime in fp32, all cores."""
+    from graphkiln_backend.engines.registry import load_engine, probe
+    from graphkiln_backend.lowering.plan import Resources, plan
+    from graphkiln_backend.lowering.settings import Settings
+    from graphkiln_backend.system.resources import usable_cores
+
+    (config,) = plan(Settings(), Resources(device=device, cores=usable_cores(), probe=probe)).candidates
+    with load_engine(config.engine).build(graph, config) as session:
+        yield session
+
+
+def predict_one_by_one(
+    session: Session, jpegs: Sequence[bytes], preprocess: Preprocess, *, outputs: int
+) -> Predictions:
+    """Predictions of a session, one image at a time, as it is measured.
+
+    Args:
+        session: Of a graph with the input `INPUT_0`.
+        jpegs: The images.
+        preprocess: How an image becomes the input.
+        outputs: How many of the graph's outputs count, in their order: 1 for scores, 2 with the gradient.
+    """
+    rows = []
+    for jpeg in jpegs:
+        arrays = list(session.run({"INPUT_0": load_batch([jpeg], preprocess)}).values())
+        rows.append({f"OUTPUT_{number}": array for number, array in enumerate(arrays[:outputs])})
+    return Predictions.concatenate(rows)
+
+
+# Step 0: eager PyTorch, as the team found the model.
+
+if TYPE_CHECKING:
+    from graphkiln.story.training_step import TrainingStep
+    from graphkiln_converters.sources.pytorch import TorchModel
+
+_BATCH = 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagerWorkload:
+    """Preprocessing, forward, backward by the parameters, a second forward; one image at a time.
+
+    Attributes:
+        request: The story's request.
+        derivative: `OUTPUT:INPUT`, what the gradient is of and with respect to.
+    """
+
+    request: StoryRequest
+    derivative: str
+
+    @contextmanager
+    def open(self) -> Iterator[Predictor]:
+        """See `Workload`."""
+        with closing(open_source_model(self.request)) as model:
+            from graphkiln.story.training_step import TrainingStep
+
+            training_step = TrainingStep(model=model)
+            preprocess = source_preprocess(model, self.request)
+            (graph_input,) = model.inputs
+
+            def feeds(jpegs: Sequence[bytes]) -> dict[str, AnyArray]:
+                return {graph_input.name: load_batch(jpegs, preprocess)}
+
+            yield Predictor(
+                run_one=lambda jpeg: training_step.repeat(feeds([jpeg]), by_input=self.request.gradient),
+                predict=lambda jpegs: self._predict(model, feeds(jpegs)),
+                parameter_gradients=lambda jpeg: _parameter_gradients(training_step, feeds([jpeg])),
+            )
+
+    def _predict(self, model: TorchModel, feeds: Mapping[str, AnyArray]) -> Predictions:
+        from graphkiln_converters.gradient import add_gradient
+        from graphkiln_converters.prove import run_in_batches
+
+        model.module.to("cpu")
+        if not self.request.gradient:
+            (scores,) = run_in_batches(model.run, feeds, size=_BATCH).values()
+            return Predictions(scores=scores)
+        derived = add_gradient(model, self.derivative)
+        scores, gradients = run_in_batches(derived.run, feeds, size=_BATCH).values()
+        noise = derived.gradient_noise({name: array[:_BATCH] for name, array in feeds.items()})
+        return Predictions(scores=scores, gradients=gradients, noise=noise)
+
+
+def _parameter_gradients(training_step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
+    """The gradients, and their relative change when the image changes by as little as fp32 can tell."""
+    from graphkiln_converters.gradient import perturb
+
+    training_step.model.module.to("cpu")
+    steady = flatten_gradients(training_step.run(feeds)[1])
+    generator = np.random.default_rng(0)
+    perturbed = {name: perturb(array, generator) for name, array in feeds.items()}
+    changed = flatten_gradients(training_step.run(perturbed)[1])
+    return steady, float(np.linalg.norm(np.subtract(changed, steady)) / np.linalg.norm(steady))
+
+
+# Step 1: as step 0, with saved graphs instead of PyTorch.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StaticWorkload:
+    """A saved training step, then a saved forward graph; one image at a time.
+
+    Attributes:
+        training_graph: Scores, then gradients with respect to the parameters.
+        forward_graph: Scores.
+        preprocess: How an image becomes the input.
+        device: Where it runs.
+    """
+
+    training_graph: Path
+    forward_graph: Path
+    preprocess: Preprocess
+    device: Device
+
+    @contextmanager
+    def open(self) -> Iterator[Predictor]:
+        """See `Workload`."""
+        with (
+            open_session(self.training_graph, self.device) as training,
+            open_session(self.forward_graph, self.device) as forward,
+        ):
+
+            def run_one(jpeg: bytes) -> None:
+                feeds = {"INPUT_0": load_batch([jpeg], self.preprocess)}
+                training.run(feeds)
+                forward.run(feeds)
+
+            def parameter_gradients(jpeg: bytes) -> tuple[AnyArray, float]:
+                return parameter_gradients_of(training.run({"INPUT_0": load_batch([jpeg], self.preprocess)})), 0.0
+
+            yield Predictor(
+                run_one=run_one,
+                predict=lambda jpegs: predict_one_by_one(training, jpegs, self.preprocess, outputs=1),
+                parameter_gradients=parameter_gradients,
+            )
+
+
+# Steps 3 to 5: a Triton server with dynamic batching; callers preprocess while it computes.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedWorkload:
+    """Requests to a server that runs.
+
+    Attributes:
+        url: gRPC address of the server.
+        model: Model name.
+        callers: Concurrent requests.
+        top_k: Answers for each image where the graph ranks its scores; 0 where it does not.
+        gradient: Whether the graph has the gradient as an output.
+    """
+
+    url: str
+    model: str
+    callers: int
+    top_k: int
+    gradient: bool
+
+    @contextmanager
+    def open(self) -> Iterator[Predictor]:
+        """See `Workload`."""
+        from graphkiln_client import Client
+
+        with Client(self.url, timeout_s=600) as client:
+            model = client.model(self.model)
+
+            def infer(jpeg: bytes) -> Mapping[str, AnyArray]:
+                return model.infer({"INPUT_0": load_batch([jpeg], model.preprocess)})
+
+            def classify(jpeg: bytes) -> object:
+                return model.classify(jpeg, top_k=self.top_k)
+
+            def predict(jpegs: Sequence[bytes]) -> Predictions:
+                with ThreadPoolExecutor(self.callers) as pool:
+                    return Predictions.concatenate(list(pool.map(infer, jpegs)))
+
+            yield Predictor(
+                run_one=classify if self.top_k and not self.gradient else infer, predict=predict, callers=self.callers
+            )

@@ -1,1 +1,0 @@
-"""The work of each kind of variant; parallel modules: eager, static, session, served."""

@@ -1,0 +1,280 @@
+"""A graph beside its source: every batch size, gradients by a row of their own, and what is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+import zoo
+from graphs import compute, draw, graph
+from task_outputs import detector_outputs
+
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, UndecidedError, VerificationError
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Detection
+from graphkiln_backend.passes.edge import Edge
+from graphkiln_backend.proof.policy import EXPORT, FP16
+from graphkiln_backend.repository.version import read_version_signature
+from graphkiln_converters.prove import (
+    EXPORT_BATCH,
+    ReferenceSamples,
+    other_batch_sizes,
+    prove_graph,
+    run_in_batches,
+)
+from graphkiln_converters.write import check_fits, check_newest_fits
+
+TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
+W = draw(4, 3, seed=7)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    onnx_ir.save(graph(TEXT, w=W, two=np.float32(2)), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def samples(rows: int = 6, seed: int = 0) -> ReferenceSamples:
+    x = draw(rows, 4, seed=seed)
+    return ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})
+
+
+class TestBatchSizes:
+    @pytest.mark.parametrize("saved", [1, 2, 3, 4, 7])
+    def test_are_two_at_least_and_none_is_the_saved_one(self, saved: int) -> None:
+        sizes = other_batch_sizes(saved)
+        assert len(set(sizes)) == len(sizes) >= 2
+        assert saved not in sizes
+
+    def test_exports_never_have_a_batch_of_one(self) -> None:
+        assert EXPORT_BATCH > 1
+
+
+class TestProof:
+    def test_records_what_it_saw(self, path: Path) -> None:
+        proof = prove_graph(path, [samples()], EXPORT)
+        (verdict,) = proof.verification
+        assert (verdict.step, verdict.samples, verdict.batch_sizes) == ("export", 6, (1, 3))
+        assert set(proof.errors) == {"y", "slope"}
+        assert proof.errors["slope"] == 0
+        assert [spec.name for spec in proof.signature.inputs] == ["x"]
+        assert 0 <= proof.noise < 1e-5
+
+    def test_the_golden_samples_are_the_first_ones(self, path: Path) -> None:
+        golden = prove_graph(path, [samples(), samples(seed=1)], EXPORT).golden
+        np.testing.assert_array_equal(golden.inputs["x"], samples().feeds["x"][:4])
+        np.testing.assert_array_equal(golden.source_outputs["y"], samples().outputs["y"][:4])
+        np.testing.assert_allclose(golden.graph_outputs["y"], golden.source_outputs["y"], rtol=1e-5)
+
+    def test_the_worst_of_all_samples_counts(self, path: Path) -> None:
+        off = samples(seed=1)
+        off = replace(off, outputs={**off.outputs, "slope": off.outputs["slope"] * np.float32(1 + 5e-6)})
+        assert prove_graph(path, [off, samples()], EXPORT).errors["slope"] == pytest.approx(5e-6, rel=0.1)
+        proof = prove_graph(path, [samples(), off], EXPORT)
+        assert proof.errors["slope"] == pytest.approx(5e-6, rel=0.1)
+        assert proof.verification[0].relative_l2 == pytest.approx(5e-6, rel=0.1)
+        assert proof.noise == pytest.approx(np.abs(off.outputs["slope"]).max() * 5e-6, rel=0.2)
+
+    @pytest.mark.parametrize("at", [0, 1])
+    def test_outputs_that_changed_are_refused(self, path: Path, at: int) -> None:
+        off = [samples(), samples(seed=1)]
+        off[at] = replace(off[at], outputs={**off[at].outputs, "y": off[at].outputs["y"] * np.float32(1.001)})
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            prove_graph(path, off, EXPORT)
+
+    def test_the_limits_are_those_of_the_row(self, path: Path) -> None:
+        off = replace(samples(), outputs={name: array * np.float32(1.001) for name, array in samples().outputs.items()})
+        assert prove_graph(path, [off], FP16).verification[0].step == "fp16"
+
+    def test_a_batch_that_is_baked_in_is_seen(self, tmp_path: Path) -> None:
+        text = "(float[batch,4] x) => (float[batch,4] y) { r = Reshape(x, s) y = Reshape(r, t) }"
+        onnx_ir.save(graph(text, s=np.array([2, 4]), t=np.array([-1, 4])), tmp_path / "model.onnx")
+        x = draw(6, 4)
+        with pytest.raises(VerificationError, match=r"the graph does not run with x \[1, 4\]"):
+            prove_graph(tmp_path / "model.onnx", [ReferenceSamples(feeds={"x": x}, outputs={"y": x})], EXPORT)
+
+    def test_rows_that_touch_each_other_are_seen(self, tmp_path: Path) -> None:
+        text = "(float[batch,4] x) => (float[batch,4] y) { m = ReduceMean<keepdims=1>(x, zero) y = Sub(x, m) }"
+        onnx_ir.save(graph(text, zero=np.array([0])), tmp_path / "model.onnx")
+        x = draw(6, 4)
+        expected = compute(graph(text, zero=np.array([0])), x=x)["y"]
+        with pytest.raises(VerificationError):
+            prove_graph(tmp_path / "model.onnx", [ReferenceSamples(feeds={"x": x}, outputs={"y": expected})], EXPORT)
+
+    @pytest.mark.parametrize("feeds", [{"z": draw(6, 4)}, {"x": draw(6, 4).astype(np.float64)}, {"x": draw(6, 5)}])
+    def test_feeds_that_do_not_fit_are_told(self, path: Path, feeds: dict[str, AnyArray]) -> None:
+        with pytest.raises(VerificationError, match="the graph does not run with"):
+            prove_graph(path, [replace(samples(), feeds=feeds)], EXPORT)
+
+    def test_infinite_outputs_have_no_noise(self, tmp_path: Path) -> None:
+        text = "(float[batch,2] x) => (float[batch,2] y, float[batch,2] z) { y = Log(x) z = Mul(x, two) }"
+        onnx_ir.save(graph(text, two=np.float32(2)), tmp_path / "model.onnx")
+        x = np.array([[0, 1], [1, 0]], np.float32)
+        y = np.array([[-np.inf, 0], [0, -np.inf]], np.float32)
+        off = ReferenceSamples(feeds={"x": x}, outputs={"y": y, "z": 2 * x * np.float32(1 + 5e-6)})
+        assert prove_graph(tmp_path / "model.onnx", [off], EXPORT).noise == pytest.approx(1e-5, rel=0.1)
+
+
+class TestGradients:
+    def off(self, factor: float, noise: float = 0.0) -> ReferenceSamples:
+        made = samples()
+        outputs = {**made.outputs, "slope": made.outputs["slope"] * np.float32(factor)}
+        return replace(made, outputs=outputs, gradients=frozenset({"slope"}), gradient_noise=noise)
+
+    def test_have_a_verdict_of_their_own(self, path: Path) -> None:
+        proof = prove_graph(path, [self.off(1 + 3e-5)], EXPORT)
+        assert [verdict.step for verdict in proof.verification] == ["export", "export gradient"]
+        assert proof.verification[1].relative_l2 == pytest.approx(3e-5, rel=0.1)
+
+    def test_are_refused_beyond_it(self, path: Path) -> None:
+        with pytest.raises(VerificationError):
+            prove_graph(path, [self.off(1 + 1e-4)], EXPORT)
+
+    def test_are_judged_by_their_noise_where_that_is_more(self, path: Path) -> None:
+        proof = prove_graph(path, [self.off(1 + 1e-4, noise=1e-4)], EXPORT)
+        assert "noise of fp32" in proof.verification[1].step
+
+
+class TestAtAnEdge:
+    def test_feeds_and_outputs_go_through_it(self) -> None:
+        ranking = Ranking(scores="y", indices="i")
+        edge = Edge(
+            to_graph_feeds=lambda feeds: {"INPUT_0": feeds["x"]},
+            to_graph_outputs=lambda outputs: {"OUTPUT_0": outputs["y"]},
+            ranking=ranking,
+        )
+        made = samples().at(edge)
+        assert (list(made.feeds), list(made.outputs), made.ranking) == (["INPUT_0"], ["OUTPUT_0"], ranking)
+
+    def test_what_they_know_besides_stays(self) -> None:
+        known = replace(
+            samples(), gradients=frozenset({"slope"}), gradient_noise=0.5, ranking=Ranking(scores="a", indices="b"),
+            targets=np.arange(6),
+        )  # fmt: skip
+        made = known.at(Edge())
+        assert (made.gradients, made.gradient_noise, made.ranking) == (known.gradients, 0.5, known.ranking)
+        assert made.targets is known.targets
+
+
+DETECTOR = """(float[batch,rows,4] b, float[batch,rows] s, int64[batch,rows] k, int32[batch] n) =>
+    (float[batch,rows,4] boxes, float[batch,rows] scores, int64[batch,rows] classes, int32[batch] counts) {
+    boxes = Add(b, shift) scores = Identity(s) classes = Identity(k) counts = Identity(n)
+}"""
+
+
+class TestDetections:
+    """A graph that returns what it is fed, its boxes moved."""
+
+    OUTPUTS = ("boxes", "scores", "classes", "counts")
+    TASK = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
+
+    def prove(self, folder: Path, source: dict[str, AnyArray], found: dict[str, AnyArray], shift: float = 0.0) -> str:
+        onnx_ir.save(graph(DETECTOR, shift=np.float32(shift)), folder / "model.onnx")
+        feeds = dict(zip("bskn", (found[name] for name in self.OUTPUTS), strict=True))
+        outputs = {name: source[name] for name in self.OUTPUTS}
+        sample = ReferenceSamples(feeds=feeds, outputs=outputs, task=self.TASK)
+        proof = prove_graph(folder / "model.onnx", [sample], EXPORT)
+        assert max(proof.errors.values()) == proof.noise == 0, "as users read them"
+        return proof.verification[0].verdict
+
+    def tied(self) -> dict[str, AnyArray]:
+        outputs = detector_outputs(objects=6)
+        return {**outputs, "scores": np.full_like(outputs["scores"], 0.01)}
+
+    def test_are_the_same_in_another_order(self, tmp_path: Path) -> None:
+        source = detector_outputs()
+        source["scores"][:, :2] = 0.9
+        swapped = {name: array.copy() for name, array in source.items()}
+        swapped["boxes"][:, [0, 1]] = source["boxes"][:, [1, 0]]
+        swapped["classes"][:, [0, 1]] = source["classes"][:, [1, 0]]
+        assert "detections matched at IoU 0.99: 12/12" in self.prove(tmp_path, source, swapped)
+
+    def test_that_moved_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(VerificationError, match="the outputs changed"):
+            self.prove(tmp_path, detector_outputs(), detector_outputs(), shift=1.0)
+
+    def test_that_tie_and_are_others_are_told(self, tmp_path: Path) -> None:
+        with pytest.raises(UndecidedError, match=r"nearly the same score.*--weights"):
+            self.prove(tmp_path, self.tied(), self.tied(), shift=100.0)
+
+    def test_that_tie_and_are_the_same_are_proven(self, tmp_path: Path) -> None:
+        assert "18/18" in self.prove(tmp_path, self.tied(), self.tied())
+
+    def test_that_are_none_prove_nothing(self, tmp_path: Path) -> None:
+        none = {name: np.zeros_like(array) for name, array in detector_outputs().items()}
+        with pytest.raises(UndecidedError, match="nothing is detected"):
+            self.prove(tmp_path, none, none)
+
+
+# Samples in batches of any size.
+
+
+class TestBatches:
+    @pytest.mark.parametrize("size", [1, 2, 3, 5, 6, 9])
+    def test_are_joined_to_what_one_run_gives(self, size: int) -> None:
+        seen: list[int] = []
+
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            seen.append(len(feeds["x"]))
+            return {"y": feeds["x"] * 2, "z": feeds["x"].sum(axis=1)}
+
+        x = draw(6, 4)
+        found = run_in_batches(run, {"x": x}, size)
+        np.testing.assert_array_equal(found["y"], x * 2)
+        assert found["z"].shape == (6,)
+        assert max(seen) == min(size, 6)
+        assert sum(seen) == 6
+
+    @pytest.mark.parametrize("output", [np.zeros((2, 3)), np.zeros(()), np.zeros((1, 6))])
+    def test_an_output_with_other_rows_is_an_error(self, output: AnyArray) -> None:
+        with pytest.raises(ConversionError, match=r"output 'y' has the shape \[.*\] for a batch of 3") as caught:
+            run_in_batches(lambda _: {"y": output}, {"x": draw(6, 4)}, 3)
+        assert "mixes its rows" in caught.value.hint
+
+    def test_an_output_whose_shape_depends_on_the_values_is_an_error(self) -> None:
+        def run(feeds: Any) -> dict[str, AnyArray]:
+            return {"y": np.zeros((1, int(feeds["x"][0])))}
+
+        with pytest.raises(ConversionError, match=r"output 'y' depends on the values: \[0\] and \[3\]"):
+            run_in_batches(run, {"x": np.array([3, 0])}, 1)
+
+
+# Whether a version fits a model's configuration and its other versions.
+
+CONFIG = """max_batch_size: 8
+input { name: "x" data_type: TYPE_FP32 dims: [%d] } output { name: "y" data_type: TYPE_FP32 dims: [%d] }"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Of a graph with three columns."""
+    path = tmp_path / "draft.pbtxt"
+    path.write_text(CONFIG % (3, 3))
+    return path
+
+
+def test_what_the_configuration_says_holds(config: Path, tmp_path: Path) -> None:
+    fits, other = (zoo.add(tmp_path, f"m{width}", zoo.scale(("batch", width))) for width in (3, 4))
+    check_fits(config, read_version_signature(fits))
+    with pytest.raises(ConversionError, match="does not fit the new version"):
+        check_fits(config, read_version_signature(other))
+
+
+def test_so_does_what_the_newest_version_says(config: Path, tmp_path: Path) -> None:
+    zoo.add(tmp_path, "m", zoo.scale(("batch", 4)))
+    with pytest.raises(ConversionError, match="version 1 of 'm' has another signature") as caught:
+        check_newest_fits(tmp_path / "m", config)
+    assert "--name" in caught.value.hint
+    zoo.add(tmp_path, "m", zoo.scale(("batch", 3)), version=2)
+    check_newest_fits(tmp_path / "m", config)
+
+
+def test_a_version_that_cannot_be_read_says_nothing(config: Path, tmp_path: Path) -> None:
+    check_newest_fits(tmp_path / "m", config)
+    (zoo.add(tmp_path, "m", zoo.scale(("batch", 4))) / "model.onnx").write_bytes(b"PK")
+    check_newest_fits(tmp_path / "m", config)

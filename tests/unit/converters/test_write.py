@@ -1,0 +1,354 @@
+"""Writing a version: whole or not at all, and never over what a user has."""
+
+from __future__ import annotations
+
+import errno
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir
+import pytest
+from graphs import draw, graph
+
+from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.manifest import Conversion, Manifest, sha256_of
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.version import read_version
+from graphkiln_converters import write as writer
+from graphkiln_converters.prove import ReferenceSamples, prove_graph
+from graphkiln_converters.write import (
+    NewVersion,
+    SourceInfo,
+    check_free,
+    claim,
+    next_number,
+    prove_and_write,
+    write_next_version,
+    write_version,
+)
+
+W = draw(4, 3)
+RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
+INFO = SourceInfo(
+    description="a text", command="graphkiln convert text", libraries=("numpy", "onnx"), metrics={"accuracy": 0.5},
+    preprocess=None, labels=("a", "b", "c"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "export").mkdir()
+    text = "(float[batch,4] x) => (float[batch,3] y) { y = MatMul(x, w) }"
+    onnx_ir.save(graph(text, w=W), tmp_path / "export" / "graph.onnx")
+    return tmp_path / "export" / "graph.onnx"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store" / "m"
+
+
+def samples() -> ReferenceSamples:
+    x = draw(6, 4, seed=1)
+    return ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W})
+
+
+@pytest.fixture
+def version(path: Path) -> NewVersion:
+    proof = prove_graph(path, [samples()], EXPORT)
+    return NewVersion(
+        graph=path, source=INFO, signature=proof.signature, verification=proof.verification, golden=proof.golden
+    )
+
+
+def listed(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+class TestWriting:
+    def test_everything_that_serving_needs(self, version: NewVersion, folder: Path) -> None:
+        manifest = write_version(version, folder, 3)
+        assert listed(folder) == ["3/golden.npz", "3/labels.txt", "3/manifest.json", "3/model.onnx", "config.pbtxt"]
+        assert (folder / "3" / "labels.txt").read_text() == "a\nb\nc\n"
+        assert Manifest.read(folder / "3" / "manifest.json") == manifest
+        assert manifest.sha256 == sha256_of(version.graph)
+        assert manifest.provenance.metrics == {"accuracy": 0.5}
+        assert set(manifest.provenance.versions) == {"numpy", "onnx", "python"}
+        read = read_version(folder / "3")
+        assert read.golden is not None
+        np.testing.assert_array_equal(read.golden.inputs["x"], samples().feeds["x"][:4])
+
+    def test_the_configuration_says_what_is_known(self, version: NewVersion, folder: Path) -> None:
+        info = replace(INFO, preprocess=Preprocess(resize=8), ranking=Ranking(scores="y", indices="i"))
+        write_version(replace(version, source=info, max_batch_size=7), folder, 1)
+        config = read_config(folder / "config.pbtxt")
+        assert config.max_batch_size == 7
+        assert config.output[0].label_filename == ""  # the labels are the version's own
+        assert {"preprocess", "ranking"} <= set(config.parameters)
+
+    def test_without_labels_there_is_no_file_of_them(self, version: NewVersion, folder: Path) -> None:
+        manifest = write_version(replace(version, source=replace(INFO, labels=())), folder, 1)
+        assert manifest.labels is None
+        assert "labels.txt" not in listed(folder)
+
+    def test_weights_beside_the_graph_come_along(self, version: NewVersion, folder: Path) -> None:
+        for name in ("graph.onnx.data", "graph.onnx.1", "other.txt"):
+            (version.graph.parent / name).write_bytes(b"weights")
+        manifest = write_version(version, folder, 1)
+        assert set(manifest.weights) == {"graph.onnx.1", "graph.onnx.data"}
+        assert "1/other.txt" not in listed(folder)
+        (folder / "1" / "graph.onnx.data").write_bytes(b"others")
+        with pytest.raises(Exception, match="is not the file"):
+            read_version(folder / "1")
+
+    def test_what_a_user_wrote_stays(self, version: NewVersion, folder: Path) -> None:
+        folder.mkdir(parents=True)
+        (folder / "config.pbtxt").write_text("# mine\n")
+        (folder / "labels.txt").write_text("mine\n")
+        write_version(version, folder, 1)
+        assert (folder / "config.pbtxt").read_text() == "# mine\n"
+        assert (folder / "labels.txt").read_text() == "mine\n"
+
+    @pytest.mark.parametrize("mine", ["", "# mine\n"])
+    def test_a_file_system_without_hard_links(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch, mine: str
+    ) -> None:
+        def refuse(path: Path, _: Path) -> None:
+            if mine:
+                path.write_text(mine)
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+        write_version(version, folder, 1)
+        assert (folder / "config.pbtxt").read_text().startswith(mine or 'name: "m"')
+        assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt"]
+
+    def test_a_graph_without_a_batch_is_served_as_it_is(self, version: NewVersion, folder: Path) -> None:
+        (spec,) = version.signature.outputs
+        fixed = replace(version.signature, outputs=(replace(spec, shape=(2, 3)),))
+        write_version(replace(version, signature=fixed), folder, 1)
+        assert read_config(folder / "config.pbtxt").max_batch_size == 0
+
+
+class TestWholeOrNotAtAll:
+    @pytest.mark.parametrize("at", ["copyfile", "golden", "manifest", "config"])
+    def test_a_full_disk(self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+        def full(*_: Any, **__: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        target = {
+            "copyfile": "shutil.copyfile",
+            "golden": "graphkiln_backend.graph.golden.GoldenSamples.write",
+            "manifest": "graphkiln_backend.graph.manifest.Manifest.write",
+            "config": "graphkiln_converters.write._link_new",
+        }[at]
+        monkeypatch.setattr(target, full)
+        with pytest.raises(ConversionError, match=r"cannot write .*: No space left on device") as caught:
+            write_version(version, folder, 1)
+        assert "nothing was left half written" in caught.value.hint
+        assert not folder.parent.exists()
+
+    def test_what_was_there_before_a_failure_stays(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder.parent.mkdir()
+        monkeypatch.setattr(writer, "_fill", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+        with pytest.raises(ConversionError):
+            write_version(version, folder, 1)
+        assert list(folder.parent.iterdir()) == []
+
+    def test_a_store_that_is_a_file(self, version: NewVersion, tmp_path: Path) -> None:
+        (tmp_path / "store").touch()
+        with pytest.raises(ConversionError, match="cannot write"):
+            write_version(version, tmp_path / "store" / "m", 1)
+
+    def test_an_interruption(self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(writer, "_provenance", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_version(version, folder, 1)
+        assert not folder.exists()
+
+    def test_a_version_that_came_meanwhile_is_not_replaced(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill = writer._fill
+
+        def slow(*arguments: Any) -> Manifest:
+            manifest = fill(*arguments)
+            (folder / "1").mkdir()
+            (folder / "1" / "model.onnx").write_text("of another process")
+            return manifest
+
+        monkeypatch.setattr(writer, "_fill", slow)
+        with pytest.raises(ConversionError, match="exists already"):
+            write_version(version, folder, 1)
+        assert listed(folder) == ["1/model.onnx"]
+        assert (folder / "1" / "model.onnx").read_text() == "of another process"
+
+
+class TestProvingAndWriting:
+    def test_writes_what_is_proven(self, path: Path, folder: Path) -> None:
+        manifest = prove_and_write(path, INFO, samples(), folder, 1)
+        assert manifest.verification[0].step == "export"
+        assert json.loads((folder / "1" / "manifest.json").read_text())["conversion"] is None
+
+    def test_and_nothing_else(self, path: Path, folder: Path) -> None:
+        wrong = replace(samples(), outputs={"y": samples().outputs["y"] + 1})
+        with pytest.raises(VerificationError):
+            prove_and_write(path, INFO, wrong, folder, 1)
+        assert not folder.exists()
+
+
+class TestOneAfterAnother:
+    def test_the_next_version_has_its_own_labels_and_preprocess(self, version: NewVersion, folder: Path) -> None:
+        first = write_next_version(replace(version, source=replace(INFO, preprocess=RGB)), folder)
+        other = replace(INFO, preprocess=BGR, labels=("x", "y", "z"))
+        second = write_next_version(replace(version, source=other), folder)
+        assert [first, second] == [folder / "1", folder / "2"]
+        contracts = [read_version(path).contract for path in (first, second)]
+        assert [contract.labels for contract in contracts] == [("a", "b", "c"), ("x", "y", "z")]
+        assert [contract.preprocess for contract in contracts] == [RGB, BGR]
+
+    def test_of_other_sizes_than_the_configuration_it_is_refused(self, version: NewVersion, folder: Path) -> None:
+        write_version(version, folder, 1)
+        (spec,) = version.signature.outputs
+        wider = replace(version.signature, outputs=(replace(spec, shape=("batch", 5)),))
+        source = replace(INFO, labels=())
+        with pytest.raises(ConversionError, match=r"config\.pbtxt does not fit the new version") as caught:
+            write_version(replace(version, signature=wider, source=source), folder, 2)
+        assert "choose another --name" in caught.value.hint
+        assert not (folder / "2").exists()
+
+    def test_so_it_is_of_other_sizes_than_the_version_before_it(self, version: NewVersion, folder: Path) -> None:
+        write_version(version, folder, 1)
+        (folder / "config.pbtxt").unlink()
+        (spec,) = version.signature.outputs
+        wider = replace(version.signature, outputs=(replace(spec, shape=("batch", 5)),))
+        with pytest.raises(ConversionError, match=r"version 1 of '.*' has another signature") as caught:
+            write_version(replace(version, signature=wider, source=replace(INFO, labels=())), folder, 2)
+        assert "choose another --name" in caught.value.hint
+        assert not (folder / "config.pbtxt").exists()
+
+    def test_the_recipe_names_the_number_that_it_got(self, version: NewVersion, folder: Path) -> None:
+        conversion = Conversion(
+            recipe={"source": "x", "version": None},
+            precision=Precision.FP32,
+            passes=(),
+            output_errors={},
+            graph_bytes=1,
+            seconds=1.0,
+        )
+        for number in (1, 2):
+            path = write_next_version(replace(version, conversion=conversion), folder)
+            made = Manifest.read(path / "manifest.json").conversion
+            assert made is not None
+            assert made.recipe == {"source": "x", "version": number}
+
+
+class TestAtOnce:
+    @pytest.mark.parametrize("labels", ["same", "own"])
+    def test_every_conversion_gets_a_whole_version(self, version: NewVersion, folder: Path, labels: str) -> None:
+        def write(index: int) -> Path:
+            own = tuple(f"{name}{index}" for name in "abc") if labels == "own" else ("a", "b", "c")
+            source = replace(INFO, labels=own, description=f"source {index}")
+            return write_next_version(replace(version, source=source), folder)
+
+        with ThreadPoolExecutor(8) as pool:
+            written = list(pool.map(write, range(8)))
+        assert sorted(int(path.name) for path in written) == list(range(1, 9))
+        for index, path in enumerate(written):
+            read = read_version(path)
+            assert read.manifest is not None
+            assert read.manifest.provenance.source == f"source {index}"
+            assert read.contract.labels[0] == ("a" if labels == "same" else f"a{index}")
+        assert sorted(path.name for path in folder.iterdir()) == [*"12345678", "config.pbtxt"]
+        read_config(folder / "config.pbtxt")
+
+
+class TestRefused:
+    @pytest.mark.parametrize("name", ["..", "a b", "-x", ".m", "a\n", "m" * 200])
+    def test_a_name_that_no_model_can_have(self, version: NewVersion, tmp_path: Path, name: str) -> None:
+        store = tmp_path / "store"
+        with pytest.raises(ConversionError) as caught:
+            write_version(version, store / name, 1)
+        assert caught.value.hint == "choose another --name"
+        assert not store.exists()
+
+    @pytest.mark.parametrize(
+        ("labels", "words"),
+        [(("a", "b"), "2 labels"), (("a", "b", "c", "d"), "4 labels"), (("a", "b\nc", "d"), "control character")],
+    )
+    def test_labels_that_do_not_fit(
+        self, version: NewVersion, folder: Path, labels: tuple[str, ...], words: str
+    ) -> None:
+        with pytest.raises(ConversionError, match=words):
+            write_version(replace(version, source=replace(INFO, labels=labels)), folder, 1)
+        assert listed(folder) == []
+
+
+# The numbers of versions: next, free, and of one conversion only.
+
+
+def made(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "graph").touch()
+    return folder
+
+
+def nothing(_: int) -> None: ...
+
+
+def test_the_next_one_is_above_all_others(tmp_path: Path) -> None:
+    assert next_number(tmp_path / "nowhere") == 1
+    for name in ("2", "10", "x3", "4.old"):
+        (tmp_path / name).mkdir()
+    assert next_number(tmp_path) == 11
+
+
+def test_one_that_is_taken_is_refused(tmp_path: Path) -> None:
+    check_free(tmp_path, 1)
+    (tmp_path / "1").touch()
+    with pytest.raises(ConversionError, match="1 exists already"):
+        check_free(tmp_path, 1)
+
+
+def test_one_that_another_took_meanwhile(tmp_path: Path) -> None:
+    """Between the question and the rename, another conversion takes the number: the next one is tried."""
+    numbers: list[int] = []
+
+    def another_is_faster(number: int) -> None:
+        numbers.append(number)
+        if number < 3:
+            made(tmp_path / str(number))
+
+    assert claim(made(tmp_path / "new"), tmp_path, None, another_is_faster) == 3
+    assert numbers == [1, 2, 3]
+
+
+def test_a_requested_one_is_never_replaced(tmp_path: Path) -> None:
+    made(tmp_path / "7")
+    with pytest.raises(ConversionError, match="7 exists already"):
+        claim(made(tmp_path / "new"), tmp_path, 7, nothing)
+
+
+def test_a_folder_that_cannot_be_renamed(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        claim(tmp_path / "nowhere", tmp_path, None, nothing)
+
+
+def test_many_at_once_get_one_each(tmp_path: Path) -> None:
+    folders = [made(tmp_path / f"new{index}") for index in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        numbers = list(pool.map(lambda folder: claim(folder, tmp_path, None, nothing), folders))
+    assert sorted(numbers) == list(range(1, 17))

@@ -1,0 +1,207 @@
+"""The tables on the screen."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stories import CHAIN, ON_CPU, make_judgment, make_observation, story_document
+
+from graphkiln.story.report import _reported_factor, factor_chart, latency_chart, print_tables, render_page
+from graphkiln.story.results import Observation, Record, Round, build_document
+from graphkiln.story.variants import final_variants, initial_variants
+from graphkiln_backend.graph.precision import Precision
+
+
+def test_tables_fit_80_columns(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    variants = (*initial_variants(ON_CPU), *final_variants(Precision.INT8))
+    each = Observation(
+        judgment=make_judgment(interval=(0.982, 0.9999), right=0.935),
+        rounds=(Round(number=0, per_second=1234.5, latencies_ms=(12345.6,), cores=16.1, memory_mb=12345.0),),
+    )
+    facts = {**story_document()["facts"], "machine": "Some(R) Processor, 2 cores"}
+    record = Record(facts=facts, precision=Precision.INT8, seen={variant.key: each for variant in variants})
+    print_tables(json.loads(json.dumps(build_document(variants, record, {variant.key: () for variant in variants}))))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\u2026" not in shown
+    for variant in variants:
+        assert variant.title in shown
+
+
+def shown(capsys: pytest.CaptureFixture[str], **observations: Observation) -> str:
+    print_tables(json.loads(json.dumps(story_document(**observations))))
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def row(text: str, title: str) -> list[str]:
+    return next(line for line in text.splitlines() if title in line).split()
+
+
+def test_speed_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(2.0), static=make_observation(5.0))
+    assert row(text, "1 static") == ["1", "static", "5.0", "2.50x", "2.50x", "1.25", "200", "200", "100", "1.5"]
+    assert row(text, "0 eager")[2:5] == ["2.0", "-", "1x"]
+
+
+def test_accuracy_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    observation = Observation(
+        judgment=make_judgment(error=1.26e-3, limit=1e-2, same=195, interval=(0.91, 1.0), right=0.935)
+    )
+    text = shown(capsys, eager=observation)
+    assert row(text, "195/200")[2:] == ["1.3e-03", "1e-02", "195/200", "[91-100%]", "93.5%", "PASS"]
+
+
+def test_a_step_that_fails_says_why_and_has_no_factors(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), static=make_observation(9.0, passed=False))
+    assert row(text, "1 static")[2:5] == ["9.0", "fails", "-"]
+    assert "FAIL" in text
+    assert "static: does not count: fp32: PASS" in text
+    assert "all together: 1.0x" in text
+
+
+def test_switches_are_indented_and_not_part_of_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), reduced=make_observation(2.0), int8=make_observation(8.0))
+    assert "  int8" in text
+    assert row(text, "  int8")[1:4] == ["8.0", "4.00x", "-"]
+    assert "all together: 2.0x (the source reports 25x and more)" in text
+
+
+def test_what_was_refused_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, eager=make_observation(1.0), int8=Observation(refused="no [bold]kernels[/]"))
+    assert "int8: not done: no [bold]kernels[/]" in text
+
+
+def test_what_is_undecided_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    judged = Observation(judgment=make_judgment(undecided="random weights"), rounds=make_observation(1.0).rounds)
+    text = shown(capsys, eager=judged, static=judged)
+    assert row(text, "0 eager")[0] == "0"
+    assert text.count("undecided") == 2
+    assert text.count("same answers are not judged: random weights") == 1
+
+
+def test_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "on nothing yet" in shown(capsys)
+
+
+# The report: charts, text, and nothing from outside.
+
+
+class TestPage:
+    whole = story_document(
+        eager=make_observation(1.0),
+        static=make_observation(1.25),
+        reduced=make_observation(3.0),
+        int8=make_observation(9.0),
+    )
+
+    def test_bars_begin_where_the_one_before_ended(self) -> None:
+        bars = factor_chart(self.whole["steps"])["rows"]
+        for before, after in itertools.pairwise(bars):
+            assert after["x"] == pytest.approx(
+                before["x"] + before["width"] if before["label"] != "1x" else before["x"]
+            )
+
+    def test_a_diamond_is_where_the_source_would_end(self) -> None:
+        static = factor_chart(self.whole["steps"])["rows"][1]
+        assert static["source"] == pytest.approx(static["x"] + static["width"])  # it has the source's own factor
+
+    @given(st.lists(st.floats(1e-2, 1e6), min_size=4, max_size=4))
+    def test_everything_is_inside_the_image(self, rates: list[float]) -> None:
+        steps = story_document(
+            **{variant.key: make_observation(rate) for variant, rate in zip(CHAIN, rates, strict=True)}
+        )["steps"]
+        chart = factor_chart(steps)
+        for bar in chart["rows"]:
+            assert chart["left"] <= bar["x"] <= bar["x"] + bar["width"] <= chart["width"]
+        times = latency_chart(steps)
+        for row in times["rows"]:
+            assert times["left"] <= row["low"] <= row["high"] <= times["width"]
+
+    def test_needs_nothing_from_outside(self) -> None:
+        text = render_page(self.whole)
+        assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://", text)
+
+    def test_names_are_text_not_markup(self) -> None:
+        facts = {**self.whole["facts"], "model": "<script>alert(1)</script>"}
+        assert "<script>" not in render_page({**self.whole, "facts": facts})
+
+    def test_half_a_story_has_a_page_and_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
+        half = story_document(
+            eager=make_observation(1.0),
+            static=Observation(judgment=make_judgment(passed=False)),
+            reduced=Observation(refused="no <room>"),
+        )
+        assert "no &lt;room&gt;" in render_page(half)
+        print_tables(half)
+        assert "no <room>" in capsys.readouterr().out
+        render_page(story_document())
+
+
+class TestCharts:
+    def test_nothing_measured_is_an_empty_chart(self) -> None:
+        assert factor_chart([])["rows"] == []
+        assert latency_chart([])["rows"] == []
+
+    def test_a_step_that_is_slower_goes_back(self) -> None:
+        steps = story_document(eager=make_observation(2.0), static=make_observation(1.0))["steps"]
+        eager, static = factor_chart([step for step in steps if step["per_second"]])["rows"]
+        assert static["x"] < eager["x"]
+        assert static["label"] == "0.50x"
+
+    def test_a_step_that_does_not_count_has_no_bar_and_a_latency(self) -> None:
+        steps = story_document(eager=make_observation(1.0), static=make_observation(9.0, passed=False))["steps"]
+        measured = [step for step in steps if step["per_second"]]
+        assert [bar["title"] for bar in factor_chart(measured)["rows"]] == ["eager"]
+        assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static"]
+
+    def test_a_switch_begins_at_its_baseline_and_has_no_total(self) -> None:
+        steps = story_document(eager=make_observation(1.0), reduced=make_observation(4.0), int8=make_observation(8.0))[
+            "steps"
+        ]
+        _, reduced, int8 = factor_chart([step for step in steps if step["per_second"]])["rows"]
+        assert int8["x"] == pytest.approx(reduced["x"] + reduced["width"])
+        assert (int8["label"], int8["total"], int8["number"], int8["switch"]) == ("2.00x", "", "", True)
+        assert reduced["total"] == "4.0x"
+
+    @pytest.mark.parametrize(("text", "factor"), [("4.6", 4.6), ("1.6-1.64", 1.62)])
+    def test_a_range_that_the_source_reports_is_its_middle(self, text: str, factor: float) -> None:
+        assert _reported_factor(text) == pytest.approx(factor)
+
+
+class TestPageText:
+    whole = story_document(eager=make_observation(1.0), static=make_observation(1.25), int8=Observation(refused="no"))
+
+    def test_the_headline_is_the_factor_of_the_chain(self) -> None:
+        assert "<h1>1.2x: m</h1>" in render_page(self.whole)
+
+    def test_without_a_measurement_the_headline_is_the_model(self) -> None:
+        assert "<h1>m</h1>" in render_page(story_document())
+
+    def test_every_step_that_was_executed_can_be_repeated(self) -> None:
+        page = render_page(self.whole)
+        assert page.count('<pre class="commands"') == 3  # all but the refused one
+        assert "int8: not done. no" in page
+
+    def test_every_fact_is_shown(self) -> None:
+        page = render_page({**self.whole, "facts": {**self.whole["facts"], "image size": 64, "gpu_name": "H<200>"}})
+        assert "<dt>gpu name</dt><dd>H&lt;200&gt;</dd>" in page
+
+    def test_a_fact_that_is_missing_is_an_error_not_an_empty_place(self) -> None:
+        with pytest.raises(jinja2.UndefinedError):
+            render_page({**self.whole, "facts": {}})
+
+    def test_undecided_answers_are_not_judged(self) -> None:
+        judged = Observation(judgment=make_judgment(undecided="random"), rounds=make_observation(1.0).rounds)
+        assert "not judged: random" in render_page(story_document(eager=judged))

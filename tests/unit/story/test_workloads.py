@@ -1,0 +1,397 @@
+"""Predictions as they are kept and joined, and images as they become inputs."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from PIL import Image
+from stories import FakeSession, story_request
+
+import graphkiln_client
+from graphkiln.story import workloads as static_module
+from graphkiln.story.digits import Digits
+from graphkiln.story.workloads import (
+    EagerWorkload,
+    Predictions,
+    ServedWorkload,
+    SessionWorkload,
+    StaticWorkload,
+    flatten_gradients,
+    load_batch,
+    open_session,
+    open_source_model,
+    parameter_gradients_of,
+    predict_one_by_one,
+    source_preprocess,
+)
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, InvalidInput, ManifestError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
+
+SPEC = Preprocess(resize=2, crop=(2, 2))
+
+
+def jpeg(gray: int) -> bytes:
+    file = io.BytesIO()
+    Image.new("L", (4, 4), gray).save(file, "JPEG", quality=95)
+    return file.getvalue()
+
+
+class TestPredictions:
+    def test_are_read_as_they_were_written(self, tmp_path: Path) -> None:
+        generator = np.random.default_rng(0)
+        written = Predictions(
+            scores=generator.normal(size=(3, 10)).astype(np.float32),
+            gradients=generator.normal(size=(3, 3, 2, 2)).astype(np.float32),
+            noise=1.5e-7,
+        )
+        written.write(tmp_path / "reference.npz")
+        read = Predictions.read(tmp_path / "reference.npz")
+        np.testing.assert_array_equal(read.scores, written.scores)
+        assert read.scores.dtype == np.float32
+        assert read.gradients is not None
+        np.testing.assert_array_equal(read.gradients, written.gradients)
+        assert (read.noise, read.indices) == (1.5e-7, None)
+
+    def test_without_gradients_stay_without(self, tmp_path: Path) -> None:
+        Predictions(scores=np.zeros((1, 2))).write(tmp_path / "reference.npz")
+        assert Predictions.read(tmp_path / "reference.npz").gradients is None
+
+    def test_of_several_runs_are_joined_in_order(self) -> None:
+        runs = [
+            {"OUTPUT_0": np.full((rows, 2), value), "OUTPUT_1": np.full((rows, 3), -value), "other": np.zeros(rows)}
+            for rows, value in ((1, 1.0), (2, 2.0))
+        ]
+        joined = Predictions.concatenate(runs)
+        assert joined.scores.tolist() == [[1, 1], [2, 2], [2, 2]]
+        assert joined.gradients is not None
+        assert joined.gradients.shape == (3, 3)
+        assert joined.indices is None
+
+    def test_of_a_ranking_have_indices(self) -> None:
+        runs = [{"OUTPUT_0": np.array([[0.9, 0.1]]), "INDEX_0": np.array([[7, 3]])}] * 2
+        joined = Predictions.concatenate(runs)
+        assert joined.indices is not None
+        assert joined.indices.tolist() == [[7, 3], [7, 3]]
+        assert joined.gradients is None
+
+    def test_without_scores_are_an_error(self) -> None:
+        with pytest.raises(KeyError, match="OUTPUT_0"):
+            Predictions.concatenate([{"scores": np.zeros((1, 2))}])
+
+
+class TestLoadBatch:
+    def test_one_image_and_several_are_the_same(self) -> None:
+        jpegs = [jpeg(0), jpeg(128), jpeg(255)]
+        several = load_batch(jpegs, SPEC)
+        assert (several.shape, several.dtype) == ((3, 3, 2, 2), np.float32)
+        for row, one in enumerate(jpegs):
+            np.testing.assert_array_equal(load_batch([one], SPEC)[0], several[row])
+        assert several[:, 0, 0, 0] == pytest.approx([0, 128 / 255, 1], abs=0.01)
+
+    def test_no_image_is_an_error(self) -> None:
+        with pytest.raises(InvalidInput):
+            load_batch([b"not a JPEG"], SPEC)
+
+
+class TestGradients:
+    def test_stand_in_the_order_of_their_names(self) -> None:
+        gradients = {"b": np.array([[3.0, 4.0]]), "a": np.array([1.0, 2.0])}
+        assert flatten_gradients(gradients).tolist() == [1, 2, 3, 4]
+
+    def test_of_a_saved_step_are_those_of_the_same_parameters(self) -> None:
+        """By name, not by the order of the graph's outputs: `b.weight` and `b` sort otherwise with their suffix."""
+        eager = {"b": np.array([1.0]), "b.weight": np.array([2.0]), "a": np.array([0.0])}
+        outputs = {f"{name}_gradient": array for name, array in reversed(eager.items())}
+        saved = parameter_gradients_of({"OUTPUT_0": np.zeros((1, 2)), **outputs})
+        np.testing.assert_array_equal(saved, flatten_gradients(eager))
+        np.testing.assert_array_equal(saved, [0, 1, 2])
+
+
+# Eager PyTorch, in the process that opens it.
+
+
+class TestEager:
+    """The eager workload on a linear model in PyTorch, whose gradients are known."""
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> str:
+        (tmp_path / "linear.py").write_text(
+            "import torch\n"
+            "from torch import nn\n"
+            "def net():\n"
+            "    torch.manual_seed(0)\n"
+            "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
+        )
+        return f"python:{tmp_path / 'linear.py'}:net"
+
+    def predictions(self, source: str, jpegs: Sequence[bytes], *, gradient: bool) -> Any:
+        spec = {"resize": 2, "crop": [2, 2]}
+        request = story_request(source=source, image_size=2, preprocess=spec, gradient=gradient)
+        with EagerWorkload(request=request, derivative="output:input").open() as predictor:
+            predictor.run_one(jpegs[0])
+            assert predictor.parameter_gradients is not None
+            return predictor.predict(jpegs), *predictor.parameter_gradients(jpegs[0])
+
+    def test_scores_and_gradients_by_parameters(self, source: str, held_out: Digits) -> None:
+        predictions, gradients, noise = self.predictions(source, held_out.jpegs, gradient=False)
+        sample = load_batch(held_out.jpegs[:1], Preprocess(resize=2, crop=(2, 2))).ravel()
+        assert predictions.scores.shape == (4, 2)
+        assert predictions.gradients is None
+        # The sum of all scores is differentiated: by a bias that is 1, by a weight its input.
+        np.testing.assert_allclose(gradients, [1, 1, *sample, *sample], rtol=1e-6)
+        assert 0 < noise < 1e-5
+
+
+# A session in the process that opens it.
+
+
+class TestSession:
+    def test_classifies_real_digits(self, digits: Path, preprocess: Preprocess, held_out: Digits) -> None:
+        workload = SessionWorkload(graph=digits / "1" / "model.onnx", preprocess=preprocess, device=CPU)
+        with workload.open() as predictor:
+            predictions = predictor.predict(held_out.jpegs)
+            predictor.run_one(held_out.jpegs[0])
+            assert predictor.callers == 1
+            assert predictor.parameter_gradients is None
+        assert predictions.scores.shape == (4, 10)
+        assert predictions.gradients is None
+        np.testing.assert_array_equal(predictions.scores.argmax(axis=1), held_out.targets)
+
+    def test_runs_in_fp32_by_default(self, digits: Path) -> None:
+        with open_session(digits / "1" / "model.onnx", CPU) as session:
+            placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
+        assert placement is not None
+        assert set(placement.products) == {Precision.FP32}
+
+    def test_a_graph_that_is_damaged(self, tmp_path: Path, preprocess: Preprocess) -> None:
+        (tmp_path / "model.onnx").write_bytes(b"nonsense")
+        workload = SessionWorkload(graph=tmp_path / "model.onnx", preprocess=preprocess, device=CPU)
+        with pytest.raises(GraphkilnError), workload.open():
+            pytest.fail("it cannot be opened")
+
+    @pytest.mark.parametrize(("outputs", "gradient"), [(1, False), (2, True)])
+    def test_takes_outputs_by_their_order(
+        self, preprocess: Preprocess, held_out: Digits, outputs: int, gradient: bool
+    ) -> None:
+        """A saved training step has gradients by parameters behind its scores: these are no gradient by the image."""
+        session: Any = FakeSession({"any": np.ones((1, 10)), "name": np.zeros((1, 3, 2, 2)), "more": np.zeros(1)})
+        found = predict_one_by_one(session, held_out.jpegs, preprocess, outputs=outputs)
+        assert found.scores.shape == (4, 10)
+        assert (found.gradients is not None) is gradient
+        assert [len(batch) for batch in session.fed] == [1] * 4  # one by one, as it is measured
+
+
+# A saved training step, then a saved forward graph.
+
+
+class TestStatic:
+    @pytest.fixture
+    def sessions(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeSession]:
+        found = {
+            "training.onnx": FakeSession(
+                {"OUTPUT_0": np.full((1, 2), 5.0), "w_gradient": np.array([1.0, 2.0]), "a_gradient": np.array([0.0])}
+            ),
+            "forward.onnx": FakeSession({"OUTPUT_0": np.full((1, 2), 5.0)}),
+        }
+
+        @contextmanager
+        def open_fake(graph: Path, device: Device) -> Iterator[FakeSession]:
+            assert device == CPU
+            with found[graph.name] as session:
+                yield session
+
+        monkeypatch.setattr(static_module, "open_session", open_fake)
+        return found
+
+    @pytest.fixture
+    def workload(self, preprocess: Preprocess) -> StaticWorkload:
+        return StaticWorkload(
+            training_graph=Path("training.onnx"), forward_graph=Path("forward.onnx"), preprocess=preprocess, device=CPU
+        )
+
+    def test_an_image_is_a_training_step_and_a_second_forward(
+        self, workload: StaticWorkload, sessions: dict[str, FakeSession], held_out: Digits, preprocess: Preprocess
+    ) -> None:
+        with workload.open() as predictor:
+            predictor.run_one(held_out.jpegs[0])
+        expected = load_batch(held_out.jpegs[:1], preprocess)
+        for session in sessions.values():
+            (fed,) = session.fed
+            np.testing.assert_array_equal(fed, expected)
+            assert session.closed
+
+    def test_predictions_are_those_of_the_training_graph(
+        self, workload: StaticWorkload, sessions: dict[str, FakeSession], held_out: Digits
+    ) -> None:
+        with workload.open() as predictor:
+            found = predictor.predict(held_out.jpegs)
+        assert found.scores.shape == (4, 2)
+        assert found.gradients is None
+        assert sessions["forward.onnx"].fed == []
+
+    @pytest.mark.usefixtures("sessions")
+    def test_gradients_by_parameters_are_one_row(self, workload: StaticWorkload, held_out: Digits) -> None:
+        with workload.open() as predictor:
+            assert predictor.parameter_gradients is not None
+            gradients, noise = predictor.parameter_gradients(held_out.jpegs[0])
+        assert (gradients.tolist(), noise) == ([0, 1, 2], 0)
+
+
+# Requests to a server that is not there.
+
+
+class FakeClient:
+    """A client of one model: the score of an image is its mean, and the answer takes the longer the darker it is."""
+
+    opened: list[FakeClient]
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        self.url, self.timeout_s = url, timeout_s
+        self.preprocess = Preprocess(resize=2, crop=(2, 2))
+        self.classified: list[tuple[bytes, int]] = []
+        self.threads: set[int] = set()
+        self.closed = False
+        self.opened.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def model(self, name: str) -> Self:
+        assert name == "compiled"
+        return self
+
+    def infer(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        self.threads.add(threading.get_ident())
+        mean = float(feeds["INPUT_0"].mean())
+        time.sleep(0.02 * (1 - mean))
+        return {"OUTPUT_0": np.array([[mean, -mean]]), "INDEX_0": np.array([[0, 1]])}
+
+    def classify(self, jpeg: bytes, top_k: int) -> str:
+        self.classified.append((jpeg, top_k))
+        return "seven"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
+    """The clients that were opened."""
+    clients: list[FakeClient] = []
+
+    class Client(FakeClient):
+        opened = clients
+
+    monkeypatch.setattr(graphkiln_client, "Client", Client)
+    return clients
+
+
+def workload(**fields: Any) -> ServedWorkload:
+    usual = {"url": "grpc://h:1", "model": "compiled", "callers": 3, "top_k": 0, "gradient": False}
+    return ServedWorkload(**{**usual, **fields})
+
+
+def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], held_out: Digits) -> None:
+    """Although several are under way at once, and answered in another order."""
+    with workload().open() as predictor:
+        found = predictor.predict(held_out.jpegs)
+    means = [load_batch([jpeg], Preprocess(resize=2, crop=(2, 2))).mean() for jpeg in held_out.jpegs]
+    np.testing.assert_allclose(found.scores[:, 0], means, rtol=1e-6)
+    assert found.indices is not None
+    assert len(opened[0].threads) > 1
+
+
+def test_the_client_is_patient_and_closed(opened: list[FakeClient]) -> None:
+    with workload().open() as predictor:
+        assert predictor.callers == 3
+        assert not opened[0].closed
+    assert (opened[0].url, opened[0].timeout_s, opened[0].closed) == ("grpc://h:1", 600, True)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "gradient", "labeled"), [(0, False, False), (5, False, True), (5, True, False), (0, True, False)]
+)
+def test_images_come_back_with_labels_where_the_graph_ranks(
+    opened: list[FakeClient], held_out: Digits, top_k: int, gradient: bool, labeled: bool
+) -> None:
+    """A gradient beside the ranking is a tensor: `classify` would leave it out, and measure less work."""
+    with workload(top_k=top_k, gradient=gradient).open() as predictor:
+        found = predictor.run_one(held_out.jpegs[0])
+    assert (found == "seven") is labeled
+    assert opened[0].classified == ([(held_out.jpegs[0], 5)] if labeled else [])
+
+
+def test_the_server_says_how_an_image_becomes_the_input(opened: list[FakeClient], held_out: Digits) -> None:
+    with workload().open() as predictor:
+        opened[0].preprocess = Preprocess(resize=2, crop=(2, 2), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+        shifted = predictor.predict(held_out.jpegs[:1]).scores[0, 0]
+    plain = load_batch(held_out.jpegs[:1], Preprocess(resize=2, crop=(2, 2))).mean()
+    assert shifted == pytest.approx(2 * plain - 1, rel=1e-5)
+
+
+# The source model: a PyTorch classifier of one image, and how an image becomes its input.
+
+SPEC_OF_SOURCE = {"resize": 2, "crop": [2, 2]}
+
+
+def model(preprocess: Preprocess | None) -> Any:
+    return SimpleNamespace(preprocess=preprocess)
+
+
+class TestPreprocess:
+    def test_of_the_source(self) -> None:
+        spec = Preprocess(resize=3, crop=(3, 3))
+        assert source_preprocess(model(spec), story_request()) is spec
+
+    def test_of_the_request_goes_first(self) -> None:
+        found = source_preprocess(model(Preprocess(resize=3, crop=(3, 3))), story_request(preprocess=SPEC_OF_SOURCE))
+        assert found == Preprocess(resize=2, crop=(2, 2))
+
+    def test_that_nobody_knows_says_how_to_give_it(self) -> None:
+        with pytest.raises(ConversionError, match=r"nobody says how an image .*resnet18.*--preprocess '\{"):
+            source_preprocess(model(None), story_request())
+
+    @pytest.mark.parametrize(
+        ("spec", "named"), [({"resise": 2}, r"preprocess\.resise"), ({"resize": "big"}, r"preprocess\.resize")]
+    )
+    def test_a_key_that_is_wrong_is_named(self, spec: dict[str, Any], named: str) -> None:
+        with pytest.raises(ManifestError, match=named):
+            source_preprocess(model(None), story_request(preprocess=spec))
+
+
+class TestOpen:
+    def write(self, folder: Path, body: str) -> str:
+        (folder / "made.py").write_text(f"import torch\nfrom torch import nn\n{body}\n")
+        return f"python:{folder / 'made.py'}:net"
+
+    def test_a_classifier(self, tmp_path: Path) -> None:
+        source = self.write(tmp_path, "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))")
+        model = open_source_model(story_request(source=source, image_size=2, preprocess=SPEC_OF_SOURCE))
+        assert [tuple(spec.shape) for spec in model.inputs] == [(3, 2, 2)]  # of one sample
+        model.close()
+
+    def test_a_saved_graph_has_no_story(self, digits: Path) -> None:
+        source = str(digits / "1" / "model.onnx")
+        with pytest.raises(ConversionError, match=r"begins with a PyTorch model of one image.*torchvision:ARCH"):
+            open_source_model(story_request(source=source, image_size=32, preprocess=SPEC_OF_SOURCE))
+
+    def test_one_that_nobody_can_preprocess(self, tmp_path: Path) -> None:
+        source = self.write(tmp_path, "def net():\n    return nn.Flatten()")
+        with pytest.raises(ConversionError, match="nobody says how an image"):
+            open_source_model(story_request(source=source, image_size=2))
+
+    def test_an_unknown_architecture(self) -> None:
+        with pytest.raises(ConversionError, match="resnet9000"):
+            open_source_model(story_request(source="torchvision:resnet9000"))
