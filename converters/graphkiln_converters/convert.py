@@ -46,7 +46,7 @@ from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.precision import check_lowers, check_quantizer, loosened, lower_and_prove
 from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
-from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
 from graphkiln_converters.sources.base import (
@@ -60,7 +60,6 @@ from graphkiln_converters.sources.base import (
     SourceOptions,
     TaskSource,
     WholeSource,
-    check_file,
     open_source,
 )
 from graphkiln_converters.write import (

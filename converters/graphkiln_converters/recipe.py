@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name
+from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, nearest
 from graphkiln_converters.detection.options import BoxFormat, Head
 
 # The model name that a source suggests, for a conversion that is given none.
@@ -282,3 +283,31 @@ class Recipe(BaseModel):
 def respelled(document: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe whose keys were written by an earlier release, by the keys of this one."""
     return {_OLD_SPELLINGS.get(key, key): value for key, value in document.items()}
+
+
+def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
+    """Check that a path leads to a file; its reader checks the contents.
+
+    Args:
+        path: The path.
+        what: Purpose of the file, for the message: `weights`.
+        expected: Kind of file, for the hint.
+
+    Raises:
+        ConversionError: There is nothing, or a folder.
+    """
+    path = Path(path)
+    prefix, fallback = f"{what}: " if what else "", f"expected {expected}" if expected else ""
+    if path.is_dir():
+        inside = sorted(each.name for each in path.glob(f"*{path.suffix}") if each.is_file()) if path.suffix else []
+        hint = f"did you mean '{path / inside[0]}'?" if len(inside) == 1 else fallback or "name a file in it"
+        raise ConversionError(f"{prefix}{path} is a folder, not a file", hint=hint)
+    if not path.exists():
+        raise ConversionError(f"{prefix}there is no file {path}", hint=near_file(path) or fallback)
+
+
+def near_file(path: Path) -> str:
+    """Suggest a file with a similar name in the same folder; empty where there is none."""
+    files = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
+    near = nearest(path.name, files)
+    return f"did you mean '{path.parent / near}'?" if near else ""

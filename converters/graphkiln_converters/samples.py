@@ -24,8 +24,9 @@ from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.proof.tasks import is_judged, judge
 from graphkiln_converters.annotations import read_task_targets
-from graphkiln_converters.prove import ReferenceSamples, run_in_batches
+from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.runnable import run_in_batches
 from graphkiln_converters.sources.base import GradientSource, InputSpec, OpenModel, PreciseSource, synthetic_samples
 
 SEED = 20260101

@@ -20,9 +20,9 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
-from graphkiln_backend.graph.text import nearest
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
+from graphkiln_converters.recipe import near_file
 
 # What was probably meant by a source that is none: `resnet18`, `hf:bert`, a folder, a file of weights.
 #
@@ -421,34 +421,6 @@ def synthetic_samples(
             array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
         feeds[spec.name] = array
     return feeds
-
-
-def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
-    """Check that a path leads to a file; its reader checks the contents.
-
-    Args:
-        path: The path.
-        what: Purpose of the file, for the message: `weights`.
-        expected: Kind of file, for the hint.
-
-    Raises:
-        ConversionError: There is nothing, or a folder.
-    """
-    path = Path(path)
-    prefix, fallback = f"{what}: " if what else "", f"expected {expected}" if expected else ""
-    if path.is_dir():
-        inside = sorted(each.name for each in path.glob(f"*{path.suffix}") if each.is_file()) if path.suffix else []
-        hint = f"did you mean '{path / inside[0]}'?" if len(inside) == 1 else fallback or "name a file in it"
-        raise ConversionError(f"{prefix}{path} is a folder, not a file", hint=hint)
-    if not path.exists():
-        raise ConversionError(f"{prefix}there is no file {path}", hint=near_file(path) or fallback)
-
-
-def near_file(path: Path) -> str:
-    """Suggest a file with a similar name in the same folder; empty where there is none."""
-    files = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
-    near = nearest(path.name, files)
-    return f"did you mean '{path.parent / near}'?" if near else ""
 
 
 USUAL_SIZE = 8  # of a dimension that varies and whose size is not given

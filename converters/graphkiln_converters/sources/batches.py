@@ -29,8 +29,7 @@ from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_signature
-from graphkiln_converters.prove import run_in_batches
-from graphkiln_converters.runnable import raise_opset, save_runnable
+from graphkiln_converters.runnable import raise_opset, run_in_batches, save_runnable
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel
 

@@ -34,13 +34,13 @@ from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_ou
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_converters.recipe import check_file
 from graphkiln_converters.runnable import raise_opset, save_runnable
 from graphkiln_converters.sources.base import (
     EXPORT_BATCH,
     USUAL_SIZE,
     InputSpec,
     SourceOptions,
-    check_file,
     sizes_of,
     synthetic_samples,
 )

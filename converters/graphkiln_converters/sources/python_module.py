@@ -16,7 +16,8 @@ from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, check_file
+from graphkiln_converters.recipe import check_file
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.pytorch import TorchModel, freeze, input_specs
 from graphkiln_converters.torch_libraries import prepare_torchvision
 from graphkiln_converters.weights import load_weights

@@ -28,7 +28,8 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.graph.strings import as_text, is_text
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, check_file, synthetic_samples
+from graphkiln_converters.recipe import check_file
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, synthetic_samples
 
 # The columns that an estimator of scikit-learn takes: numbers, categories, documents.
 

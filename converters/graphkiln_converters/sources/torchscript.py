@@ -26,14 +26,8 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.sources.base import (
-    CODE_HINT,
-    EXPORT_BATCH,
-    InputSpec,
-    SourceOptions,
-    check_file,
-    synthetic_samples,
-)
+from graphkiln_converters.recipe import check_file
+from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 

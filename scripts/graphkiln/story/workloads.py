@@ -258,7 +258,7 @@ class EagerWorkload:
 
     def _predict(self, model: TorchModel, feeds: Mapping[str, AnyArray]) -> Predictions:
         from graphkiln_converters.gradient import add_gradient
-        from graphkiln_converters.prove import run_in_batches
+        from graphkiln_converters.runnable import run_in_batches
 
         model.module.to("cpu")
         if not self.request.gradient:

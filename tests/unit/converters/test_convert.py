@@ -44,8 +44,8 @@ from graphkiln_converters.convert import (
     with_fitting_labels,
     with_task,
 )
-from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec, OpenModel, SourceOptions, check_file, near_file
+from graphkiln_converters.recipe import Recipe, check_file, near_file
+from graphkiln_converters.sources.base import InputSpec, OpenModel, SourceOptions
 
 TEXT = """(float[batch,3,8,8] image) => (float[batch,5] scores) {
     c = Conv<pads=[1,1,1,1]>(image, kernel)

@@ -20,13 +20,8 @@ from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.proof.policy import EXPORT, FP16
 from graphkiln_backend.repository.version import read_version_signature
-from graphkiln_converters.prove import (
-    EXPORT_BATCH,
-    ReferenceSamples,
-    other_batch_sizes,
-    prove_graph,
-    run_in_batches,
-)
+from graphkiln_converters.prove import EXPORT_BATCH, ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_converters.runnable import run_in_batches
 from graphkiln_converters.write import check_fits, check_newest_fits
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
