@@ -7,7 +7,7 @@ from typing import Literal, TypedDict, TypeVar, get_args
 
 import numpy as np
 
-from graphkiln_backend.graph import topk
+from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
 from graphkiln_backend.images.decoding import ImageLike

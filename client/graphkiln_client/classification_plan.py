@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import VERBS, is_classification
+from graphkiln_backend.graph.task import VERBS, Ranking, is_classification
 from graphkiln_client.metadata import ALL_CLASSES
 from graphkiln_client.served_version import ServedVersion
 from graphkiln_client.transports.base import PLAIN, RequestedOutput

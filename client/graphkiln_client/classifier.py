@@ -8,7 +8,7 @@ from functools import partial
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.graph.image_model import INPUT
+from graphkiln_backend.graph.preprocess import INPUT
 from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_client.classification import rank_scores, read_ranking, split_samples
 from graphkiln_client.classification_plan import ClassificationPlan, is_batching, plan_classification

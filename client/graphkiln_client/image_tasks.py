@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.graph.image_model import INPUT
+from graphkiln_backend.graph.preprocess import INPUT
 from graphkiln_backend.graph.task import VERBS, Task, is_classification, output_names
 from graphkiln_backend.graph.task import Detection as DetectionTask
 from graphkiln_backend.graph.task import Embedding as EmbeddingTask

@@ -11,15 +11,11 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.decoding import parse_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
-from graphkiln_backend.graph.image_model import PARAMETER as ACCEPTS
-from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
-from graphkiln_backend.graph.image_model import TENSOR_MODEL, image_model_name
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, TENSOR_MODEL, Preprocess, image_model_name
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.preprocess import PUBLISHED as IMAGE_MODEL
 from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import Task, read_task
+from graphkiln_backend.graph.task import RANKING, Ranking, Task, read_task
 from graphkiln_client.results import Classification
 
 T = TypeVar("T")
@@ -94,7 +90,7 @@ def published_image_model(config: Mapping[str, Any], *, expected: bool = False) 
         expected: Whether one that is asked for counts, too: a server in explicit mode has it, and names it nowhere.
     """
     published = _parameter(config, IMAGE_MODEL) or ""
-    if published or not expected or _parameter(config, ACCEPTS) != "true":
+    if published or not expected or _parameter(config, ACCEPT_IMAGES) != "true":
         return published
     return image_model_name(str(config.get("name", "")))
 

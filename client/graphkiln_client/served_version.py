@@ -14,8 +14,7 @@ from typing import Any
 from graphkiln_backend.graph.contract import Contract, ContractChanged
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.task import Ranking, Task
 from graphkiln_client.metadata import has_labels, published_contracts, published_ranking, published_spec, published_task
 from graphkiln_client.model_info import ModelInfo
 

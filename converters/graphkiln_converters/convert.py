@@ -21,7 +21,7 @@ import onnx_ir
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError, UndecidedError, VerificationError
-from graphkiln_backend.graph.labels import read_labels
+from graphkiln_backend.graph.task import read_labels
 from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -40,7 +40,7 @@ from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64
-from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote
+from graphkiln_backend.storage.address import RemoteAddress, is_remote
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_converters.detection.options import DetectorOptions

@@ -21,9 +21,8 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Detection, Task
+from graphkiln_backend.graph.task import Detection, Ranking, Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove

@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln_backend.graph.arrays import read_npz
+from graphkiln_backend.graph.arrays import as_text, read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, InvalidInput, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.strings import as_text
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import image_files, list_images

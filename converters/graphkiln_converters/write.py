@@ -15,9 +15,6 @@ from pathlib import Path
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.image_model import CONFIG_LINE, PARAMETER
-from graphkiln_backend.graph.image_model import accepts_images as accepts
-from graphkiln_backend.graph.labels import labels_text
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -29,10 +26,10 @@ from graphkiln_backend.graph.manifest import (
     Verification,
     sha256_of,
 )
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, CONFIG_LINE, Preprocess
+from graphkiln_backend.graph.preprocess import accepts_images as accepts
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Task, check_task
+from graphkiln_backend.graph.task import Ranking, Task, check_task, labels_text
 from graphkiln_backend.graph.text import fault_in_name
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import ModelConfigProto, complete, config_text, read_config
@@ -164,7 +161,7 @@ def check_newest_fits(model_folder: Path, config: Path) -> None:
 
 
 def _accepts(config: ModelConfigProto) -> bool:
-    return PARAMETER in config.parameters and accepts(config.parameters[PARAMETER].string_value)
+    return ACCEPT_IMAGES in config.parameters and accepts(config.parameters[ACCEPT_IMAGES].string_value)
 
 
 _MAX_BATCH_SIZE = 32

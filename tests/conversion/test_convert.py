@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes import pipeline
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess

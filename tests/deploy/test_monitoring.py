@@ -20,7 +20,7 @@ from otel_collector import Collector, attributes
 from prometheus_server import PrometheusServer, needs_prometheus
 from running import Server, Serving
 
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server

@@ -16,9 +16,8 @@ from graphs import draw
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.engines.registry import open_reference, probe
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import Device, Parallelism
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts

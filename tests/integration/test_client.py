@@ -23,7 +23,7 @@ from running import Server, Serving, StartServer, settled
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 from graphkiln_client import AsyncClient, Client, Result
 

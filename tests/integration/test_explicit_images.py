@@ -12,7 +12,7 @@ import pytest
 from running import Server, StartServer
 from test_lifecycle import zoo_load
 
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

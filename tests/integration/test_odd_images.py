@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from running import Server, Serving
 
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_backend.images.decoding import load_sample, open_image
 from graphkiln_client import Client
 

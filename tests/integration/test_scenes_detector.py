@@ -19,7 +19,7 @@ from running import Server, Serving, run_command
 from graphkiln.story.digits import digit_image
 from graphkiln.training.scenes import Scene, compose_scenes, digit_rows
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_client import Client, Detection
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -17,7 +17,7 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
-from graphkiln_backend.repository import graph_facts
+from graphkiln_backend.repository import onnx_file as graph_facts
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.system.resources import usable_cores

@@ -10,8 +10,7 @@ from tempfile import TemporaryDirectory
 
 from google.protobuf import json_format
 
-from graphkiln_backend.repository.config import ModelConfigProto, read_config, write_config
-from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.repository.config import ModelConfigProto, read_config, select_versions, write_config
 from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 
 

@@ -8,7 +8,7 @@ import json
 import ssl
 import threading
 
-from graphkiln_backend.repository.oci_registry import MANIFEST_TYPE, TITLE
+from graphkiln_backend.storage.oci import MANIFEST_TYPE, TITLE
 from graphkiln_backend.system.closing import Closeable
 
 

@@ -14,9 +14,8 @@ from graphs import compute, draw, graph, ints
 from lowered import ORT
 
 from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.device import CPU, Parallelism, Place
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel.cuts import find_stages
 from graphkiln_backend.lowering.parallel.parts import count_costs, write_parts
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import Device, Parallelism, Place
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 

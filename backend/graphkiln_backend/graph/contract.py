@@ -17,8 +17,7 @@ from typing import ClassVar
 from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.task import Ranking, Task
 
 PARAMETER = "contracts"
 """The key of config.pbtxt's `parameters` under which the contracts are published, as JSON."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.files import format_size
 
 
 class DeviceKind(enum.StrEnum):
@@ -56,3 +57,73 @@ class Device:
 
 
 CPU = Device(DeviceKind.CPU)
+
+
+# Over how many devices a model is spread: whole copies, consecutive stages of its graph, shards of its products.
+
+WAITING = 2
+"""Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parallelism:
+    """The numbers that say how a model is spread.
+
+    Attributes:
+        data: Copies of the whole model, each with devices of its own; 0 for as many as there are instances. Where there
+            are more instances, several share the stages of a copy.
+        pipeline: Consecutive stages that a copy is cut into.
+        tensor: Shards that the matrix products of a stage are cut into.
+        auto: Whether `pipeline` and `tensor` are the smallest that fit the memory.
+        micro_batches: Parts of a batch that are under way in the stages; 0 for the default.
+        memory_bytes: What a device may hold; 0 for no limit.
+    """
+
+    data: int = 0
+    pipeline: int = 1
+    tensor: int = 1
+    auto: bool = False
+    micro_batches: int = 0
+    memory_bytes: int = 0
+
+    @property
+    def devices(self) -> int:
+        """Devices of one copy."""
+        return self.pipeline * self.tensor
+
+    @property
+    def splits(self) -> bool:
+        """Whether a copy is spread over several devices."""
+        return self.devices > 1
+
+    def of(self, pipeline: int, tensor: int) -> Parallelism:
+        """The same with these numbers, which nobody need choose any more."""
+        return replace(self, pipeline=pipeline, tensor=tensor, auto=False)
+
+    def __str__(self) -> str:
+        words = [f"data={self.data}"] if self.data else []
+        words += ["auto"] if self.auto else [f"pipeline={self.pipeline}", f"tensor={self.tensor}"]
+        words += [f"micro_batches={self.micro_batches}"] if self.micro_batches else []
+        words += [f"memory={format_size(self.memory_bytes)}"] if self.memory_bytes else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a stage or a shard runs.
+
+    Attributes:
+        device: The CPU or a GPU.
+        cores: Numbers of the cores of a CPU that compute it and nothing else of the model; empty on a GPU.
+    """
+
+    device: Device
+    cores: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.cores:
+            return str(self.device)
+        first, last = self.cores[0], self.cores[-1]
+        if last - first + 1 == len(self.cores):
+            return f"cores {first}-{last}" if last > first else f"core {first}"
+        return f"cores {', '.join(map(str, self.cores))}"

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
     import ml_dtypes

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.arrays import read_npz
+from graphkiln_backend.graph.arrays import is_text, pack_text, read_npz, unpack_text
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.graph.strings import is_text, pack_text, unpack_text
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np

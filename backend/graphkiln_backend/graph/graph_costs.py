@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import LoweringError, ManifestError
+from graphkiln_backend.graph.files import TEXT_LIMIT, read_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,3 +70,73 @@ class GraphCosts:
     def flops(self) -> int:
         """Of one sample."""
         return sum(node.flops for node in self.nodes)
+
+
+# Seconds of each node of a graph as they were measured, in a file beside it: `node_times.json`.
+
+NODE_TIMES_FILE = "node_times.json"
+_SIZE = re.compile("[1-9][0-9]{0,8}")
+_HINT = "measure again (graphkiln lower STORE/NAME --measure), or remove the file: costs are counted then"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeTimes:
+    """What one core took for each node of a graph, none fused with another.
+
+    Attributes:
+        graph: SHA-256 of the graph's file.
+        runtime: What ran it, with its version.
+        machine: The processor.
+        batches: Batch size, as text -> name of a node, as splits name it -> seconds.
+    """
+
+    graph: str
+    runtime: str
+    machine: str
+    batches: dict[str, dict[str, float]]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The batch sizes that were measured, ascending."""
+        return tuple(sorted(map(int, self.batches)))
+
+    def at(self, size: int) -> Mapping[str, float]:
+        """Seconds of each node for a batch size of `sizes`."""
+        return self.batches[str(size)]
+
+    def text(self) -> str:
+        """What the file holds."""
+        return json.dumps(encode(self), indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> NodeTimes:
+        """Reads a file of `text`.
+
+        Raises:
+            LoweringError: It cannot be read, or holds something else.
+        """
+        try:
+            found = decode(cls, json.loads(read_bytes(path, TEXT_LIMIT)))
+        except (OSError, ValueError, OverflowError, RecursionError, ManifestError) as error:
+            raise unusable(path, str(error)) from error
+        if reason := _find_fault(found):
+            raise unusable(path, reason)
+        return found
+
+
+def unusable(path: Path, reason: str) -> LoweringError:
+    """The error for a file of times that is no use, and why."""
+    return LoweringError(f"{path} cannot be used", attempts=(reason,), hint=_HINT)
+
+
+def _find_fault(times: NodeTimes) -> str:
+    """What is wrong with values that JSON can hold; empty where nothing is."""
+    if sizes := [size for size in times.batches if not _SIZE.fullmatch(size)]:
+        return f"batches: '{sizes[0][:20]}' is no batch size"
+    for size, seconds in times.batches.items():
+        for name, value in seconds.items():
+            if not (math.isfinite(value) and value >= 0):
+                return f"batches.{size}.{name}: {value} is no number of seconds"
+        if not sum(seconds.values()):
+            return f"batches.{size}: no node took any time"
+    return "" if times.batches else "batches: nothing was measured"

@@ -13,9 +13,8 @@ from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import TEXT_LIMIT, open_regular, read_bytes
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.task import Ranking, Task
 
 FORMAT_VERSION = 2
 """What is written. Format 1 had no hash of labels and none of its own, and is still read."""

@@ -6,7 +6,7 @@ import enum
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,7 @@ from graphkiln_backend.graph import task as tasks
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_backend.images.frame import Frame
-from graphkiln_backend.images.masks import Mask, encode_rle
-from graphkiln_backend.images.sampling import best_class, sample_nearest
+from graphkiln_backend.images.masks import Mask, best_class, encode_rle, sample_nearest
 
 
 @dataclass(frozen=True, slots=True)

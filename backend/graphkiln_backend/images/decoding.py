@@ -20,8 +20,7 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.colors import to_color
-from graphkiln_backend.images.formats import FORMATS
-from graphkiln_backend.images.other_formats import HEAD_BYTES, recognize, recognize_text
+from graphkiln_backend.images.formats import FORMATS, HEAD_BYTES, recognize, recognize_text
 
 # From a decoded image in its colors to a sample: resized, cropped or padded, normalized.
 

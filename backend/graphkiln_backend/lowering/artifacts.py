@@ -18,15 +18,18 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import CacheError, LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.modules import source_digest, version_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.source_digest import source_digest
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.phases import Phases
-from graphkiln_backend.repository.onnx_file import read_precision, read_replaced_outputs, save_with_tensor_outputs
-from graphkiln_backend.repository.onnx_reading import graph_sha256
+from graphkiln_backend.repository.onnx_file import (
+    graph_sha256,
+    read_precision,
+    read_replaced_outputs,
+    save_with_tensor_outputs,
+)
 from graphkiln_backend.repository.version import ModelVersion
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
+from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision

@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.cache.reservation import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.decoding import decode, encode
-from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import CacheError, ConversionError, GraphkilnError, ManifestError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, open_regular, stamp_of
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.source_digest import source_digest
-from graphkiln_backend.repository.graph_facts import GraphFacts, known_facts, remember_facts
+from graphkiln_backend.graph.modules import source_digest, version_of
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
-from graphkiln_backend.repository.onnx_file import read_facts
+from graphkiln_backend.repository.onnx_file import GraphFacts, known_facts, read_facts, remember_facts
 from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
 
 # What a graph's file says is kept in the artifact cache, by the hash of the file and the code that read it.

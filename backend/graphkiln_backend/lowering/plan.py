@@ -8,9 +8,8 @@ from pathlib import Path
 
 from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.hardware import missing_instructions
-from graphkiln_backend.graph.device import Device, DeviceKind
+from graphkiln_backend.graph.device import Device, DeviceKind, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_values import Choice
 from graphkiln_backend.lowering.settings import AUTO, Settings

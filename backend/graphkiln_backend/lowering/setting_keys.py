@@ -15,13 +15,13 @@ from graphkiln_backend.engines.base import GraphLevel
 from graphkiln_backend.graph.contract import GRAPHS
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
-from graphkiln_backend.graph.image_model import PUBLISHED as IMAGE_MODEL
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.preprocess import PUBLISHED as IMAGE_MODEL
 from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_backend.repository.sequence_tensors import TEXT_ID_PARAMETER
+from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
 
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphkiln_backend.graph.device import Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import read_size
 

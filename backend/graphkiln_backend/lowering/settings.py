@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from graphkiln_backend.engines.base import SessionTuning
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
-from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
 from graphkiln_backend.lowering.setting_keys import (
     ACCELERATOR_ORIGIN,
     ACCELERATOR_SETTINGS,

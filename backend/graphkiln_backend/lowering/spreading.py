@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from graphkiln_backend.engines import hardware
+from graphkiln_backend.graph.device import Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.parallel.measured_speed import find_times

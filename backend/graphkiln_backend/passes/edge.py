@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Task, rename_outputs
+from graphkiln_backend.graph.task import Ranking, Task, rename_outputs
 
 Arrays = Mapping[str, AnyArray]
 """Tensors by name."""

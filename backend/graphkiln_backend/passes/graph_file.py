@@ -10,7 +10,7 @@ import onnx_ir
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.passes.base import weight_bytes
 from graphkiln_backend.passes.sparse import make_dense
-from graphkiln_backend.repository.external_data import external_locations
+from graphkiln_backend.repository.onnx_file import external_locations
 
 OPSET = 18
 """ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton

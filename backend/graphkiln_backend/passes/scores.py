@@ -9,7 +9,7 @@ import onnx_ir
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.splicing import append
 

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphkiln_backend.graph.arrays import as_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.graph.lazy_module import LazyModule
 from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.strings import as_text
-from graphkiln_backend.graph.task import Reading, is_classification
+from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.graph.task import Ranking, Reading, is_classification
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
 from graphkiln_backend.proof.ranks import score_indices
 

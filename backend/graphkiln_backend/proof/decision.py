@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.proof.ranks import scatter_scores
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 
 Arrays = Mapping[str, AnyArray]
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.repository.config import ModelConfigProto, complete
+from graphkiln_backend.repository.config import ModelConfigProto, complete, select_versions
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.repository.version_policy import select_versions
 
 HINT = "convert it under another --name, or take the versions that have the other signature out of the store"
 

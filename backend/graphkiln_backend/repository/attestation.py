@@ -21,10 +21,9 @@ from typing import Any, BinaryIO
 
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import MIB, open_regular, read_text
-from graphkiln_backend.repository.other_folders import visible
 from graphkiln_backend.repository.signing_keys import SigningKey, TrustedKeys, is_signed, short
 from graphkiln_backend.repository.stores import walk
-from graphkiln_backend.repository.version_folders import version_folders
+from graphkiln_backend.repository.version_folders import version_folders, visible
 
 ATTESTATION_FILE = "attestation.json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"

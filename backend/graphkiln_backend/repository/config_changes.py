@@ -12,9 +12,8 @@ from pathlib import Path
 from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.config import ModelConfigProto, pb, read_config
 from graphkiln_backend.repository.pbtxt_edits import edited_text
-from graphkiln_backend.repository.protobuf import pb
 
 NO_BATCHER = -1
 """As a queue delay: no dynamic batcher."""

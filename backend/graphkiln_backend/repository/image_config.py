@@ -8,20 +8,19 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import Contracts
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.image_model import (
+from graphkiln_backend.graph.preprocess import (
+    ACCEPT_IMAGES,
     INPUT,
-    PARAMETER,
     PUBLISHED,
     SAMPLE_BYTES,
     TENSOR_MODEL,
     image_model_name,
 )
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
 from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.graph.task import RANKING
+from graphkiln_backend.repository.config import ModelConfigProto, pb
 from graphkiln_backend.repository.model_config import ModelConfig, tensor_bytes
-from graphkiln_backend.repository.protobuf import pb
 
 _IMAGE_DIMS = 3
 """Dimensions of one image: two, and its channels."""
@@ -88,9 +87,11 @@ def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
 
 
 def _check(config: ModelConfigProto) -> None:
-    where = f"parameters: {PARAMETER} of '{config.name}'"
+    where = f"parameters: {ACCEPT_IMAGES} of '{config.name}'"
     if config.HasField("sequence_batching"):
-        raise RepositoryError(f"{where}: a model with sequences takes no encoded images", hint=f"remove {PARAMETER}")
+        raise RepositoryError(
+            f"{where}: a model with sequences takes no encoded images", hint=f"remove {ACCEPT_IMAGES}"
+        )
     if len(config.input) != 1 or config.batch_input:
         raise RepositoryError(
             f"{where}: an image becomes the only input, and the model has {len(config.input) + len(config.batch_input)}"

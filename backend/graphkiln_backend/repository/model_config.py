@@ -16,7 +16,7 @@ from typing import Any
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.image_model import SAMPLE_BYTES
+from graphkiln_backend.graph.preprocess import SAMPLE_BYTES
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, parse_json, read_config
 
 _DEFAULT_CPU_INSTANCES = {DROP_IN_BACKEND: 2}

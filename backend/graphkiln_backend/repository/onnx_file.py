@@ -2,21 +2,237 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.files import GRAPH_LIMIT, UnusableFile, read_bytes, stamp_of
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
-from graphkiln_backend.repository.external_data import check_external_data, external_locations
-from graphkiln_backend.repository.graph_facts import GraphFacts, known_facts
-from graphkiln_backend.repository.onnx_reading import read_graph, read_whole_graph
+
+# What a start asks of a graph's file, told without parsing it where it is known from before.
+#
+# A graph of 100 MB takes 0.2 s to parse and to look through, and the library that parses it 40 ms and 15 MB, in each of
+# forty instances. Whoever has kept what an earlier start read, by the hash of the file, hands it in here.
+
+_MOST_FILES = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraphFacts:
+    """What a file says of a graph whose outputs are tensors, and whose weights lie in the file.
+
+    Attributes:
+        signature: As `onnx_file.read_signature` reads it.
+        precision: As `onnx_file.read_precision` reads it.
+    """
+
+    signature: Signature
+    precision: Precision
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    stamp: tuple[int, ...]
+    sha256: str
+    facts: GraphFacts | None
+
+
+_known: dict[Path, _Known] = {}
+
+
+def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: GraphFacts | None) -> None:
+    """Takes note of what a file says, as long as it stays the same.
+
+    Args:
+        path: The file.
+        stamp: As `stamp_of` told it before the file was read.
+        sha256: Of its content.
+        facts: What it says; None where only the hash is known.
+    """
+    while len(_known) >= _MOST_FILES:
+        _known.pop(next(iter(_known)))
+    _known[path] = _Known(stamp, sha256, facts)
+
+
+def known_facts(path: Path) -> GraphFacts | None:
+    """What a file says, or None where it must be read."""
+    known = _find(path)
+    return known.facts if known else None
+
+
+def known_sha256(path: Path) -> str:
+    """The hash of a file, or nothing where it must be read."""
+    known = _find(path)
+    return known.sha256 if known else ""
+
+
+def _find(path: Path) -> _Known | None:
+    known = _known.get(path)
+    return known if known and known.stamp == stamp_of(path) else None
+
+
+# Reads an ONNX file once, however many ask for what it says.
+#
+# A start asks for a graph's signature, precision and outputs, and for its hash: each would read and parse 100 MB again
+# for ResNet-50. What is kept is the graph without its weights, as long as the file is the same.
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
+
+_KEPT_BYTES = 1 << 16
+"""Of a tensor: shapes and other small constants are read, weights are not."""
+_CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
+_MOST_GRAPHS = 4
+
+
+def read_graph(path: Path) -> onnx.ModelProto:
+    """A graph without the contents of large tensors; the caller's own.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return _copy(_read(path)[0])
+
+
+def graph_sha256(path: Path) -> str:
+    """SHA-256 of a graph's file, hexadecimal.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return known_sha256(path) or _read(path)[1]
+
+
+def read_whole_graph(path: Path) -> onnx.ModelProto:
+    """A graph with its weights, but for those in other files.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    return _parse(path)[0]
+
+
+def _read(path: Path) -> tuple[onnx.ModelProto, str]:
+    stamp = stamp_of(path)
+    return _read_once(path, stamp) if stamp else _parse(path)  # which says in words why it cannot be read
+
+
+@lru_cache(maxsize=_MOST_GRAPHS)
+def _read_once(path: Path, _: tuple[int, ...]) -> tuple[onnx.ModelProto, str]:
+    """As `_parse`, without the weights: their memory is given back."""
+    model, sha256 = _parse(path)
+    for tensor in _tensors(model.graph):
+        if tensor.ByteSize() > _KEPT_BYTES:
+            _strip(tensor)
+    return _copy(model), sha256
+
+
+def _strip(tensor: onnx.TensorProto) -> None:
+    for content in _CONTENTS:
+        tensor.ClearField(content)
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy
+
+
+def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
+    """A graph and the SHA-256 of its file.
+
+    Raises:
+        RepositoryError: The file is damaged.
+    """
+    try:
+        content = read_bytes(path, GRAPH_LIMIT)
+        return onnx.load_model_from_string(content), known_sha256(path) or hashlib.sha256(content).hexdigest()
+    except UnusableFile as error:
+        raise RepositoryError(f"{path} is not an ONNX graph: {error}") from error
+    except (DecodeError, OSError, MemoryError) as error:
+        raise RepositoryError(
+            f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
+        ) from error
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """The weights of a graph, and its constants."""
+    yield from graph.initializer
+    attributes = (attribute for node in graph.node for attribute in node.attribute)
+    yield from (attribute.t for attribute in attributes if attribute.HasField("t"))
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of ONNX's own operators that a graph is written in; 0 where it says none."""
+    return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
+
+
+# The tensors of a graph, and the files beside it that hold some of them.
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
+
+
+def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor in a graph: weights, attributes, and those of its subgraphs."""
+    graphs = [graph]
+    while graphs:
+        current = graphs.pop()
+        yield from current.initializer
+        for sparse in current.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+        for attribute in (attribute for node in current.node for attribute in node.attribute):
+            yield from (attribute.t, *attribute.tensors)
+            graphs += [attribute.g, *attribute.graphs] if attribute.HasField("g") else [*attribute.graphs]
+
+
+def external_locations(graph: onnx.GraphProto) -> set[str]:
+    """The files that hold weights, as the graph names them."""
+    return {
+        entry.value
+        for tensor in tensors(graph)
+        if tensor.data_location == onnx.TensorProto.EXTERNAL
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+
+
+def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
+    """Checks that a graph's weights lie in its folder.
+
+    Args:
+        graph: The graph.
+        path: Its file.
+
+    Raises:
+        RepositoryError: They do not.
+    """
+    for location in external_locations(graph):
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise RepositoryError(
+                f"{path} refers to weights in '{location}', which leads out of the version folder",
+                hint="put the weights beside the graph",
+            )
+        if not (path.parent / location).is_file():
+            raise RepositoryError(
+                f"{path} refers to weights in '{location}', which is missing", hint=f"copy it into {path.parent}"
+            )
+
 
 if TYPE_CHECKING:
     import onnx

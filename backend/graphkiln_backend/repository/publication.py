@@ -18,15 +18,12 @@ from typing import TypeVar
 from graphkiln_backend.graph.contract import GRAPHS, PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import Task, is_classification, read_task
-from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.graph.task import RANKING, Ranking, Task, is_classification, read_labels, read_task
+from graphkiln_backend.repository.config import ModelConfigProto, select_versions
 from graphkiln_backend.repository.version import (
     ModelVersion,
     contract_of,
@@ -35,7 +32,6 @@ from graphkiln_backend.repository.version import (
     read_manifest,
 )
 from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.repository.version_policy import select_versions
 
 _log = logging.getLogger("graphkiln.repository")
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.repository.remote_address import RemoteStoreError
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
 from graphkiln_backend.repository.version_folders import version_number
+from graphkiln_backend.storage.address import RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
 # Files that were fetched before a process was stopped or killed, or the network failed: nobody need fetch them again.
 #

@@ -1,14 +1,282 @@
-"""One version of a model in a remote store, or one file, fetched to be looked at."""
+"""Models in remote stores: fetch one to inspect it, pull them into a local store, push a store to a registry."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+import filecmp
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Collection, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.onnx_file import external_files
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import RemoteFiles
+from graphkiln_backend.repository.remote_copy import Listing, Unit, by_unit
+from graphkiln_backend.repository.stores import StoredModel, scan_stores, walk
 from graphkiln_backend.repository.version_folders import is_version, version_number
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles, translate
+from graphkiln_backend.storage.oci import (
+    ARTIFACT_TYPE,
+    MANIFEST_TYPE,
+    TITLE,
+    OciRegistry,
+    digest_of,
+    digest_of_file,
+)
+
+# Pulling: everything is fetched into a hidden folder of the store first and checked as a whole. Then new versions
+# appear, each by one rename. Existing files are never replaced: a difference refuses the whole pull. A file that the
+# store has already, by the registry's digest, is not fetched again.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pulled:
+    """What a store got.
+
+    Attributes:
+        models: The names of all models that were asked for.
+        files: How many files are new.
+        size_bytes: These together.
+    """
+
+    models: tuple[str, ...]
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedStore:
+    """Models that were fetched, and are not in the store yet.
+
+    Attributes:
+        folder: Where they lie, as in a store.
+        store: Where they belong.
+        units: Their files: versions as wholes, and of each model what lies beside its versions.
+    """
+
+    folder: Path
+    store: Path
+    units: Mapping[Unit, Listing]
+
+    def versions(self) -> list[Path]:
+        """The folders of all versions that were fetched."""
+        return [self.folder / model / version for model, version in sorted(self.units) if version]
+
+    def place(self) -> Pulled:
+        """Puts into the store what it does not have.
+
+        Raises:
+            RepositoryError: It has something else under the same name; nothing was changed.
+            OSError: It cannot be written.
+        """
+        if different := [path for unit in sorted(self.units) for path in self._different(unit)]:
+            more = f", nor are {len(different) - 1} more" if len(different) > 1 else ""
+            raise RepositoryError(
+                f"{self.store / different[0]} is not what was pulled{more}; nothing was changed",
+                hint="pull into another folder, or take the model or version out of this one",
+            )
+        new = {path: file for files in self.units.values() for path, file in files.items() if self._is_new(path)}
+        for model in sorted({model for model, _ in self.units}):
+            self._place_model(model)
+        names = tuple(sorted({model for model, _ in self.units}))
+        return Pulled(models=names, files=len(new), size_bytes=sum(file.size for file in new.values()))
+
+    def _place_model(self, model: str) -> None:
+        if not (self.store / model).exists():
+            (self.folder / model).rename(self.store / model)
+            return
+        for unit in sorted((unit for unit in self.units if unit[0] == model), reverse=True):
+            self._place_unit(unit)  # versions before the configuration that may select them
+
+    def _place_unit(self, unit: Unit) -> None:
+        model, version = unit
+        if version and self._is_new(f"{model}/{version}"):
+            (self.folder / model / version).rename(self.store / model / version)
+            return
+        for path in filter(self._is_new, self.units[unit]):
+            (self.store / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.folder / path).rename(self.store / path)
+
+    def _is_new(self, path: str) -> bool:
+        return not (self.store / path).exists()
+
+    def _different(self, unit: Unit) -> list[str]:
+        """What the store has in the place of a version, or beside versions, and is not the same."""
+        model, version = unit
+        if version and self._is_new(f"{model}/{version}"):
+            return []
+        files = list(self.units[unit])
+        if version:  # a version is the same when all of it is
+            there = {str(path.relative_to(self.store)) for path, _ in walk(self.store / model / version)}
+            files += sorted(path for path in there if (self.store / path).is_file() and path not in self.units[unit])
+        return [path for path in files if not self._is_same(path, may_be_new=not version)]
+
+    def _is_same(self, path: str, *, may_be_new: bool) -> bool:
+        if self._is_new(path):
+            return may_be_new
+        fetched = self.folder / path
+        return fetched.is_file() and filecmp.cmp(fetched, self.store / path, shallow=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedStore:
+    """The models of a remote store, of which nothing was fetched yet.
+
+    Attributes:
+        files: The remote store.
+        units: Its files: versions as wholes, and of each model what lies beside its versions.
+    """
+
+    files: RemoteFiles
+    units: Mapping[Unit, Listing]
+
+    def fetch(self, store: Path, folder: Path) -> FetchedStore:
+        """Fetches all of it, to be placed into a store of this machine.
+
+        Args:
+            store: Where it belongs.
+            folder: Where it lies until then, empty; on the same file system.
+
+        Raises:
+            RemoteStoreError: It cannot be read.
+            OSError: It cannot be written.
+        """
+        wanted = {path: file for listing in self.units.values() for path, file in listing.items()}
+        missing = {path: file for path, file in wanted.items() if not _link(path, file, store, folder)}
+        self.files.fetch_all(missing, folder)
+        return FetchedStore(folder, store, self.units)
+
+
+def list_store(address: RemoteAddress) -> ListedStore:
+    """Lists the models of a remote store.
+
+    Args:
+        address: The store, or a model in it.
+
+    Raises:
+        RemoteStoreError: There is no model, or it cannot be read.
+    """
+    files = RemoteFiles(address)
+    listing = files.list()
+    if is_model(listing):
+        above, name = address.split()
+        files, listing = RemoteFiles(above), {f"{name}/{path}": file for path, file in listing.items()}
+    units = by_unit(listing)
+    if not any(version for _, version in units):
+        raise RemoteStoreError(f"there is no model at {address}", hint="name a model store, or a model of one")
+    return ListedStore(files, units)
+
+
+def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
+    """Links a file that the store has already, if its digest says so; whether it did."""
+    here = store / path
+    with suppress(OSError):  # no links on this file system, or the file cannot be read: it is fetched
+        if here.is_file() and here.stat().st_size == file.size and digest_of_file(here) == file.stamp:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            os.link(here.resolve(), folder / path)
+            return True
+    return False
+
+
+# Pushes a model store to a container registry, as one artifact with a layer for each file.
+#
+# The same files make the same manifest, and so the same digest, whoever pushes them: it holds no time and no name.
+# Files that the registry has already are not sent again, and the tag appears last: nobody sees half a store.
+
+_EMPTY = b"{}"
+_EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+_FILE_TYPE = "application/octet-stream"
+_HEAD = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pushed:
+    """What was pushed.
+
+    Attributes:
+        digest: Of the manifest: `REPOSITORY@DIGEST` names it for ever.
+        files: How many.
+        size_bytes: All together.
+    """
+
+    digest: str
+    files: int
+    size_bytes: int
+
+
+def push_store(store: Path, address: RemoteAddress) -> Pushed:
+    """Pushes every file of a store's models, but for hidden ones.
+
+    Args:
+        store: The store.
+        address: `oci://HOST/REPOSITORY:TAG`.
+
+    Raises:
+        RepositoryError: There is no model, one has a problem, or the address is that of another service.
+        RemoteStoreError: The registry does not take them.
+        OSError: A file cannot be read.
+    """
+    if address.scheme != "oci" or address.root != address.options["artifact"] or "@" in address.root:
+        raise RepositoryError(f"{address} is no artifact's tag", hint="oci://HOST/REPOSITORY:TAG")
+    files = _files_of(store)
+    try:
+        registry = OciRegistry(address.root, address.options["protocol"])
+        layers = [_upload(registry, path, title) for title, path in files.items()]
+        manifest = _manifest(_upload_empty(registry), layers)
+        registry.publish(manifest)
+    except OSError as error:
+        if error.filename is not None:  # of this machine
+            raise
+        raise translate(error, address) from error
+    except Exception as error:
+        raise translate(error, address) from error
+    return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
+
+
+def _files_of(store: Path) -> dict[str, Path]:
+    """Path in the store -> file, of every model.
+
+    Raises:
+        RepositoryError: There is no model, or one has a problem.
+    """
+    models = scan_stores([store])
+    if not models:
+        raise RepositoryError(f"{store} holds no model", hint="name a model store, or a model of one")
+    return {path.relative_to(store).as_posix(): path for model in models.values() for path in _files_of_model(model)}
+
+
+def _files_of_model(model: StoredModel) -> list[Path]:
+    if problem := model.problem or next(iter(model.faults.values()), ""):
+        raise RepositoryError(f"{model.name} is not pushed: {problem}")
+    return [path for path, status in walk(model.folder) if stat.S_ISREG(status.st_mode)]
+
+
+def _upload(registry: OciRegistry, path: Path, title: str) -> dict[str, Any]:
+    """Uploads a file; its descriptor."""
+    return {**_upload_blob(registry, path, _FILE_TYPE), "annotations": {TITLE: title}}
+
+
+def _upload_blob(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:
+    digest, size = digest_of_file(path), path.stat().st_size
+    registry.upload(path, digest, size)
+    return {"mediaType": media_type, "digest": digest, "size": size}
+
+
+def _upload_empty(registry: OciRegistry) -> dict[str, Any]:
+    """Uploads what artifacts have for a configuration. Source: OCI Image Format, "Guidance for an Empty Descriptor"."""
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(_EMPTY)
+        return _upload_blob(registry, Path(file.name), _EMPTY_TYPE)
+
+
+def _manifest(config: dict[str, Any], layers: list[dict[str, Any]]) -> bytes:
+    return json.dumps({**_HEAD, "config": config, "layers": layers}, separators=(",", ":")).encode()
+
 
 _GRAPH_SUFFIX = ".onnx"
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.repository.row_rules import RULES, Mixes, Place, Places
 
 if TYPE_CHECKING:

@@ -15,11 +15,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from graphkiln_backend.graph.image_model import image_model_name
+from graphkiln_backend.graph.preprocess import image_model_name
 from graphkiln_backend.graph.text import fault_in_served_name
-from graphkiln_backend.repository.other_folders import is_passed_over, reason_to_pass_over, visible
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.repository.version_folders import is_version, version_folders
+from graphkiln_backend.repository.version_folders import (
+    is_passed_over,
+    is_version,
+    reason_to_pass_over,
+    version_folders,
+    visible,
+)
 
 _log = logging.getLogger("graphkiln.repository")
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.repository.onnx_reading import opset_of, read_graph
+from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.repository.onnx_file import opset_of, read_graph
 
 if TYPE_CHECKING:
     import onnx

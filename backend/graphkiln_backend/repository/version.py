@@ -10,15 +10,12 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Reading, check_task, is_classification
+from graphkiln_backend.graph.task import Ranking, Reading, check_task, is_classification, read_labels
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_backend.repository.graph_facts import known_sha256
 from graphkiln_backend.repository.importers import find_foreign_graph
-from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_backend.repository.onnx_file import known_sha256, read_signature
 from graphkiln_backend.repository.version_folders import version_folders
 
 GRAPH_FILE = "model.onnx"

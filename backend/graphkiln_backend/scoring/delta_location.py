@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.storage.address import RemoteAddress
 
 
 def delta_location(text: str) -> tuple[str, dict[str, str]]:

@@ -18,15 +18,12 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.labels import read_labels
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import Task, is_classification, read_task
+from graphkiln_backend.graph.task import RANKING, Ranking, Task, is_classification, read_labels, read_task
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import RemoteFiles
 from graphkiln_backend.repository.remote_model import fetch_model
 from graphkiln_backend.repository.version import newest_version
 from graphkiln_backend.repository.version_folders import version_folders, version_number
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFiles
 
 
 def with_version(request: ScoreRequest) -> ScoreRequest:

@@ -23,7 +23,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.system.closing import Closeable
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.image_model import image_model_name
+from graphkiln_backend.graph.preprocess import image_model_name
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE

@@ -18,7 +18,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.stubs import read_stubs
 from graphkiln_backend.server.suspension import SILENT_S, SuspensionDetector
 from graphkiln_backend.triton.instance_status import InstanceStatus

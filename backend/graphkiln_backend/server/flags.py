@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.text import did_you_mean, nearest
-from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
+from graphkiln_backend.storage.address import RemoteAddress, is_remote, parse_store
 from graphkiln_backend.system.admin_key import is_local
 
 _TRUE = {"true", "1", "on"}

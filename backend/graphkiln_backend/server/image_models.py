@@ -14,7 +14,7 @@ from pathlib import Path
 
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.image_model import PARAMETER, accepts_images, image_model_name
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, accepts_images, image_model_name
 from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.image_config import image_config, publish_image_model
@@ -60,7 +60,7 @@ def find_taker(config: ModelConfigProto) -> ModelConfigProto | None:
     Args:
         config: Of the model that takes tensors, complete.
     """
-    if not accepts_images(config.parameters[PARAMETER].string_value if PARAMETER in config.parameters else ""):
+    if not accepts_images(config.parameters[ACCEPT_IMAGES].string_value if ACCEPT_IMAGES in config.parameters else ""):
         return None
     try:
         return configure(config)
@@ -99,7 +99,7 @@ def asks_for_images(folder: Path) -> bool:
     """Whether a model's configuration asks for a model that takes its images; one that cannot be read does not."""
     with suppress(GraphkilnError):  # it is refused for that itself
         parameters = read_config(folder / CONFIG_FILE).parameters
-        return PARAMETER in parameters and accepts_images(parameters[PARAMETER].string_value)
+        return ACCEPT_IMAGES in parameters and accepts_images(parameters[ACCEPT_IMAGES].string_value)
     return False
 
 

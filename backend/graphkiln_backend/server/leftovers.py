@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.run_folder import remove_regions
 from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY
 from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models

@@ -12,15 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.graph.image_model import PARAMETER as ACCEPT_IMAGES
+from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
 from graphkiln_backend.repository.agreement import HINT
-from graphkiln_backend.repository.batch_guard import guard_batch
-from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
+from graphkiln_backend.repository.batch_tensors import withhold_text_id
+from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, complete_config
-from graphkiln_backend.repository.sequence_tensors import withhold_text_id
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
-from graphkiln_backend.repository.version_policy import select_versions
 from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
-from graphkiln_backend.repository.remote_files import RemoteFiles
 from graphkiln_backend.repository.remote_model import is_model
 from graphkiln_backend.server.rollout import AdmissionStopped, Keeper
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFiles
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
 # Where the local copies of remote stores lie: beside the artifacts, one for each process that serves a store.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
 from graphkiln_backend.server.listening_child import ListeningChild
 

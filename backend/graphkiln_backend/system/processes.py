@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.system.closing import Closeable
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput
-from graphkiln_backend.graph.image_model import INPUT
+from graphkiln_backend.graph.preprocess import INPUT
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.triton.batching import split_batch
 from graphkiln_backend.triton.executor import (

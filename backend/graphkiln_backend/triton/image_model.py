@@ -20,9 +20,8 @@ from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput, ModelNotFound, ModelNotReady
-from graphkiln_backend.graph.image_model import TENSOR_MODEL
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.preprocess import TENSOR_MODEL, Preprocess
 from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json

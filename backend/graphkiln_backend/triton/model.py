@@ -36,11 +36,10 @@ from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Arrays, Replay
-from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors
+from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
 from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
-from graphkiln_backend.repository.sequence_tensors import read_sequence_tensors
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import stay_on, usable_cores

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
-from graphkiln_backend.repository.sequence_tensors import SequenceState, SequenceTensors
+from graphkiln_backend.repository.batch_tensors import SequenceState, SequenceTensors
 from graphkiln_backend.triton.executor import InferenceRequest, Result
 from graphkiln_backend.triton.tensors import ArrayTensor, InputTensor, to_array
 

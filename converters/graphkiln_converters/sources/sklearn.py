@@ -22,10 +22,10 @@ import skops.io
 from skl2onnx.common.data_types import DoubleTensorType, FloatTensorType, StringTensorType
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.arrays import as_text, is_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_backend.graph.strings import as_text, is_text
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
 from graphkiln_converters.recipe import check_file

@@ -44,7 +44,7 @@ def doctor(
     """
     from graphkiln.doctor.examination import examine
     from graphkiln.doctor.finding import Level, Request
-    from graphkiln_backend.repository.remote_address import parse_store
+    from graphkiln_backend.storage.address import parse_store
 
     named = [parse_store(text) for text in model_store or ()] or ([_DEFAULT_STORE] if _DEFAULT_STORE.is_dir() else [])
     examination = examine(

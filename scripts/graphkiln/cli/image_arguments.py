@@ -13,8 +13,7 @@ import typer
 
 from graphkiln.cli.console import printable, say
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.images.formats import SUFFIXES, list_images
-from graphkiln_backend.images.other_formats import recognize_text
+from graphkiln_backend.images.formats import SUFFIXES, list_images, recognize_text
 
 if TYPE_CHECKING:
     from PIL import Image

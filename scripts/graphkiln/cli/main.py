@@ -17,8 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name, written_out
-from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.modules import version_of
 
 VERBS = {
     "serve": "serve",

@@ -20,8 +20,8 @@ def push(
     Credentials are those of `docker login`.
     """
     from graphkiln.cli.model_stores import open_stores
-    from graphkiln_backend.repository.oci_push import push_store
-    from graphkiln_backend.repository.remote_address import RemoteAddress
+    from graphkiln_backend.repository.remote_model import push_store
+    from graphkiln_backend.storage.address import RemoteAddress
 
     target = RemoteAddress.parse(address)
     if target is None:

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 
 from graphkiln.cli.console import say
-from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.text import redact_command
 from graphkiln_backend.system.resources import usable_cores
 

@@ -308,7 +308,6 @@ def serve(
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
     from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
-    from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.server.access import Access
     from graphkiln_backend.server.admin_key import PublishedKey
     from graphkiln_backend.server.attested_stores import attested_stores, read_trusted
@@ -322,6 +321,7 @@ def serve(
     from graphkiln_backend.server.remote_stores import copy_stores
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
+    from graphkiln_backend.storage.address import parse_store
 
     flags = TritonFlags.parse(
         [*context.args, *tritons_flags(log_format)],

@@ -64,9 +64,9 @@ def versions_of(text: str) -> tuple[Path, list[int]]:
     Raises:
         RepositoryError: There is no such model or version here.
     """
-    from graphkiln_backend.repository.remote_address import parse_store
     from graphkiln_backend.repository.version import newest_version
     from graphkiln_backend.repository.version_folders import version_folders, version_number
+    from graphkiln_backend.storage.address import parse_store
 
     if not isinstance(parse_store(text), Path):
         raise RepositoryError(f"{text} lies elsewhere", hint="sign the files here, then upload them")

@@ -309,7 +309,7 @@ def _plan(
 def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     from graphkiln.cli.version_paths import version_folder
     from graphkiln.tuning.subject import check_tunable, read_subject
-    from graphkiln_backend.repository.remote_address import parse_store
+    from graphkiln_backend.storage.address import parse_store
 
     place = parse_store(model)
     if not isinstance(place, Path):

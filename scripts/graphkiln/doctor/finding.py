@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.storage.address import RemoteAddress
 
 SCHEMA = 1
 """Version of the JSON document: it grows when a key changes its meaning or goes, not when one is added."""

@@ -169,8 +169,8 @@ class Need:
 
 def check_models(request: Request) -> Iterator[Finding]:
     """Every store, every model, every version."""
-    from graphkiln_backend.repository.other_folders import reason_to_pass_over
     from graphkiln_backend.repository.stores import model_at, model_folders
+    from graphkiln_backend.repository.version_folders import reason_to_pass_over
 
     needs = []
     for store in request.stores:

@@ -6,13 +6,13 @@ from collections.abc import Collection, Iterator
 
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
 from graphkiln.doctor.models import examine_model
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.storage.address import RemoteAddress
 
 
 def check_remote_stores(request: Request) -> Iterator[Finding]:
     """Lists every store; nothing is copied."""
-    from graphkiln_backend.repository.remote_address import RemoteStoreError
-    from graphkiln_backend.repository.remote_files import RemoteFiles
+    from graphkiln_backend.storage.address import RemoteStoreError
+    from graphkiln_backend.storage.files import RemoteFiles
 
     for address in request.remote:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 from graphkiln.page.server import ShownServer
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ClientError, GraphkilnError
-from graphkiln_backend.graph.image_model import PUBLISHED, TENSOR_MODEL
+from graphkiln_backend.graph.preprocess import PUBLISHED, TENSOR_MODEL
 from graphkiln_backend.graph.task import is_classification
 from graphkiln_client.served_version import ServedVersion
 

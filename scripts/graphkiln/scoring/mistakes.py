@@ -8,13 +8,13 @@ from itertools import islice
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG, object_name
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.units import ID_DIGITS
+from graphkiln_backend.storage.address import RemoteAddress
 
 _OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
 """Results and notes of a destination, and what is being written."""

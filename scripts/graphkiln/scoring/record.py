@@ -14,7 +14,7 @@ from typing import Any
 
 from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
 from graphkiln_backend.graph.decoding import encode
-from graphkiln_backend.graph.distributions import installed_version
+from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.request import ScoreRequest

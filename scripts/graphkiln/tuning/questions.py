@@ -26,9 +26,8 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.golden import joined
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.graph.task import Classification, Reading
+from graphkiln_backend.graph.task import Classification, Ranking, Reading
 from graphkiln_backend.images.formats import image_files
 from graphkiln_backend.lowering.acceptance import limits_of
 from graphkiln_backend.proof.comparison import prove

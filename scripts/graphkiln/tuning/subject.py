@@ -28,7 +28,7 @@ from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config, copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.repository.version_policy import select_versions
+from graphkiln_backend.repository.config import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.resources import usable_cores

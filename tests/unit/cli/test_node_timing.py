@@ -13,7 +13,7 @@ from graphkiln.cli.lower import measure_model
 from graphkiln.cli.main import app
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
 
 SPLIT = "--set=parallel=pipeline=2"
 

@@ -9,8 +9,8 @@ import pytest
 from commands import RunVerb
 from oci_server import OciServer, needs_registry
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
-from graphkiln_backend.repository.remote_files import RemoteFiles
+from graphkiln_backend.storage.address import RemoteAddress
+from graphkiln_backend.storage.files import RemoteFiles
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from graphkiln.doctor.finding import Request
 from graphkiln.doctor.remote_stores import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.storage.address import RemoteAddress
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
 )
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.metadata import ALL_CLASSES

@@ -15,8 +15,7 @@ from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
-from graphkiln_backend.graph.image_model import PUBLISHED
-from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
+from graphkiln_backend.graph.preprocess import PUBLISHED, Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare

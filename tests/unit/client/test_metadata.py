@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_client.metadata import (
     ALL_CLASSES,
     check_config,

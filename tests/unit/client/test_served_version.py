@@ -10,7 +10,7 @@ from fake_transport import FakeTransport
 from graphkiln_backend.graph.contract import Contract, ContractChanged, Contracts
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_client.connection import Connection
 from graphkiln_client.model_info import ModelInfo
 from graphkiln_client.runner import run

@@ -23,13 +23,13 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.image_config import image_config
-from graphkiln_backend.repository.remote_address import RemoteAddress
+from graphkiln_backend.storage.address import RemoteAddress
 from graphkiln_converters.convert import (
     check_given_files,
     convert,

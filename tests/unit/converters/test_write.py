@@ -18,7 +18,7 @@ from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Conversion, Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.version import read_version

@@ -12,7 +12,7 @@ import pytest
 from graphkiln.doctor import models as module
 from graphkiln.doctor.finding import Finding, Level, Request
 from graphkiln.doctor.models import Need, check_models, find_fit, find_missing_engines, need_of, size_of
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_backend.repository import importers
 
 HOUR_S = 3600

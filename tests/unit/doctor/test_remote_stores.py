@@ -6,8 +6,8 @@ import pytest
 
 from graphkiln.doctor.finding import Level, Request
 from graphkiln.doctor.remote_stores import check_remote_stores, is_one_model
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import RemoteFile, RemoteFiles
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
 ADDRESS = RemoteAddress.parse("s3://bucket/store")
 assert ADDRESS

@@ -11,7 +11,7 @@ import pytest
 from odd_files import ODD
 
 from graphkiln_backend.graph import arrays
-from graphkiln_backend.graph.arrays import parse_npy, read_npz
+from graphkiln_backend.graph.arrays import as_text, is_text, pack_text, parse_npy, read_npz, unpack_text
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError
 
@@ -114,3 +114,39 @@ def test_one_array() -> None:
     np.savez(several, x=np.zeros(1))
     with pytest.raises(ManifestError, match="it holds several arrays"):
         parse_npy(several.getvalue())
+
+
+# Text as plain arrays.
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a", "ü"]), np.array([b"a", "ü".encode()]), np.array(["a", b"\xc3\xbc"], np.object_)]
+)
+def test_every_kind_of_text_becomes_str(array: np.ndarray) -> None:
+    assert is_text(array)
+    assert as_text(array).tolist() == ["a", "ü"]
+    assert as_text(array).dtype == np.object_
+
+
+def test_numbers_are_no_text() -> None:
+    numbers = np.ones(3)
+    assert as_text(numbers) is numbers
+    assert not is_text(numbers)
+
+
+def test_other_bytes_are_refused() -> None:
+    with pytest.raises(UnicodeDecodeError):
+        as_text(np.array([b"\xff"], np.object_))
+
+
+def test_a_scalar_and_its_shape_come_back() -> None:
+    content, lengths = pack_text(np.array("é\0", np.object_))
+    assert content.tobytes() == "é\0".encode()
+    found = unpack_text(content, lengths)
+    assert found.shape == ()
+    assert found.item() == "é\0"
+
+
+def test_lengths_of_other_bytes_are_refused() -> None:
+    with pytest.raises(ManifestError, match="lengths"):
+        unpack_text(np.zeros(3, np.uint8), np.array([1]))

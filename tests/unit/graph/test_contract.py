@@ -7,8 +7,7 @@ import pytest
 from graphkiln_backend.graph.contract import Contract, ContractChanged, Contracts
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Embedding
+from graphkiln_backend.graph.task import Embedding, Ranking
 
 CONTRACT = Contract(preprocess=Preprocess(resize=8), labels=("größe", "b"), output="y")
 OTHERS = [

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.graph.device import CPU, Device, DeviceKind
+from graphkiln_backend.graph.device import CPU, Device, DeviceKind, Parallelism, Place
 from graphkiln_backend.graph.errors import ManifestError
 
 
@@ -48,3 +48,39 @@ def test_the_cpu_has_no_number() -> None:
 
 def test_equal_devices_are_one_key() -> None:
     assert len({CPU, Device.parse("cpu"), Device.gpu(1), Device.parse("gpu:1"), Device.gpu(2)}) == 3
+
+
+# How a model is spread over devices, in words.
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (Parallelism(), "pipeline=1, tensor=1"),
+        (Parallelism(data=2, pipeline=3, tensor=4), "data=2, pipeline=3, tensor=4"),
+        (Parallelism(auto=True, memory_bytes=3 << 30), "auto, memory=3 GiB"),
+        (Parallelism(pipeline=2, micro_batches=8), "pipeline=2, tensor=1, micro_batches=8"),
+    ],
+)
+def test_numbers_in_words(numbers: Parallelism, words: str) -> None:
+    assert str(numbers) == words
+
+
+def test_what_was_chosen_is_no_choice_any_more() -> None:
+    chosen = Parallelism(data=2, auto=True, memory_bytes=5).of(2, 3)
+    assert chosen == Parallelism(data=2, pipeline=2, tensor=3, memory_bytes=5)
+    assert (chosen.devices, chosen.splits) == (6, True)
+    assert not Parallelism(data=4).splits
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        (Place(CPU, (3,)), "core 3"),
+        (Place(CPU, (2, 3, 4)), "cores 2-4"),
+        (Place(CPU, (0, 4, 8)), "cores 0, 4, 8"),
+        (Place(Device.gpu(1)), "gpu:1"),
+    ],
+)
+def test_places_in_words(place: Place, words: str) -> None:
+    assert str(place) == words

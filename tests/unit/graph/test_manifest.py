@@ -25,8 +25,8 @@ from graphkiln_backend.graph.manifest import (
 )
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Ranking
 
 MANIFEST = Manifest(
     format_version=FORMAT_VERSION,

@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
 from graphkiln_backend.graph.decoding import decode, encode, encode_json
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ManifestError
+from graphkiln_backend.graph.errors import InvalidInput, ManifestError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec
 from graphkiln_backend.graph.task import (
     Classification,
     Detection,
     Embedding,
+    Ranking,
     Segmentation,
     Task,
+    check_count,
     check_task,
+    count_classes,
     is_classification,
+    labels_text,
     output_names,
+    read_labels,
     read_task,
     rename_outputs,
+    softmax,
+    top_k,
 )
 
 DETECTION = Detection(boxes="b", scores="s", classes="c", counts="n", masks="m", keypoints="k", score_threshold=0.25)
@@ -157,3 +172,189 @@ class TestCheck:
         with pytest.raises(ManifestError) as caught:
             check_task(task, ("a", "b"), signature, "here")
         assert message in str(caught.value)
+
+
+# Labels files.
+
+
+def signature(*shape: Dim) -> Signature:
+    return Signature(inputs=(), outputs=(TensorSpec(name="y", dtype=DType.FP32, shape=shape),))
+
+
+@pytest.mark.parametrize(
+    ("content", "labels"),
+    [
+        (b"", ()),
+        (b"a", ("a",)),
+        (b"a\nb\n", ("a", "b")),
+        (b"a\r\nb\r\n", ("a", "b")),
+        (b"a\n\nb\n", ("a", "", "b")),
+        (b"a\n\n", ("a", "")),
+        (b"\xef\xbb\xbfa\n", ("a",)),
+        ("a\x0cb\u2028c\n".encode(), ("a\x0cb\u2028c",)),  # str.splitlines would make three of it
+    ],
+)
+def test_a_label_is_a_line(tmp_path: Path, content: bytes, labels: tuple[str, ...]) -> None:
+    (tmp_path / "labels.txt").write_bytes(content)
+    assert read_labels(tmp_path / "labels.txt") == labels
+
+
+@pytest.mark.parametrize("labels", [(), ("a",), ("a", ""), ("", ""), ("größe", "a b", "a:b")])
+def test_are_read_as_they_were_written(tmp_path: Path, labels: tuple[str, ...]) -> None:
+    (tmp_path / "labels.txt").write_text(labels_text(labels))
+    assert read_labels(tmp_path / "labels.txt") == labels
+
+
+@pytest.mark.parametrize("label", ["a\nb", "a\r", "\x00", "a\u2028b", "\x1b[1m"])
+def test_a_label_that_would_be_two_lines(label: str) -> None:
+    with pytest.raises(ManifestError, match="label of class 1 holds a control character"):
+        labels_text(["a", label])
+
+
+def test_what_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="No such file"):
+        read_labels(tmp_path / "labels.txt")
+    (tmp_path / "labels.txt").write_bytes(b"caf\xe9")
+    with pytest.raises(ManifestError, match="not UTF-8"):
+        read_labels(tmp_path / "labels.txt")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ManifestError, match="it is a pipe"):
+        read_labels(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes"),
+    [(("batch", 3), 3), ((1, 3), 3), (("batch",), None), (("batch", "n"), None), (("batch", 3, 8, 8), None)],
+)
+def test_classes_of_an_output(shape: tuple[Dim, ...], classes: int | None) -> None:
+    assert count_classes(signature(*shape)) == classes
+
+
+def test_one_for_each_class() -> None:
+    check_count(("a", "b"), signature("batch", 2), "f")
+    check_count((), signature("batch", 2), "f")
+    check_count(("a", "b", "c"), signature("batch", "n"), "f")
+    assert count_classes(Signature(inputs=(), outputs=())) is None
+    for labels in (("a",), ("a", "b", "c")):
+        with pytest.raises(ManifestError, match=f"f has {len(labels)} labels, but output 'y' has 2 classes"):
+            check_count(labels, signature("batch", 2), "f")
+
+
+# The ranking that a graph publishes.
+
+RANKING = Ranking(scores="s", indices="i", labels=("a", "b", "c", "d"))
+
+
+def test_is_read_as_it_was_written() -> None:
+    assert Ranking.from_json(RANKING.to_json()) == RANKING
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"scores": "s"}', '{"scores": "s", "indices": "i", "k": 5}'])
+def test_nonsense(text: str) -> None:
+    with pytest.raises(ManifestError):
+        Ranking.from_json(text)
+
+
+def test_the_published_text_is_one_line_of_unescaped_json() -> None:
+    ranking = Ranking(scores="s", indices="i", labels=("größe", "two\nlines"))
+    assert ranking.to_json() == '{"scores":"s","indices":"i","labels":["größe","two\\nlines"]}'
+
+
+def test_a_ranking_without_labels() -> None:
+    assert Ranking.from_json('{"scores": "s", "indices": "i"}').labels == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the ranking is not JSON"),
+        ('{"scores": "s"}', "missing key 'ranking.indices'"),
+        ('{"scores": "s", "indices": 0}', "'ranking.indices' must be a value of type str, got 0"),
+        ('{"scores": "s", "indices": "i", "labels": "abc"}', "'ranking.labels' must be a list"),
+        ('{"scores": "s", "indices": "i", "labels": [1]}', "'ranking.labels[0]' must be a value of type str"),
+        ('{"scores": "s", "indices": "i", "label": []}', "unknown key 'ranking.label' (did you mean 'labels'?)"),
+    ],
+)
+def test_a_bad_key_is_named_of_ranking(text: str, message: str) -> None:
+    with pytest.raises(ManifestError) as caught:
+        Ranking.from_json(text)
+    assert message in str(caught.value)
+
+
+# The order of classes: scores, ties, NaN and infinities, of every type and rank.
+
+DTYPES = [np.bool_, np.uint8, np.uint64, np.int8, np.int64, np.float16, np.float32, np.float64]
+
+
+def reference(row: Any, k: int) -> list[int]:
+    """By Python's own sort: NaN last, then higher first, then lower index."""
+
+    def key(index: int) -> tuple[bool, Any, int]:
+        value = row[index].item()
+        is_nan = isinstance(value, float) and math.isnan(value)
+        return is_nan, 0 if is_nan else -value, index
+
+    return sorted(range(len(row)), key=key)[:k]
+
+
+@st.composite
+def scores(draw: st.DrawFn) -> Any:
+    dtype = np.dtype(draw(st.sampled_from(DTYPES)))
+    shape = draw(arrays.array_shapes(min_dims=1, max_dims=4, max_side=6))
+    elements = arrays.from_dtype(dtype, allow_nan=True, allow_infinity=True)
+    few = draw(st.lists(elements, min_size=1, max_size=4))  # so that ties are common
+    return draw(arrays.arrays(dtype, shape, elements=st.sampled_from(few), fill=st.nothing()))
+
+
+@given(values=scores(), k=st.integers(1, 8))
+def test_is_what_a_plain_sort_says(values: Any, k: int) -> None:
+    indices, best = top_k(values, k)
+    assert best.dtype == values.dtype
+    for place in np.ndindex(values.shape[:-1]):
+        expected = reference(values[place], k)
+        assert indices[place].tolist() == expected
+        np.testing.assert_array_equal(best[place], values[place][expected])
+
+
+@given(values=arrays.arrays(np.float32, st.integers(1, 300), elements=st.integers(-3, 3) | st.just(math.nan)))
+def test_many_classes_are_ranked_in_the_same_order(values: Any) -> None:
+    assert top_k(values, 5)[0].tolist() == reference(values, 5)
+
+
+def test_the_least_integer_is_the_last() -> None:
+    assert top_k(np.array([-128, 127, 0], np.int8), 3)[0].tolist() == [1, 2, 0]
+    assert top_k(np.array([-(2**63), 2**63 - 1]), 2)[0].tolist() == [1, 0]
+    assert top_k(np.array([2**64 - 1, 0, 2**64 - 2], np.uint64), 3)[0].tolist() == [0, 2, 1]
+
+
+def test_bfloat16_is_ranked_too() -> None:
+    values = np.array([1, math.nan, 3, -math.inf, 3], ml_dtypes.bfloat16)
+    assert top_k(values, 5)[0].tolist() == [2, 4, 0, 3, 1]
+
+
+def test_more_than_there_are_gives_all() -> None:
+    assert top_k(np.arange(3), 10**9)[0].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize(("values", "k"), [(np.arange(3), 0), (np.array(1.0), 1), (np.array([b"a"], object), 1)])
+def test_what_cannot_be_ranked(values: Any, k: int) -> None:
+    with pytest.raises(InvalidInput):
+        top_k(values, k)
+
+
+class TestSoftmax:
+    @given(arrays.arrays(np.float32, (2, 7), elements=st.floats(-1e4, 1e4, width=32)))
+    def test_is_a_distribution_of_the_same_order(self, values: Any) -> None:
+        probabilities = softmax(values)
+        np.testing.assert_allclose(probabilities.sum(-1), 1)
+        np.testing.assert_array_equal(np.sort(values.argsort(-1, kind="stable")), np.sort(probabilities.argsort(-1)))
+
+    def test_infinities(self) -> None:
+        assert softmax(np.array([0.0, -math.inf])).tolist() == [1, 0]
+        for undefined in ([math.nan, 1.0], [-math.inf, -math.inf], [math.inf, 1.0]):
+            assert np.isnan(softmax(np.array(undefined))).any()
+
+    def test_beside_torch_free_arithmetic(self) -> None:
+        values = np.array([1.0, 2.0, 3.0])
+        expected = [math.exp(v) / sum(map(math.exp, values)) for v in values]
+        np.testing.assert_allclose(softmax(values), expected)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import errno
 import io
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +22,21 @@ from PIL import Image, ImageCms
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.images.decoding import describe, load_sample, open_image, prepare, upright_size
+from graphkiln_backend.images.decoding import (
+    arrange,
+    check_pixels,
+    check_scans,
+    count_scans,
+    describe,
+    load_sample,
+    open_image,
+    prepare,
+    refuse_format,
+    refuse_path,
+    upright_size,
+)
 from graphkiln_backend.images.encoded import PixelBudget
 from graphkiln_backend.images.formats import FORMATS
 
@@ -498,3 +515,191 @@ class TestAsPeopleHaveThem:
         assert (sample == 77).all()
         with pytest.raises(InvalidInput, match=r"too large to decode safely.*make it smaller first"):
             load_sample(encoded(Image.new("1", (20_000, 15_000))), spec)
+
+
+# From a decoded image to a sample, beside Pillow's own functions.
+
+IMAGE = Image.effect_noise((40, 30), 80).convert("RGB")
+
+
+def pixels(**fields: Any) -> Preprocess:
+    return Preprocess(dtype=DType.UINT8, layout="HWC", **fields)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+def test_resizes_then_crops(interpolation: Any) -> None:
+    sample = arrange(IMAGE, pixels(resize=15, crop=(9, 10), interpolation=interpolation), "a")
+    expected = IMAGE.resize((20, 15), Image.Resampling[interpolation.upper()]).crop((5, 3, 15, 12))
+    np.testing.assert_array_equal(sample, np.asarray(expected))
+
+
+def test_what_has_its_size_is_not_touched() -> None:
+    np.testing.assert_array_equal(arrange(IMAGE, pixels(), "a"), np.asarray(IMAGE))
+
+
+def test_blue_comes_first_where_the_spec_says_so() -> None:
+    np.testing.assert_array_equal(arrange(IMAGE, pixels(color="BGR"), "a"), np.asarray(IMAGE)[..., ::-1])
+
+
+def test_a_letterbox_is_filled_with_gray_or_with_zeros() -> None:
+    white = Image.new("RGB", (40, 30), "white")
+    gray = arrange(white, pixels(letterbox=Letterbox(size=(40, 40), padding=7)), "a")
+    assert (gray[:5] == 7).all() & (gray[5:35] == 255).all() & (gray[35:] == 7).all()
+    zeros = arrange(white, Preprocess(letterbox=Letterbox(size=(40, 40), padding=None), mean=(0.5,) * 3), "a")
+    assert (zeros[:, :5] == 0).all() & (zeros[:, 5:35] == 0.5).all()
+
+
+def test_a_line_that_would_become_a_wall_is_named() -> None:
+    with pytest.raises(InvalidInput, match=r"^a\.png is too long and narrow: it would be resized to 25600000x256$"):
+        arrange(Image.new("L", (100_000, 1)), Preprocess(resize=256, color="L"), "a.png")
+
+
+# JPEGs whose scans are too many to be decoded in any time that somebody waits.
+
+END = b"\xff\xd9"
+
+
+def jpeg(**options: Any) -> bytes:
+    file = io.BytesIO()
+    Image.effect_noise((24, 16), 60).convert("RGB").save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def with_more_scans(count: int) -> bytes:
+    """A progressive JPEG whose last scan is there so many times more."""
+    content = jpeg(progressive=True)
+    last = content[content.rindex(b"\xff\xda") : -len(END)]
+    return content[: -len(END)] + last * count + END
+
+
+class TestCountScans:
+    def test_one_that_is_not_progressive_has_one(self) -> None:
+        assert count_scans(jpeg()) == 1
+
+    def test_progressive_ones_have_what_the_file_holds(self) -> None:
+        content = jpeg(progressive=True)
+        assert count_scans(content) == content.count(b"\xff\xda") == 10
+        assert count_scans(with_more_scans(90)) == 100
+
+    def test_what_is_no_scan_of_the_image_is_not_counted(self) -> None:
+        """Thumbnails in metadata, comments, other images and videos behind it."""
+        assert count_scans(jpeg(comment=b"\xff\xda" * 20)) == 1
+        assert count_scans(jpeg() + jpeg(progressive=True) + b"\xff\xda" * 20) == 1
+
+    def test_marks_of_a_restart_and_bytes_that_fill_are_none(self) -> None:
+        assert count_scans(jpeg(restart_marker_blocks=1)) == 1
+        assert count_scans(jpeg().replace(b"\xff\xda", b"\xff\xff\xff\xda")) == 1
+
+    @pytest.mark.parametrize("content", [b"", b"\xff", b"\xff\xd8", b"\xff\xd8\xff\xda", b"hello"])
+    def test_of_a_damaged_file_as_far_as_it_goes(self, content: bytes) -> None:
+        assert count_scans(content) == (b"\xff\xda" in content)
+
+
+class TestCheckScans:
+    @staticmethod
+    def check(content: bytes, side: int = 16, kind: str = "JPEG") -> None:
+        info = {"progressive": 1} if count_scans(content) > 1 else {}
+        image: Any = SimpleNamespace(format=kind, info=info, width=side, height=side)
+        file = io.BytesIO(content)
+        file.seek(7)
+        check_scans(image, file)
+        assert file.tell() == 7
+
+    def test_what_programs_write_is_taken_at_any_size(self) -> None:
+        self.check(jpeg(progressive=True), 13_000)
+        self.check(jpeg(), 13_000)
+
+    @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
+    def test_more_scans_than_anybody_writes(self, kind: str) -> None:
+        self.check(with_more_scans(490))
+        with pytest.raises(ValueError, match=r"would take too long: 501 scans of 16x16 pixels; save it without"):
+            self.check(with_more_scans(491), kind=kind)
+
+    def test_of_a_large_image_fewer(self) -> None:
+        with pytest.raises(ValueError, match="30 scans of 13000x13000"):
+            self.check(with_more_scans(20), 13_000)
+        self.check(with_more_scans(20), 8_000)
+
+    def test_other_formats_have_no_scans(self) -> None:
+        self.check(with_more_scans(600), kind="TIFF")
+
+
+@pytest.mark.parametrize("given", [bytes, Path])
+def test_it_is_refused_before_it_is_decoded(tmp_path: Path, given: type) -> None:
+    content = with_more_scans(600)
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(InvalidInput, match="cannot be decoded: it would take too long: 610 scans of 24x16"):
+        open_image(content if given is bytes else tmp_path / "a.jpg")
+    assert open_image(with_more_scans(300)).size == (24, 16)
+
+
+# What is said of files that are no images.
+
+
+def avif() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "AVIF")
+    return file.getvalue()
+
+
+def test_a_format_is_named_with_a_way_out() -> None:
+    error = refuse_format("cat.jpg", avif())
+    assert error.message == "cat.jpg is not an image in a known format: it is AVIF"
+    assert error.hint == "convert it: avifdec FILE OUT.png; known are JPEG, PNG, WEBP, BMP, GIF, TIFF"
+
+
+def test_what_nobody_knows_is_not_guessed() -> None:
+    error = refuse_format("5 bytes", b"hello")
+    assert str(error) == "5 bytes is not an image in a known format (known are JPEG, PNG, WEBP, BMP, GIF, TIFF)"
+
+
+def test_a_file_that_cannot_be_read() -> None:
+    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a.png")
+    assert refuse_path("a.png", missing).message == "there is no file a.png"
+    assert refuse_path("a.png", UnusableFile("it is a pipe")).message == "a.png cannot be decoded: it is a pipe"
+    assert refuse_path("a.png", OSError()).message == "a.png cannot be decoded: OSError"
+
+
+@pytest.mark.parametrize("length", [60, 3000, 100_000])
+@pytest.mark.parametrize("begin", ["", "data:image/png;base64,"])
+def test_an_image_given_as_text(length: int, begin: str) -> None:
+    """The whole text stood in the message, a megabyte of it."""
+    text = begin + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(length)).decode()
+    with pytest.raises(InvalidInput, match=r"is no path: it is (base64 text|a data: URL) \(decode ") as caught:
+        open_image(text)
+    assert len(str(caught.value)) < 4500
+
+
+def test_a_name_that_is_too_long() -> None:
+    with pytest.raises(InvalidInput, match=r"^there is no file aaaa.*a\.\.\. \(5004 characters\)$"):
+        open_image("a" * 5000 + ".png")
+
+
+def test_a_file_that_is_named_as_base64_begins_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Image.new("RGB", (5, 4)).save("R0lGOD.png")
+    assert open_image("R0lGOD.png").size == (5, 4)
+
+
+def test_every_way_in_says_the_same(tmp_path: Path) -> None:
+    (tmp_path / "cat.jpg").write_bytes(avif())
+    for read in (lambda: open_image(tmp_path / "cat.jpg"), lambda: open_image(avif()), lambda: upright_size(avif())):
+        with pytest.raises(InvalidInput, match=r"it is AVIF \(convert it: avifdec"):
+            read()
+
+
+@pytest.mark.parametrize("given", [io.BytesIO(avif()), bytearray(b"a"), memoryview(b"a"), [b"a", b"b"], None, 3.5])
+def test_what_is_given_in_the_place_of_an_image(given: Any) -> None:
+    """An open file ended in an AttributeError."""
+    for read in (open_image, lambda image: prepare(image, Preprocess())):
+        with pytest.raises(InvalidInput, match=rf"^a {type(given).__name__} is no image \(give a path, the bytes of"):
+            read(given)
+    assert describe(given) == type(given).__name__ or hasattr(given, "shape")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((3, 4, 5), "uint8"), ((3, 4, 3), "float32"), ((0, 4, 3), "uint8"), ((2, 3, 4, 3), "uint8")]
+)
+def test_an_array_that_holds_no_pixels(shape: Any, dtype: str) -> None:
+    with pytest.raises(InvalidInput, match=r"expected uint8 pixels \[height, width, 3\], got .* \(ndarray\)"):
+        check_pixels(np.zeros(shape, dtype), "ndarray")

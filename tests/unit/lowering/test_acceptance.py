@@ -17,8 +17,8 @@ from graphkiln_backend.graph.errors import ExecutionError, LoweringError, Signat
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.lowering.acceptance import (
     Requirements,
     check_placement,

@@ -26,7 +26,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
-from graphkiln_backend.repository import onnx_reading
+from graphkiln_backend.repository import onnx_file as onnx_reading
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 
 ONE = ModelConfig(name="digits", backend="graphkiln")

@@ -15,9 +15,9 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.lowering import importing as known_graphs
 from graphkiln_backend.lowering.importing import convert_if_needed, recall_graph
-from graphkiln_backend.repository import graph_facts, onnx_reading
-from graphkiln_backend.repository.graph_facts import known_facts, known_sha256
-from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_backend.repository import onnx_file as graph_facts
+from graphkiln_backend.repository import onnx_file as onnx_reading
+from graphkiln_backend.repository.onnx_file import known_facts, known_sha256, read_signature
 
 
 @pytest.fixture(autouse=True)

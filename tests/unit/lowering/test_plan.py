@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.engines.base import SessionTuning, Support
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
 from graphkiln_backend.lowering.setting_values import Choice

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphkiln_backend.graph.device import Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.parallelism import Parallelism
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.setting_values import (
     Choice,

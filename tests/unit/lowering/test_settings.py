@@ -14,7 +14,7 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.ranking import PARAMETER as RANKING
+from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.setting_keys import SESSION_KEYS, TRITON_KEYS
 from graphkiln_backend.lowering.setting_values import Choice

@@ -17,13 +17,12 @@ from lowered import cpu
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import open_reference
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
 from graphkiln_backend.graph.manifest import Verification
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import spreading
 from graphkiln_backend.lowering.acceptance import Requirements

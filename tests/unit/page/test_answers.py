@@ -14,8 +14,7 @@ from graphkiln.page.app import answer_image
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Task
+from graphkiln_backend.graph.task import Ranking, Task
 from graphkiln_backend.images.masks import decode_rle
 from graphkiln_client.transports.base import InferRequest, InferResponse
 

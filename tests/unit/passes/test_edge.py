@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes.base import Pass, run_passes
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.input_embedding import EmbedPreprocess

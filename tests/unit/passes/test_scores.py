@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.scores import Softmax, TopK
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof import comparison
 from graphkiln_backend.proof.comparison import OutputError, compare, prove
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +20,21 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
-from graphkiln_backend.graph.task import Embedding
+from graphkiln_backend.graph.task import Embedding, Ranking
+from graphkiln_backend.repository import config as protobuf
 from graphkiln_backend.repository.config import (
     DEFAULT_MAX_BATCH_SIZE,
     complete,
     complete_dictionary,
     config_text,
+    guard_batch,
     parse_json,
     read_config,
+    select_versions,
     write_config,
 )
+from graphkiln_backend.repository.model_config import ModelConfig
 
 
 def spec(name: str, *shape: int | str, dtype: DType = DType.FP32) -> TensorSpec:
@@ -417,3 +423,102 @@ class TestText:
     def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
         with pytest.raises(RepositoryError, match="no batch dimension"):
             config_text("m", SCALAR, max_batch_size=8, labels_file=None)
+
+
+# The versions that a policy selects.
+
+
+@pytest.mark.parametrize(
+    ("policy", "selected"),
+    [
+        ("", [10]),
+        ("version_policy { latest { } }", [10]),
+        ("version_policy { latest { num_versions: 2 } }", [9, 10]),
+        ("version_policy { latest { num_versions: 7 } }", [1, 9, 10]),
+        ("version_policy { all { } }", [1, 9, 10]),
+        ("version_policy { specific { versions: [9, 1, 4] } }", [1, 9]),
+        ("version_policy { specific { } }", []),
+    ],
+)
+def test_of_three_versions(tmp_path: Path, policy: str, selected: list[int]) -> None:
+    (tmp_path / "config.pbtxt").write_text(policy)
+    assert select_versions(read_config(tmp_path / "config.pbtxt"), [10, 1, 9]) == selected
+
+
+def test_of_none(tmp_path: Path) -> None:
+    assert select_versions(read_config(tmp_path / "missing"), []) == []
+
+
+# The dimension that keeps a request of 2^32 rows from breaking a batch of others.
+
+
+def guarded(text: str) -> list[list[int] | None]:
+    """The reshape of each input."""
+    config = text_format.Parse(text, pb.ModelConfig())
+    guard_batch(config)
+    return [list(tensor.reshape.shape) if tensor.HasField("reshape") else None for tensor in config.input]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        ("dims: [3, 224, 224]", [1, 3, 224, 224]),
+        ("dims: [-1, 3]", [1, -1, 3]),
+        ("dims: [1, 32, 32]", None),
+        ("dims: [4] reshape { shape: [2, 2] }", [1, 2, 2]),
+        ("dims: [4] reshape { shape: [1, 4] }", [1, 4]),
+        ("dims: [1] reshape { }", [1]),
+        ("dims: [1] reshape { } optional: true", []),
+    ],
+)
+def test_every_input_of_a_batch_is_handed_over_as_one_row(tensor: str, expected: list[int] | None) -> None:
+    text = f'max_batch_size: 8 input {{ name: "x" data_type: TYPE_FP32 {tensor} }}'
+    assert guarded(text) == [expected]
+    config = ModelConfig.from_protobuf(text_format.Parse(text, pb.ModelConfig()), has_gpu=False)
+    assert set(config.input_ranks) == {"x"}
+
+
+def test_all_inputs_are_guarded() -> None:
+    assert guarded('max_batch_size: 8 input { name: "x" dims: [2] } input { name: "z" dims: [3] }') == [[1, 2], [1, 3]]
+
+
+def test_without_a_batch_nothing_is_changed() -> None:
+    assert guarded('input { name: "x" dims: [3] }') == [None]
+
+
+def test_a_guarded_configuration_still_fits_its_graph() -> None:
+    spec = TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3))
+    signature = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=DType.FP32, shape=("batch",)),))
+    config = pb.ModelConfig(name="m", max_batch_size=8)
+    for _ in range(2):
+        complete(config, signature, labels_file=None)
+        guard_batch(config)
+    assert list(config.input[0].reshape.shape) == [1, 3]
+    assert ModelConfig.from_protobuf(config, has_gpu=False).input_ranks == {"x": 3}
+
+
+# Triton's messages come without gRPC, and are those of the whole package.
+
+PROGRAM = """
+import sys
+from graphkiln_backend.repository.config import pb
+assert "grpc" not in sys.modules and "asyncio" not in sys.modules
+import tritonclient.grpc
+assert tritonclient.grpc.model_config_pb2 is pb
+tritonclient.grpc.service_pb2.ModelConfigResponse(config=pb.ModelConfig(name="m"))
+"""
+
+
+def test_without_grpc_and_the_same_as_with_it() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
+
+
+def test_the_module_that_is_there_is_taken() -> None:
+    assert protobuf._load() is sys.modules["tritonclient.grpc.model_config_pb2"]
+
+
+def test_without_tritonclient_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tritonclient.grpc.model_config_pb2")
+    monkeypatch.setattr(protobuf, "find_spec", lambda name: find_spec(f"no_{name}"))
+    with pytest.raises(ImportError, match="tritonclient"):
+        protobuf._load()

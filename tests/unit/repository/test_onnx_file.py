@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,29 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.files import stamp_of
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.repository import onnx_file as graph_facts
+from graphkiln_backend.repository import onnx_file as onnx_reading
 from graphkiln_backend.repository.onnx_file import (
+    GraphFacts,
+    check_external_data,
     count_products,
     external_files,
+    external_locations,
+    graph_sha256,
     keep_inputs,
+    known_facts,
+    known_sha256,
+    read_graph,
     read_precision,
+    read_replaced_outputs,
     read_signature,
+    read_whole_graph,
+    remember_facts,
+    tensors,
 )
 
 
@@ -313,3 +330,152 @@ def test_the_files_of_weights(tmp_path: Path) -> None:
     onnx.save(helper.make_model(graph), path, save_as_external_data=True, location="w.bin", size_threshold=0)
     (tmp_path / "w.bin").unlink()
     assert external_files(path) == ["w.bin"]
+
+
+# An ONNX file is read once, however many ask for what it says.
+
+WEIGHTS = np.ones((256, 256), np.float32)
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Reshape", ["m", "shape"], ["y"])]
+    weights = {"w": WEIGHTS, "shape": np.array([-1, 256], np.int64)}
+    proto = zoo.model(nodes, [zoo.value("x", ("n", 256))], [zoo.value("y", ("n", 256))], weights)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto.SerializeToString())
+    return path
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each file is read."""
+    counts: Counter[str] = Counter()
+    plain = onnx_reading.read_bytes
+
+    def counting(path: Path, limit: int) -> bytes:
+        counts[path.name] += 1
+        return plain(path, limit)
+
+    monkeypatch.setattr(onnx_reading, "read_bytes", counting)
+    return counts
+
+
+def test_it_is_read_once(graph: Path, read: Counter[str]) -> None:
+    assert graph_sha256(graph) == hashlib.sha256(graph.read_bytes()).hexdigest()
+    assert [node.op_type for _ in range(3) for node in read_graph(graph).graph.node] == ["MatMul", "Reshape"] * 3
+    assert read == {"model.onnx": 1}
+
+
+def test_weights_are_not_kept_and_shapes_are(graph: Path) -> None:
+    weights, shape = read_graph(graph).graph.initializer
+    assert (weights.dims, weights.raw_data) == ([256, 256], b"")
+    assert onnx.numpy_helper.to_array(shape).tolist() == [-1, 256]
+    whole = read_whole_graph(graph).graph.initializer[0]
+    assert np.array_equal(onnx.numpy_helper.to_array(whole), WEIGHTS)
+
+
+def test_what_is_changed_is_the_callers_own(graph: Path) -> None:
+    del read_graph(graph).graph.node[:]
+    assert len(read_graph(graph).graph.node) == 2
+
+
+@pytest.mark.parametrize("how", ["in place", "another file of the same time"])
+def test_a_file_that_was_replaced_is_read_again(graph: Path, read: Counter[str], how: str) -> None:
+    before, status = read_graph(graph), graph.stat()
+    before.doc_string = "other"
+    target = graph if how == "in place" else graph.with_name("new.onnx")
+    target.write_bytes(before.SerializeToString())
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    target.rename(graph)
+    assert read_graph(graph).doc_string == "other"
+    assert read["model.onnx"] == 2
+
+
+@pytest.mark.parametrize("content", [b"no graph", None])
+def test_damage_is_told_each_time(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "damaged.onnx"
+    if content:
+        path.write_bytes(content)
+    for read in (read_graph, graph_sha256, read_whole_graph):
+        with pytest.raises(RepositoryError, match="is not an ONNX graph"):
+            read(path)
+
+
+# What is known of a graph's file holds as long as the file is the same.
+
+FACTS = GraphFacts(signature=Signature(inputs=(), outputs=()), precision=Precision.BF16)
+
+
+@pytest.fixture(autouse=True)
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_facts, "_known", {})
+
+
+@pytest.fixture
+def path_of_graph_facts(tmp_path: Path) -> Path:
+    path_of_graph_facts = tmp_path / "model.onnx"
+    path_of_graph_facts.write_bytes(b"no graph at all")
+    return path_of_graph_facts
+
+
+def test_what_is_known_is_not_read(path_of_graph_facts: Path) -> None:
+    remember_facts(path_of_graph_facts, stamp_of(path_of_graph_facts), "ab", FACTS)
+    assert read_signature(path_of_graph_facts) is FACTS.signature
+    assert read_precision(path_of_graph_facts) is Precision.BF16
+    assert read_replaced_outputs(path_of_graph_facts) == ()
+    assert graph_sha256(path_of_graph_facts) == "ab"
+
+
+def test_another_file_is_not_known(path_of_graph_facts: Path) -> None:
+    remember_facts(path_of_graph_facts, stamp_of(path_of_graph_facts), "ab", FACTS)
+    path_of_graph_facts.write_bytes(b"something else!!")
+    assert known_facts(path_of_graph_facts) is None
+    assert not known_sha256(path_of_graph_facts)
+
+
+def test_the_hash_alone_may_be_known(path_of_graph_facts: Path) -> None:
+    remember_facts(path_of_graph_facts, stamp_of(path_of_graph_facts), "ab", None)
+    assert known_facts(path_of_graph_facts) is None
+    assert known_sha256(path_of_graph_facts) == "ab"
+
+
+def test_the_first_files_of_many_are_forgotten(path_of_graph_facts: Path) -> None:
+    for number in range(100):
+        remember_facts(path_of_graph_facts.with_name(str(number)), (), "ab", FACTS)
+    assert known_facts(path_of_graph_facts.with_name("0")) is None
+    assert known_facts(path_of_graph_facts.with_name("99")) is FACTS
+
+
+# Tensors of a graph, and the files that hold them.
+
+
+def graph_of_external_data(location: str = "w.bin") -> onnx.GraphProto:
+    """An Add of weights outside, and a branch with a tensor of its own."""
+    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
+    outside.external_data.add(key="location", value=location)
+    constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(1, np.float32), "inner"))
+    inner = helper.make_graph([constant], "inner", [], [])
+    branch = helper.make_node("If", ["b"], ["y"], then_branch=inner, else_branch=inner)
+    return helper.make_graph([branch], "g", [], [], [outside])
+
+
+def test_tensors_of_branches_count() -> None:
+    assert sorted({tensor.name for tensor in tensors(graph_of_external_data()) if tensor.name}) == ["inner", "w"]
+
+
+def test_the_files_that_hold_weights() -> None:
+    assert external_locations(graph_of_external_data()) == {"w.bin"}
+
+
+def test_weights_beside_the_graph(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").touch()
+    check_external_data(graph_of_external_data(), tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("location", "words"), [("w.bin", "which is missing"), ("../w.bin", "leads out"), ("/w.bin", "leads out")]
+)
+def test_weights_elsewhere(location: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=words):
+        check_external_data(graph_of_external_data(location), tmp_path / "m.onnx")

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from google.protobuf import text_format
 
+from graphkiln_backend.repository.config import pb
 from graphkiln_backend.repository.pbtxt_edits import edited_text
-from graphkiln_backend.repository.protobuf import pb
 
 FOREIGN = """# resnet, since spring
 platform: "onnxruntime_onnx"   # Triton's own

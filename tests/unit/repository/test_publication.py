@@ -17,8 +17,7 @@ from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
-from graphkiln_backend.graph.task import Embedding
+from graphkiln_backend.graph.task import Embedding, Ranking
 from graphkiln_backend.repository.publication import check_published, labels_file_of, publish
 from graphkiln_backend.repository.version import read_version
 

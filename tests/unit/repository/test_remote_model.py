@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
+from oci_server import OciServer, needs_registry
 
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_model import fetch_model, fetch_path
+from graphkiln_backend.repository import remote_model as module
+from graphkiln_backend.repository.remote_model import Pulled, fetch_model, fetch_path, list_store, push_store
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
+from graphkiln_backend.storage.oci import MANIFEST_TYPE, digest_of
 
 
 @pytest.fixture
@@ -77,3 +86,197 @@ def test_a_path_is_a_model_a_version_its_graph_or_any_graph(
 def test_a_file_that_is_not_there(store: str, tmp_path: Path) -> None:
     with pytest.raises(RemoteStoreError, match=r"store/nosuch\.onnx: there is no such bucket, folder or file"):
         fetch_any(f"{store}/nosuch.onnx", tmp_path)
+
+
+# Pulling models into a store: versions appear whole, what is there stays, and something else is refused.
+
+ADDRESS = "oci://h/r:1"
+Contents = dict[str, bytes]
+
+
+class FakeRegistry:
+    """Files by their paths in one artifact; remembers which were fetched."""
+
+    def __init__(self) -> None:
+        self.contents: Contents = {}
+        self.fetched: list[str] = []
+
+    def open(self, address: RemoteAddress) -> RemoteFiles:
+        registry, prefix = self, f"{address.text}/".removeprefix(f"{ADDRESS}/")
+
+        class Files(RemoteFiles):
+            def list(self) -> dict[str, RemoteFile]:
+                return {
+                    path.removeprefix(prefix): RemoteFile(digest_of(content), len(content))
+                    for path, content in registry.contents.items()
+                    if path.startswith(prefix)
+                }
+
+            def fetch(self, path: str, target: Path) -> None:
+                registry.fetched.append(f"{prefix}{path}")
+                target.write_bytes(registry.contents[f"{prefix}{path}"])
+
+        return Files(address)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> FakeRegistry:
+    fake = FakeRegistry()
+    fake.contents = {"m/config.pbtxt": b"c", "m/1/model.onnx": b"one", "n/1/model.onnx": b"other", "README.md": b"r"}
+    monkeypatch.setattr(module, "RemoteFiles", fake.open)
+    return fake
+
+
+Pull = Callable[..., Pulled]
+
+
+@pytest.fixture
+def pull(tmp_path: Path) -> Pull:
+    def run(text: str = ADDRESS) -> Pulled:
+        address = RemoteAddress.parse(text)
+        assert address
+        listed, store = list_store(address), tmp_path / "store"
+        store.mkdir(exist_ok=True)
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            return listed.fetch(store, Path(folder)).place()
+
+    return run
+
+
+def there(folder: Path) -> Contents:
+    """Every file of a folder, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_models_and_nothing_beside_them(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+    assert pull() == Pulled(models=("m", "n"), files=3, size_bytes=9)
+    del registry.contents["README.md"]
+    assert there(tmp_path / "store") == registry.contents
+
+
+@pytest.mark.usefixtures("registry")
+def test_one_model(pull: Pull, tmp_path: Path) -> None:
+    assert pull(f"{ADDRESS}/m").models == ("m",)
+    assert there(tmp_path / "store").keys() == {"m/config.pbtxt", "m/1/model.onnx"}
+
+
+def test_what_is_there_does_not_travel_again(registry: FakeRegistry, pull: Pull) -> None:
+    pull()
+    registry.fetched.clear()
+    assert pull() == Pulled(models=("m", "n"), files=0, size_bytes=0)
+    registry.contents["m/2/model.onnx"] = b"two"
+    assert pull().files == 1
+    assert registry.fetched == ["m/2/model.onnx"]
+
+
+def test_a_new_version_is_added_to_those_that_are_there(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+    pull()
+    del registry.contents["m/1/model.onnx"]
+    registry.contents |= {"m/2/model.onnx": b"two", "m/labels.txt": b"a"}
+    pull()
+    found = there(tmp_path / "store" / "m")
+    assert found == {"config.pbtxt": b"c", "labels.txt": b"a", "1/model.onnx": b"one", "2/model.onnx": b"two"}
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [("m/1/model.onnx", b"two"), ("m/config.pbtxt", b"d"), ("m/1/weights.bin", b"w"), ("m/1/a/weights.bin", b"w")],
+)
+def test_something_else_is_refused_and_nothing_changes(
+    registry: FakeRegistry, pull: Pull, tmp_path: Path, path: str, content: bytes
+) -> None:
+    pull()
+    before = there(tmp_path / "store")
+    registry.contents |= {path: content, "m/2/model.onnx": b"two"}
+    with pytest.raises(RepositoryError, match=rf"store/{path} is not what was pulled; nothing was changed"):
+        pull()
+    assert there(tmp_path / "store") == before
+
+
+@pytest.mark.usefixtures("registry")
+def test_a_version_that_has_more_here_is_another_one(pull: Pull, tmp_path: Path) -> None:
+    pull()
+    (tmp_path / "store" / "m" / "1" / "more.bin").touch()
+    with pytest.raises(RepositoryError, match=r"store/m/1/more\.bin is not what was pulled"):
+        pull()
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("text", [f"{ADDRESS}/x", f"{ADDRESS}/m/1"])
+def test_where_no_model_is(pull: Pull, tmp_path: Path, text: str) -> None:
+    with pytest.raises(RemoteStoreError, match="there is no model at"):
+        pull(text)
+    assert not (tmp_path / "store").exists()
+
+
+# Pushing a model store to a real registry: the same files are the same artifact, and what is no store is refused.
+
+
+def address(text: str) -> RemoteAddress:
+    parsed = RemoteAddress.parse(text)
+    assert parsed
+    return parsed
+
+
+@pytest.fixture(scope="module")
+def registry_of_oci_push(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+    with OciServer(tmp_path_factory.mktemp("registry")) as server:
+        yield server
+
+
+@pytest.fixture
+def store_of_oci_push(tmp_path: Path) -> Path:
+    for model, content in (("a", b"one"), ("b", b"one")):
+        (tmp_path / model / "1").mkdir(parents=True)
+        (tmp_path / model / "1" / "model.onnx").write_bytes(content)
+    return tmp_path
+
+
+@needs_registry
+def test_the_registry_holds_an_oci_manifest_of_the_files(
+    registry_of_oci_push: OciServer, store_of_oci_push: Path
+) -> None:
+    pushed = push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:1"))
+    assert (pushed.files, pushed.size_bytes) == (2, 6)
+    asked = Request(f"http://{registry_of_oci_push.host}/v2/models/manifests/1", headers={"Accept": MANIFEST_TYPE})
+    with urlopen(asked) as answer:
+        content = answer.read()
+        assert answer.headers["Docker-Content-Digest"] == pushed.digest == digest_of(content)
+    manifest = json.loads(content)
+    assert manifest["artifactType"] == "application/vnd.graphkiln.model-store.v1"
+    titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in manifest["layers"]]
+    assert titles == ["a/1/model.onnx", "b/1/model.onnx"]
+    assert {layer["digest"] for layer in manifest["layers"]} == {digest_of(b"one")}
+
+
+@needs_registry
+def test_the_same_files_are_the_same_artifact(registry_of_oci_push: OciServer, store_of_oci_push: Path) -> None:
+    first = push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:first"))
+    (store_of_oci_push / "a" / "1" / "model.onnx").touch()
+    assert push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/other:second")) == first
+    (store_of_oci_push / "a" / "1" / "model.onnx").write_bytes(b"two")
+    assert (
+        push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:first")).digest != first.digest
+    )
+
+
+@pytest.mark.parametrize("text", ["s3://bucket/models", f"oci://h/r@sha256:{'0' * 64}", "oci://h/r:1/model"])
+def test_another_address_is_refused(store_of_oci_push: Path, text: str) -> None:
+    with pytest.raises(RepositoryError, match="is no artifact's tag"):
+        push_store(store_of_oci_push, address(text))
+
+
+def test_a_store_without_models_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match="holds no model"):
+        push_store(tmp_path, address("oci://h/r:1"))
+
+
+def test_a_model_with_a_fault_is_refused_before_anything_is_sent(store_of_oci_push: Path) -> None:
+    (store_of_oci_push / "a" / "1" / "pipe").symlink_to("/dev/null")
+    with pytest.raises(RepositoryError, match=r"a is not pushed: .*neither a file nor a folder"):
+        push_store(store_of_oci_push, address("oci://127.0.0.1:1/r:1"))
+
+
+def test_a_registry_that_is_not_there(store_of_oci_push: Path) -> None:
+    with pytest.raises(RepositoryError, match="cannot be reached"):
+        push_store(store_of_oci_push, address("oci://127.0.0.1:1/r:1"))

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.repository.version_folders import confuses_triton, is_version, version_folders, version_number
+from graphkiln_backend.repository.version_folders import (
+    confuses_triton,
+    is_passed_over,
+    is_version,
+    reason_to_pass_over,
+    version_folders,
+    version_number,
+    visible,
+)
 
 
 @pytest.mark.parametrize(("name", "number"), [("1", 1), ("0", 0), ("10", 10), ("9223372036854775807", 2**63 - 1)])
@@ -37,3 +45,80 @@ def test_what_triton_takes_for_a_version_and_does_not_find(name: str) -> None:
 @pytest.mark.parametrize("name", ["1", "0", "v1", "drafts", "\u0663", ".1"])
 def test_what_confuses_nobody(name: str) -> None:
     assert not confuses_triton(name)
+
+
+# What lies in a model store and is no model, and what is a broken one.
+
+
+def make(folder: Path, *files: str) -> Path:
+    """A folder with these files; a name that ends with a slash is a folder."""
+    folder.mkdir()
+    for file in files:
+        path = folder / file
+        (path if file.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not file.endswith("/"):
+            path.touch()
+    return folder
+
+
+@pytest.mark.parametrize("name", [".git", ".ipynb_checkpoints", ".DS_Store", "lost+found", "__pycache__", "__MACOSX"])
+def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
+    make(tmp_path / "m", f"{name}/", "1/")
+    assert is_passed_over(name)
+    assert visible(tmp_path / "m") == [tmp_path / "m" / "1"]
+
+
+@pytest.mark.parametrize("files", [(), (".git/HEAD",), ("__pycache__/model.cpython-311.pyc",)])
+def test_an_empty_folder_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
+    reason = reason_to_pass_over(make(tmp_path / "new", *files))
+    assert reason == "it is empty; a model has a version folder, new/1"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("README.md", "img/a.png"),
+        ("train.py", "data/2024-01/x.csv"),
+        ("empty/",),
+        ("a/b/c/model.onnx",),  # too deep for a model that lies wrongly
+    ],
+)
+def test_a_folder_of_other_things_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
+    assert "nothing in it is of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("1/",),
+        ("1/model.onnx", "README.md"),
+        ("config.pbtxt",),
+        ("labels.txt", "README.md"),
+        ("model.onnx",),
+        ("weights.SAFETENSORS",),
+        ("v1/",),
+        ("01/",),
+        ("version_2/",),
+        ("model/1/model.onnx",),
+        ("export/model.savedmodel/",),
+    ],
+)
+def test_a_model_and_a_broken_one_are_not_passed_over(tmp_path: Path, files: tuple[str, ...]) -> None:
+    assert reason_to_pass_over(make(tmp_path / "m", *files)) == ""
+
+
+def test_what_cannot_be_read_may_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> object:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert reason_to_pass_over(tmp_path) == ""
+
+
+def test_a_link_to_another_place_is_not_searched(tmp_path: Path) -> None:
+    make(tmp_path / "elsewhere", "model.onnx")
+    folder = make(tmp_path / "docs", "README.md")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    assert reason_to_pass_over(folder)
+    (folder / "model.onnx").symlink_to(tmp_path / "elsewhere" / "model.onnx")
+    assert reason_to_pass_over(folder) == ""

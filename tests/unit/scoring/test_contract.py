@@ -6,7 +6,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.scoring.model import complete_contract

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_repository import FakeTriton
 
-from graphkiln_backend.graph.image_model import CONFIG_LINE
+from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_backend.server.explicit_mode import ExplicitImages
 from graphkiln_backend.server.mirror import Mirror
 

@@ -15,9 +15,7 @@ import pytest
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.repository.remote_copy import Changes
-from graphkiln_backend.repository.remote_files import RemoteFile
 from graphkiln_backend.server.remote_stores import (
     FollowingKeeper,
     RemoteStore,
@@ -27,6 +25,8 @@ from graphkiln_backend.server.remote_stores import (
     open_remote_stores,
 )
 from graphkiln_backend.server.rollout import AdmissionStopped
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile
 
 NO_NETWORK = RemoteStoreError("s3://bucket/store: cannot be reached", passing=True)
 DENIED = RemoteStoreError("s3://bucket/store: access is denied")

@@ -20,11 +20,10 @@ from statuses import instance_status, read_counters, read_statuses
 from waiting import wait_until
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Place
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.proven_session import ProvenSession

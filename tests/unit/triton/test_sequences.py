@@ -12,7 +12,7 @@ from fake_triton import InferenceRequest
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.repository.sequence_tensors import SequenceState, SequenceTensors
+from graphkiln_backend.repository.batch_tensors import SequenceState, SequenceTensors
 from graphkiln_backend.triton.executor import Executor, Result
 from graphkiln_backend.triton.sequences import SequenceExecutor, SequenceLost
 

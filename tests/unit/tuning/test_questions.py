@@ -16,7 +16,7 @@ from graphkiln.tuning.questions import MOST_SAMPLES, Questions, read_questions
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.ranking import Ranking
+from graphkiln_backend.graph.task import Ranking
 
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 

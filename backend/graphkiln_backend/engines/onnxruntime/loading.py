@@ -18,9 +18,8 @@ from graphkiln_backend.engines.onnxruntime.integer_products import has_integer_p
 from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
 from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
 from graphkiln_backend.graph.errors import LoweringError, RepositoryError
-from graphkiln_backend.graph.lazy_module import LazyModule
-from graphkiln_backend.repository.onnx_file import keep_inputs
-from graphkiln_backend.repository.onnx_reading import opset_of, read_graph
+from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.repository.onnx_file import keep_inputs, opset_of, read_graph
 
 # What to do about a graph that ONNX Runtime refuses to load.
 

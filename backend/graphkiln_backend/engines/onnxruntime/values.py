@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import onnxruntime
 
+from graphkiln_backend.graph.arrays import as_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import SignatureError
-from graphkiln_backend.graph.lazy_module import LazyModule
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
-from graphkiln_backend.graph.strings import as_text
-from graphkiln_backend.repository.onnx_reading import read_graph
+from graphkiln_backend.repository.onnx_file import read_graph
 
 if TYPE_CHECKING:
     import onnx

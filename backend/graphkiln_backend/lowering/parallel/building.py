@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from graphkiln_backend.engines.base import DeviceSession, Engine, Session, SessionConfig
+from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, config_at
 from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts

@@ -7,10 +7,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from graphkiln_backend.graph.graph_costs import GraphCosts
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes, unusable
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeTimes, unusable
 from graphkiln_backend.lowering.parallel.speed import Seconds, Speed
-from graphkiln_backend.repository.onnx_reading import graph_sha256
+from graphkiln_backend.repository.onnx_file import graph_sha256
 from graphkiln_backend.repository.version import ModelVersion
 
 _LEAST_S = 1e-9

@@ -15,9 +15,8 @@ from pathlib import Path
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, SessionConfig, SessionTuning
-from graphkiln_backend.graph.distributions import version_of
-from graphkiln_backend.graph.parallelism import Place
-from graphkiln_backend.graph.source_digest import source_digest
+from graphkiln_backend.graph.device import Place
+from graphkiln_backend.graph.modules import source_digest, version_of
 from graphkiln_backend.lowering.parallel.parts import PARTS_FILE, graph_of, read_parts, write_parts
 
 _log = logging.getLogger("graphkiln.lowering")

@@ -11,9 +11,9 @@ from threading import Semaphore
 import numpy as np
 
 from graphkiln_backend.engines.base import Placement, Session
+from graphkiln_backend.graph.device import WAITING
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.graph.parallelism import WAITING
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.placements import join_placements
 from graphkiln_backend.lowering.parallel.sums import Handing, HostSums, Tensor

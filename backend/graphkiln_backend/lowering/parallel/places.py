@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 
 
 def find_places(

@@ -7,12 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import WAITING, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
-from graphkiln_backend.graph.graph_costs import GraphCosts
-from graphkiln_backend.graph.node_times import NodeTimes
-from graphkiln_backend.graph.parallelism import WAITING, Parallelism, Place
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeTimes
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.cuts import Held, StageCost, find_stages
 from graphkiln_backend.lowering.parallel.measured_speed import MeasuredSpeed

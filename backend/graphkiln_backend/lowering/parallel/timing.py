@@ -16,11 +16,11 @@ from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Session, SessionConfig, SessionTuning, TimedSession
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.distributions import version_of
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
+from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
 from graphkiln_backend.lowering.synthetic import synthetic_inputs
 from graphkiln_backend.repository.version import ModelVersion

@@ -7,7 +7,6 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from graphkiln_backend.graph.text import redact
-from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.delta_location import delta_location
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.folder import FolderStore
@@ -15,6 +14,7 @@ from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.storage.address import RemoteAddress
 
 SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"

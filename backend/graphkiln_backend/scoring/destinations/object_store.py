@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import open_file_system, translate
-from graphkiln_backend.repository.remote_objects import RemoteObjects
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import open_file_system, translate
+from graphkiln_backend.storage.objects import RemoteObjects
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2

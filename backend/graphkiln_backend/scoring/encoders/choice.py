@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 
 from graphkiln_backend.graph import task as tasks
-from graphkiln_backend.graph import topk
+from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
-from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, is_classification
+from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmentation, is_classification
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.answers import Sample, read_segmentation, read_vector
 from graphkiln_backend.images.frame import Frame

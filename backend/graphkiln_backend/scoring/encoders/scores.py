@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from graphkiln_backend.graph import topk
+from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.scoring.encoders.arrays import arrow_type, lists

@@ -10,12 +10,12 @@ from functools import cache
 from typing import BinaryIO, cast
 
 from graphkiln_backend.graph.text import redact
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_objects import ObjectChanged, RemoteObjects
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources.local_storage import LocalStorage
 from graphkiln_backend.scoring.sources.opened_file import OpenedFile
 from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, Storage, StoredFile
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
 
 # Files in a bucket of S3 or Google Cloud Storage.
 

@@ -21,9 +21,8 @@ from split_graphs import spread
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.device import CPU, Parallelism, Place
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel.building import build_split
 from graphkiln_backend.lowering.parallel.cuts import find_cuts

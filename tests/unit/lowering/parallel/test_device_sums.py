@@ -17,10 +17,9 @@ from lowered import ORT
 from split_graphs import spread
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel import building as device_sums
 from graphkiln_backend.lowering.parallel.building import DeviceHanding, DeviceSums, build_split, handing_for, sums_for

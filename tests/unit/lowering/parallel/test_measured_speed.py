@@ -12,8 +12,7 @@ import pytest
 import split_graphs
 
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.lowering.parallel.cuts import find_stages
 from graphkiln_backend.lowering.parallel.measured_speed import MeasuredSpeed, find_times, graph_digest
 from graphkiln_backend.lowering.parallel.parts import count_costs

@@ -16,8 +16,8 @@ from graphkiln_backend.cache.entry import read_entry
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.parallelism import Place
 from graphkiln_backend.lowering.parallel import part_artifacts
 from graphkiln_backend.lowering.parallel.building import build_split
 from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, SplitSource, config_at, prepare_parts

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from graphkiln_backend.engines.base import Placement
+from graphkiln_backend.graph.device import WAITING
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.graph.parallelism import WAITING
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage

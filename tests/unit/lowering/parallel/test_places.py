@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.parallelism import Parallelism, Place
 from graphkiln_backend.lowering.parallel.places import check_apart, core_groups, find_places
 
 BOTH = Parallelism(pipeline=2, tensor=2)

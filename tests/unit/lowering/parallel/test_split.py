@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.device import CPU, WAITING, Parallelism
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.graph.node_times import NodeTimes
-from graphkiln_backend.graph.parallelism import WAITING, Parallelism
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.parallel.places import find_places
 from graphkiln_backend.lowering.parallel.split import CountCosts, Split, plan_split, why_whole

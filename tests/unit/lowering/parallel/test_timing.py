@@ -13,7 +13,7 @@ from graphkiln_backend.engines.base import TimedSession
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.node_times import NODE_TIMES_FILE, NodeTimes
+from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
 from graphkiln_backend.lowering.parallel import timing
 from graphkiln_backend.lowering.parallel.measured_speed import find_times
 from graphkiln_backend.lowering.parallel.parts import count_costs

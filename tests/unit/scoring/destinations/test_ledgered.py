@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.ledger import Ledger
@@ -19,6 +18,7 @@ from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError
 from graphkiln_backend.scoring.units import InputRange
 from graphkiln_backend.scoring.verify import verify
+from graphkiln_backend.storage.address import RemoteAddress
 
 if TYPE_CHECKING:
     from rclone_server import RcloneServer

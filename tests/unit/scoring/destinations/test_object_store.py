@@ -11,8 +11,6 @@ import pyarrow as pa
 import pytest
 from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
 
-from graphkiln_backend.repository import remote_objects
-from graphkiln_backend.repository.remote_address import RemoteAddress
 from graphkiln_backend.scoring.destinations import object_store
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.lease import claim
@@ -21,6 +19,8 @@ from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
 from graphkiln_backend.scoring.units import InputRange
 from graphkiln_backend.scoring.verify import verify
+from graphkiln_backend.storage import objects as remote_objects
+from graphkiln_backend.storage.address import RemoteAddress
 
 UNIT = InputRange(path="photos", part="", identity="1", rows=2).unit("model")
 RESULT = Result(

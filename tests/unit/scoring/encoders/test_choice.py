@@ -11,9 +11,8 @@ import pytest
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.ranking import Ranking
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmentation, Task
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.choice import ClassMaps, Ranked, Tensors, TopK, Vectors, choose_encoder
 from graphkiln_backend.scoring.encoders.detections import Detections

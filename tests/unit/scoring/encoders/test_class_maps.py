@@ -16,7 +16,7 @@ from task_outputs import SEGMENTATION, segmenter_outputs
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Segmentation
-from graphkiln_backend.images import sampling
+from graphkiln_backend.images import masks as sampling
 from graphkiln_backend.images.answers import read_segmentation
 from graphkiln_backend.images.frame import frame_of
 from graphkiln_backend.images.masks import decode_rle

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from graphkiln_backend.graph import topk
+from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.scoring.encoders.scores import AllScores

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.repository.remote_address import OCI_REFERENCE, RemoteStoreError
+from graphkiln_backend.storage.address import OCI_REFERENCE, RemoteStoreError
 
 ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"

@@ -10,9 +10,9 @@ from object_store import CREDENTIALS, ObjectStore
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import UnusableFile
-from graphkiln_backend.repository import remote_objects
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_objects import ObjectChanged, RemoteObjects
+from graphkiln_backend.storage import objects as remote_objects
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
 
 KEYS = ("a/1.jpg", "a/2.jpg", "a/b/3.jpg", "b/4 ü.jpg")
 

@@ -15,11 +15,11 @@ import trustme
 from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 
-from graphkiln_backend.repository import oci_registry as module
-from graphkiln_backend.repository.oci_push import push_store
-from graphkiln_backend.repository.oci_registry import OciRegistry, digest_of, read_layers, split_root
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import RemoteFiles
+from graphkiln_backend.repository.remote_model import push_store
+from graphkiln_backend.storage import oci as module
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFiles
+from graphkiln_backend.storage.oci import OciRegistry, digest_of, read_layers, split_root
 
 PASSWORDS = "ann:$2b$04$1ZcQ4Eeq1e0mz9jqkMhKIesMpmkF0bAOH8VSv8daH2a4ou8OpnSSy\n"
 """The password is `secret`."""

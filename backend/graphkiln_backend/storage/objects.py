@@ -14,8 +14,8 @@ from fsspec.asyn import sync
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import UnusableFile, format_size
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.repository.remote_files import open_file_system, translate
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import open_file_system, translate
 
 _PAGE = 1000
 _EXPIRED = {"ExpiredToken", "RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "TokenRefreshRequired"}

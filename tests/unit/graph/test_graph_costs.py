@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.node_times import NodeTimes
+from graphkiln_backend.graph.graph_costs import NodeTimes
 
 TIMES = NodeTimes(
     graph="ab", runtime="onnxruntime 1", machine="a core", batches={"8": {"a": 0.5}, "1": {"a": 0.1, "b": 0.0}}

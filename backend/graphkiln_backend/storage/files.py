@@ -19,8 +19,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from graphkiln_backend.graph.text import did_you_mean, redact
-from graphkiln_backend.repository.oci_registry import OciFileSystem
-from graphkiln_backend.repository.remote_address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.oci import OciFileSystem
 
 # Calls side by side, in threads that no process waits for when it ends.
 #

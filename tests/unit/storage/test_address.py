@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.remote_address import RemoteAddress, is_remote, parse_store
+from graphkiln_backend.storage.address import RemoteAddress, is_remote, parse_store
 
 DIGITS = "0123456789abcdef" * 4
 

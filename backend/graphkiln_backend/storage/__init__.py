@@ -1,0 +1,1 @@
+"""Object stores, OCI registries and the Hugging Face hub, by fsspec, oras and huggingface_hub."""

@@ -1,0 +1,229 @@
+"""Sizes in bytes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.text import (
+    LIMIT_BYTES,
+    MAX_LENGTH,
+    bounded,
+    did_you_mean,
+    fault_in_name,
+    fault_in_served_name,
+    in_path,
+    nearest,
+    parse_duration,
+    plain_reason,
+    read_size,
+    redact,
+    redact_command,
+    without_traceback,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("0", 0), ("123", 123), ("1.5k", 1536), ("500M", 500 << 20), (" 2TiB ", 2 << 40), ("7B", 7)]
+)
+def test_are_powers_of_1024(text: str, size: int) -> None:
+    assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "G", "-1", "1 2", "1P", "1e3", "9" * 400])
+def test_anything_else_is_none(text: str) -> None:
+    assert read_size(text) is None
+
+
+# Durations as people write them.
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("50ms", 0.05), ("2.5s", 2.5), ("20m", 1200), ("20 min", 1200), ("6h", 21600), ("1.5d", 129600),
+        ("500 us", 5e-4), ("1e3MS", 1),
+    ],
+)  # fmt: skip
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text, "--p99") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "50", "6", "h", "ms", "-5ms", "-1h", "0m", "5 apples", "nan", "inf ms", "1e999s"])
+def test_what_is_no_time_is_refused_with_the_option_and_an_example(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"--within .*: expected a time.*such as 90m, 6h or 2d"):
+        parse_duration(text, "--within", "90m, 6h or 2d")
+
+
+# Hints for names that do not exist.
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("labls", ["labels", "layout"], "did you mean 'labels'?"),
+        ("zzz", ["labels", "layout"], "known: labels, layout"),
+        ("zzz", [], "known: none"),
+        ("", ["labels"], "known: labels"),
+    ],
+)
+def test_the_nearest_name_or_all(name: str, known: list[str], hint: str) -> None:
+    assert did_you_mean(name, known) == hint
+
+
+def test_a_prefix_is_shown_and_not_compared() -> None:
+    assert did_you_mean("modle", ["model", "port"], prefix="--") == "did you mean '--model'?"
+
+
+def test_a_long_list_can_be_replaced() -> None:
+    assert did_you_mean("zzz", ["a"], otherwise="see --help") == "see --help"
+    assert did_you_mean("aa", ["aaa"], otherwise="see --help") == "did you mean 'aaa'?"
+
+
+def test_names_may_come_once_only() -> None:
+    assert did_you_mean("zzz", (name for name in ("a", "b"))) == "known: a, b"
+
+
+def test_of_a_thousand_names_some_are_shown() -> None:
+    hint = did_you_mean("zzz", [f"n{number}" for number in range(1000)])
+    assert hint.endswith("n39 and 960 more")
+
+
+def test_the_nearest_name_alone() -> None:
+    assert nearest("labls", ["labels", "layout"]) == "labels"
+    assert nearest("zzz", ["labels"]) == ""
+
+
+# Nothing secret stands in what is shown to others.
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://user:secret@host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql://user:s@cret@host:5432/db", "postgresql://host:5432/db"),
+        ("postgresql://host/db?user=a&password=secret&table=t", "postgresql://host/db?user=a&password=...&table=t"),
+        ("password=secret host=db", "password=... host=db"),
+        ("host=db password='a \\' b' user=u", "host=db password=... user=u"),
+        ("s3://AKIAIOSFODNN7EXAMPLE:wJal/rXUt@bucket/a", "s3://bucket/a"),
+        ("500 for https://h/a?X-Amz-Signature=abc&b=9 (gone)", "500 for https://h/a?X-Amz-Signature=...&b=9 (gone)"),
+        ("https://h/a?sv=1&sig=abc", "https://h/a?sv=1&sig=..."),
+        ("https://h/a?GoogleAccessId=me&signature=x", "https://h/a?GoogleAccessId=me&signature=..."),
+        ("oci://host:5000/models@sha256:0a", "oci://host:5000/models@sha256:0a"),
+        ("hf://owner/repository@main/x", "hf://owner/repository@main/x"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("/photos/a@b", "/photos/a@b"),
+        ("cannot connect to postgresql://u:secret@host/db: refused", "cannot connect to postgresql://host/db: refused"),
+    ],
+)
+def test_no_credential_is_shown(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["bench", "--model", "m"], ["bench", "--model", "m"]),
+        (["bench", "--url", "http://me:secret@h:1"], ["bench", "--url", "http://h:1"]),
+        (["bench", "--url=http://me:secret@h:1"], ["bench", "--url=http://h:1"]),
+        (["--header", "Authorization: Bearer secret", "-n"], ["--header", "Authorization: ...", "-n"]),
+        (["--header=Authorization: Bearer secret"], ["--header=Authorization: ..."]),
+        (["--input", "a:b", "--header"], ["--input", "a:b", "--header"]),
+    ],
+)
+def test_a_command_holds_none(words: list[str], shown: list[str]) -> None:
+    assert redact_command(words) == shown
+
+
+# What is cut from an error before a protocol carries it or a table shows it.
+
+_TRACE = "\n\nAt:\n  /a b/model.py(97): _load\n  /a b/model.py(84): initialize\n"
+
+
+@pytest.mark.parametrize("text", ["", "short", "ä" * (LIMIT_BYTES // 2), "x" * LIMIT_BYTES])
+def test_what_fits_stays_as_it_is(text: str) -> None:
+    assert bounded(text) == text
+
+
+@pytest.mark.parametrize("letter", ["x", "ä", "€", "\N{BRICK}"])
+@pytest.mark.parametrize("begin", ["", "a", "ab", "abc"])
+def test_what_is_too_long_is_cut_between_characters(letter: str, begin: str) -> None:
+    cut = bounded(begin + letter * 100_000)
+    assert LIMIT_BYTES - 4 < len(cut.encode()) <= LIMIT_BYTES
+    kept, _, end = cut.partition(" ... ")
+    assert kept == begin + letter * (len(kept) - len(begin))
+    assert end == f"({len(begin) + 100_000 * len(letter.encode())} bytes in all)"
+
+
+def test_what_is_no_text_at_all_can_be_sent_all_the_same() -> None:
+    """A file name may hold bytes that are not UTF-8."""
+    assert bounded("file \udcff") == "file ?"
+
+
+def test_percent_encoded_it_fits_into_grpcs_headers() -> None:
+    assert 3 * len(bounded("ä" * 100_000).encode()) < 8192
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (f"Internal: TritonModelException: m: cut short{_TRACE}", "m: cut short"),
+        (f"Internal: ValueError: two\nlines{_TRACE};", "ValueError: two lines"),
+        ("unloaded", "unloaded"),
+        ("", ""),
+    ],
+)
+def test_a_reason_is_the_cause_on_one_line(text: str, cause: str) -> None:
+    assert plain_reason(text) == cause
+
+
+def test_the_errors_of_several_versions_are_all_kept() -> None:
+    text = f"load failed for model 'm': version 1: one{_TRACE};\nversion 2: two{_TRACE};\n"
+    assert without_traceback(text) == "load failed for model 'm': version 1: one\nversion 2: two"
+
+
+# Names of models.
+
+
+@pytest.mark.parametrize("name", ["m", "resnet50", "ViT_b-16.v2", "_m", "9", "a" * MAX_LENGTH])
+def test_names_of_models(name: str) -> None:
+    assert fault_in_name(name) == ""
+    assert fault_in_served_name(name) == ""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("", ".", "..", ".hidden", "-flag", "a/b", "../m", "a\\b", "a b", "a\n", "\n", "a\x00", "a\x1b[2J", "\x7f"),
+        *("m\u00fcll", "a\u202eb", "\u0661", "a;b", "$(x)", "a'b", "a*", "m" * (MAX_LENGTH + 1), "m" * 256),
+    ],
+)
+def test_what_is_none(name: str) -> None:
+    fault = fault_in_name(name)
+    assert fault.isprintable()
+    assert fault
+    assert len(fault) < 200
+
+
+@pytest.mark.parametrize("name", ["a b", "a;touch x", "$(x)", "`x`", "a\nb", "a&b", "a'b", "", "m" * 201])
+def test_what_a_shell_would_not_hand_on(name: str) -> None:
+    assert fault_in_served_name(name)
+
+
+@pytest.mark.parametrize("name", ["a+b", "a@2", "-m", "m" * 200])
+def test_a_store_may_hold_more_than_is_written(name: str) -> None:
+    assert fault_in_served_name(name) == ""
+
+
+@pytest.mark.parametrize("name", ["a+b", "a@2", "a=b,c:d", "100%", "a%20b", "-m"])
+def test_triton_compares_paths_with_names_as_they_come(name: str) -> None:
+    """Whoever may be served is named as he is: no escape is undone. tests/integration/test_page_programs.py asks it."""
+    assert not fault_in_served_name(name)
+    assert in_path(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [("a/b", "a%2Fb"), ("a?b#c", "a%3Fb%23c"), ("a b", "a%20b"), ("\u00e4", "%C3%A4")]
+)
+def test_what_a_path_cannot_hold_is_escaped(name: str, path: str) -> None:
+    assert in_path(name) == path
