@@ -21,7 +21,6 @@ import onnx_ir
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError, UndecidedError, VerificationError
-from graphkiln_backend.graph.task import read_labels
 from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -33,6 +32,7 @@ from graphkiln_backend.graph.task import (
     Task,
     is_classification,
     output_names,
+    read_labels,
 )
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Edge
@@ -40,9 +40,9 @@ from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64
-from graphkiln_backend.storage.address import RemoteAddress, is_remote
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
+from graphkiln_backend.storage.address import RemoteAddress, is_remote
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.precision import check_lowers, check_quantizer, loosened, lower_and_prove
 from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph

@@ -21,14 +21,13 @@ from graphkiln_backend.graph.task import Classification
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.config import ModelConfigProto, read_config, select_versions
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges, has_one_group
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config, copy_labels, write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.repository.config import select_versions
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.resources import usable_cores

@@ -30,9 +30,9 @@ from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import identity
-from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
+from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.lowering.parentage import keep_temporary_files_in
 from graphkiln_backend.repository.version import find_graph
 from graphkiln_backend.server.leftovers import remove_leftovers

@@ -23,8 +23,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Ranking
-from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
+from graphkiln_backend.graph.task import Classification, Detection, Embedding, Ranking, Segmentation, Task
 from graphkiln_backend.passes.base import PassReport
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.config import read_config

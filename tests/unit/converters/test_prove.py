@@ -15,8 +15,7 @@ from task_outputs import detector_outputs
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, UndecidedError, VerificationError
-from graphkiln_backend.graph.task import Ranking
-from graphkiln_backend.graph.task import Detection
+from graphkiln_backend.graph.task import Detection, Ranking
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.proof.policy import EXPORT, FP16
 from graphkiln_backend.repository.version import read_version_signature
