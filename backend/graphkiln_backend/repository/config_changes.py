@@ -1,19 +1,19 @@
-"""Changes of a configuration that say how a model is served, and nothing about what it computes.
+"""Changes to a config.pbtxt that affect how a model is served, never what it computes.
 
-Everything else stays as it is: tensors, labels, version policy, warm-up, what is published for clients.
+Tensors, labels, version policy, warm-up and published parameters are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
-from google.protobuf import json_format, text_format
+from google.protobuf import text_format
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config import ModelConfigProto, pb, read_config
-from graphkiln_backend.repository.pbtxt_edits import edited_text
 
 NO_BATCHER = -1
 """As a queue delay: no dynamic batcher."""
@@ -62,9 +62,9 @@ class ConfigChanges:
 
 
 def changed_text(path: Path, changes: ConfigChanges) -> str:
-    """The text of a config.pbtxt after changes: what does not change stays as it was written, comments included.
+    """Return the text of a config.pbtxt after changes, in protobuf's text format.
 
-    Where it cannot be edited so, it is written anew, and of the comments only those at its head stay.
+    Only the comments at the head of the file are kept: callers leave a copy of the file, and tell users of it.
 
     Args:
         path: The file; a missing one is an empty configuration.
@@ -74,33 +74,11 @@ def changed_text(path: Path, changes: ConfigChanges) -> str:
         RepositoryError: The file is not a model configuration, or cannot be changed so.
     """
     config = read_config(path)
-    changed = pb.ModelConfig()
-    changed.CopyFrom(config)
-    changes.apply(changed)
-    try:
-        return edited_text(_text_of(path), config, changed)
-    except (ValueError, KeyError, text_format.ParseError):
-        return _head(path) + text_format.MessageToString(changed)
-
-
-def changed_document(document: Mapping[str, object], changes: ConfigChanges) -> dict[str, object]:
-    """A configuration as a server shows it, after changes: JSON with the protobuf's own field names.
-
-    Args:
-        document: As served; not changed.
-        changes: What to change.
-
-    Raises:
-        RepositoryError: It cannot be changed so.
-    """
-    config = json_format.ParseDict(dict(document), pb.ModelConfig(), ignore_unknown_fields=True)
     changes.apply(config)
-    return as_document(config)
-
-
-def as_document(config: ModelConfigProto) -> dict[str, object]:
-    """A configuration as JSON with the protobuf's own field names, as a server shows it."""
-    return dict(json_format.MessageToDict(config, preserving_proto_field_name=True))
+    lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
+    head = takewhile(lambda line: not line.strip() or line.startswith("#"), lines)
+    comments = "\n".join(head).strip()
+    return (f"{comments}\n" if comments else "") + text_format.MessageToString(config)
 
 
 def has_one_group(config: ModelConfigProto) -> bool:
@@ -149,20 +127,3 @@ def _clear_batcher(config: ModelConfigProto) -> None:
         config.dynamic_batching.ClearField(field_)
     if not config.dynamic_batching.ListFields():
         config.ClearField("dynamic_batching")
-
-
-def _text_of(path: Path) -> str:
-    """As it stands in the file, with the ends of its lines; nothing where there is no file."""
-    return path.read_bytes().decode("utf-8-sig") if path.exists() else ""
-
-
-def _head(path: Path) -> str:
-    """The comments that a file begins with."""
-    if not path.exists():
-        return ""
-    lines = []
-    for line in path.read_text(encoding="utf-8-sig").splitlines():
-        if line.strip() and not line.startswith("#"):
-            break
-        lines.append(line)
-    return "\n".join(lines).strip() + "\n" if any(map(str.strip, lines)) else ""

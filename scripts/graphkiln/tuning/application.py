@@ -107,6 +107,7 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
     check_unchanged(subject)
     path = subject.folder / CONFIG_FILE
     text, link = changed_text(path, changes_of(candidate, subject)), path.is_symlink()
+    comments = path.exists() and path.read_text(encoding="utf-8-sig").count("#") > text.count("#")
     backup, version = None, None
     try:
         backup = _back_up(path)
@@ -123,6 +124,11 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
     notes = [
         *_notes(candidate, subject, int(version.name) if version else subject.version),
         *([f"{CONFIG_FILE} was a link, and is a file of its own now; the way back makes it a link again"] * link),
+        *(
+            [f"{CONFIG_FILE} was written anew: the comments in it are in the copy, {backup.name}"]
+            if comments and backup
+            else []
+        ),
     ]
     return Applied(config=path, backup=backup, version=version, notes=tuple(notes))
 
