@@ -13,8 +13,7 @@ import typer
 
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json
-from graphkiln.cli.report_file import Html, check_html, command_line, facts, write_html
+from graphkiln.cli.console import Html, check_html, command_line, facts, print_json, write_html
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
 # What a server says of the time of one run of `graphkiln bench`: its own counters, its processes' processor time.

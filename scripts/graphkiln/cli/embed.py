@@ -6,6 +6,7 @@ import csv
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +24,73 @@ from graphkiln.cli.image_arguments import (
     split_errors,
 )
 from graphkiln.cli.options import AsJson
-from graphkiln.cli.vector_origin import Origin, identify
 from graphkiln.scoring.extra import check_extra
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
+
+# Which version of which model made vectors: only vectors of one origin can be compared.
+
+if TYPE_CHECKING:
+    from graphkiln_client import Client, Model
+    from graphkiln_client.encoded_images import Form
+
+_KEYS = {
+    "model": "graphkiln.model",
+    "version": "graphkiln.version",
+    "contract": "graphkiln.contract",
+    "graph": "graphkiln.graph",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What made vectors.
+
+    Attributes:
+        model: The model's name.
+        version: Its version; empty where the server does not say.
+        contract: Digest of what the version says of its images, such as their preprocessing; empty where it says
+            nothing.
+        graph: Digest of its graph and weights; empty where the server, or an older file, says nothing of them.
+    """
+
+    model: str
+    version: str
+    contract: str
+    graph: str = ""
+
+    def __str__(self) -> str:
+        said = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
+        known = {"contract": self.contract, "graph": self.graph}
+        digests = ", ".join(f"{what} {digest}" for what, digest in known.items() if digest)
+        return " ".join([*said, *([f"({digests})"] if digests else [])])
+
+    def to_metadata(self) -> dict[str, str]:
+        """As it stands in the metadata of a Parquet schema."""
+        return {key: getattr(self, name) for name, key in _KEYS.items()}
+
+
+def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
+    """The version of a model that answers, pinned: no other one takes its place while it is used.
+
+    Args:
+        client: To the server.
+        name: The model's name.
+        version: Its version; empty for the server's choice.
+        form: How its images travel.
+
+    Raises:
+        ClientError: A request failed.
+    """
+    from graphkiln_client.metadata import published_contracts, published_graph
+    from graphkiln_client.served_version import newest_version
+
+    version = version or newest_version(client.model(name).metadata)
+    model = client.model(name, version, images=form)
+    contracts = published_contracts(name, model.config)
+    contract = contracts.find(version) if contracts else None
+    graph = published_graph(name, model.config, version)
+    return model, Origin(model=name, version=version, contract=contract.digest if contract else "", graph=graph)
+
 
 # `graphkiln embed --out`: vectors of any number of images, written as they come.
 
@@ -155,9 +220,7 @@ def embed(
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 16,
     concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 8,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a Parquet file for `graphkiln similar` instead.", metavar="FILE")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a Parquet file instead.", metavar="FILE")] = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="Divide vectors by their length.")] = False,
     encoded: Encoded = None,
     as_json: AsJson = False,

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json
-from graphkiln.cli.deployed import ModelPath, Set, images_in_words, open_artifact_cache, read_deployment
-from graphkiln.cli.lowering_report import plan_document, session_document, settings_in_words
-from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
-from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.lowering_report import (
+    ModelPath,
+    Set,
+    images_in_words,
+    open_artifact_cache,
+    plan_document,
+    read_deployment,
+    session_document,
+    settings_in_words,
+)
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 if TYPE_CHECKING:

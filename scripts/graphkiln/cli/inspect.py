@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json
-from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.options import local_path, version_folder
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
-from graphkiln.cli.version_paths import version_folder
 
 if TYPE_CHECKING:
     from graphkiln_backend.passes.census import Census

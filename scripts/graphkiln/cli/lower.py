@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import print_json, say
-from graphkiln.cli.deployed import ModelPath, Set, open_artifact_cache, read_deployment
-from graphkiln.cli.lowering_report import session_document
-from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit
-from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.lowering_report import ModelPath, Set, open_artifact_cache, read_deployment, session_document
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 # What `lower --measure` does first: how long each node of a graph takes, into a file beside the graph.

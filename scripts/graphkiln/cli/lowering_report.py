@@ -2,9 +2,103 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from graphkiln_backend.graph.decoding import encode
+
+# A model of a store, planned as the server would plan it on this machine.
+
+if TYPE_CHECKING:
+    from graphkiln_backend.cache.store import ArtifactCache
+    from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.repository.config import ModelConfigProto
+
+ModelPath = Annotated[
+    str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
+]
+
+
+@contextmanager
+def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[ArtifactCache]:
+    """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries.
+
+    Args:
+        cache: The option.
+        must_keep: Whether what cannot be kept in the folder is an error.
+
+    Raises:
+        CacheError: The folder cannot be used, and `must_keep`.
+    """
+    from graphkiln.cli.cache import cache_settings
+    from graphkiln_backend.system.owned_folder import OwnedFolder
+
+    settings = cache_settings(cache, sys.maxsize)
+    if must_keep and settings.folder:
+        with settings.open_to_fill() as artifacts:
+            yield artifacts
+        return
+    with OwnedFolder(prefix="graphkiln-cache-") as temporary, settings.checked().open(temporary.path) as artifacts:
+        yield artifacts
+
+
+def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactCache) -> Deployment:
+    """Reads and plans a version as the server would.
+
+    Args:
+        path: A model's folder or a version folder.
+        settings: `KEY=VALUE`s of `--set`.
+        artifacts: Keeps what is converted from the graphs of other frameworks.
+
+    Raises:
+        GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
+    """
+    from graphkiln.cli.options import version_folder
+    from graphkiln_backend.engines.hardware import gpus
+    from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.lowering.settings import parse_override
+    from graphkiln_backend.repository.model_config import ModelConfig
+
+    folder = version_folder(path).absolute()
+    config = ModelConfig.from_protobuf(_complete(folder, artifacts), has_gpu=bool(gpus()))
+    return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
+
+
+def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
+    """How a model takes encoded images on this machine, or why it takes none; empty where it does not ask for it.
+
+    Args:
+        path: A model's folder or a version folder.
+        artifacts: As for `read_deployment`.
+
+    Raises:
+        GraphkilnError: The version or its configuration is not usable.
+    """
+    from graphkiln.cli.options import version_folder
+    from graphkiln_backend.server.image_models import asks_for_images, describe_images
+
+    folder = version_folder(path).absolute()
+    return describe_images(_complete(folder, artifacts)) if asks_for_images(folder.parent) else ""
+
+
+def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
+    """The configuration of a version's model, as the server completes it."""
+    from graphkiln_backend.lowering.importing import convert_if_needed
+    from graphkiln_backend.repository.overlay import complete_config
+    from graphkiln_backend.server.installed_names import installed_backend_names
+
+    return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))
+
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.base import Placement, SessionConfig

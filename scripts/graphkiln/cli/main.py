@@ -28,14 +28,13 @@ VERBS = {
     "sign": "sign",
     "keygen": "sign",
     "push": "push",
-    "pull": "pull",
+    "pull": "push",
     "explain": "explain",
     "lower": "lower",
     "classify": "classify",
     "detect": "detect",
     "segment": "segment",
     "embed": "embed",
-    "similar": "similar",
     "infer": "infer",
     "models": "models",
     "load": "load",
@@ -101,7 +100,7 @@ def _add(made: typer.Typer, verb: str, module: Any) -> None:
     if verb == "cache":
         made.add_typer(module.app, name=verb)
     elif verb == "convert":
-        from graphkiln.cli.recipe_options import RecipeCommand
+        from graphkiln.cli.convert import RecipeCommand
 
         made.command(cls=RecipeCommand)(module.convert)
     else:

@@ -2,12 +2,81 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln.cli.signers import TrustedKeysOption
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
+
+# `graphkiln pull`: the models of a registry or an object store, into a model store of this machine.
+
+_HIDDEN = ".pull-"
+
+
+def pull(
+    address: Annotated[
+        str, typer.Argument(help="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ..., or a model in it: ADDRESS/NAME.")
+    ],
+    store: Annotated[Path, typer.Argument(help="Folder of models, made when missing.")],
+    trusted_keys: TrustedKeysOption = None,
+) -> None:
+    """Pull models from a registry or object store into a folder.
+
+    The counterpart of `graphkiln push`. What the store has already stays; another file under the same name is
+    refused before anything is changed. With --trusted-keys, so is a version that none of them has signed.
+    """
+    from graphkiln_backend.storage.address import RemoteAddress
+    from graphkiln_backend.repository.remote_model import list_store
+    from graphkiln_backend.repository.signing_keys import TrustedKeys
+
+    source = RemoteAddress.parse(address)
+    if source is None:
+        raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ...")
+    if trusted_keys:
+        TrustedKeys.read(trusted_keys)  # what is wrong with them is known before gigabytes travel
+    listed = list_store(source)
+    with _staging_folder(store) as folder:
+        fetched = listed.fetch(store, folder)
+        for version in fetched.versions() if trusted_keys else ():
+            _check_signed(version, trusted_keys)
+        pulled = fetched.place()
+    what = f"{pulled.files} new files, {pulled.size_bytes / 1e6:.1f} MB" if pulled.files else "nothing is new"
+    typer.echo(f"{store}: {what} ({', '.join(pulled.models)} of {source})")
+
+
+@contextmanager
+def _staging_folder(store: Path) -> Iterator[Path]:
+    """A hidden folder of a store, after those that killed pulls have left there are removed.
+
+    Raises:
+        RepositoryError: The store cannot be written.
+    """
+    from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
+
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        remove_dead(store, _HIDDEN)
+        staging = OwnedFolder(store, _HIDDEN)
+    except (OSError, ServerSetupError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        words = cause.strerror if isinstance(cause, OSError) else error
+        raise RepositoryError(f"{store} cannot be written: {words}", hint="pull into another folder") from error
+    with staging:
+        yield staging.path
+
+
+def _check_signed(version: Path, trusted_keys: Path | None) -> None:
+    from graphkiln.cli.signers import check_signers
+
+    try:
+        check_signers(version, trusted_keys)
+    except GraphkilnError as error:
+        words = f"{version.parent.name} version {version.name} is not pulled: {error.message}"
+        raise RepositoryError(words, hint=error.hint) from error
 
 
 def push(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import print_json, say
-from graphkiln.cli.report_file import Html, check_html, write_html
+from graphkiln.cli.console import Html, check_html, print_json, say, write_html
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:

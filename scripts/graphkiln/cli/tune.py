@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import print_json, say
+from graphkiln.cli.console import Html, check_html, command_line, print_json, say, write_html
 from graphkiln.cli.options import AsJson
-from graphkiln.cli.report_file import Html, check_html, command_line, write_html
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 # What `graphkiln tune` shows: the space before, each measurement meanwhile, what was found.
@@ -307,7 +306,7 @@ def _plan(
 
 
 def _read_subject(model: str, cache: ArtifactCache) -> Subject:
-    from graphkiln.cli.version_paths import version_folder
+    from graphkiln.cli.options import version_folder
     from graphkiln.tuning.subject import check_tunable, read_subject
     from graphkiln_backend.storage.address import parse_store
 

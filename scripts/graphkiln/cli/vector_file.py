@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,10 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln.cli.vector_origin import Origin
-from graphkiln.cli.vector_search import Chunk
-from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
-from graphkiln_backend.graph.files import MIB, open_regular
+from graphkiln.cli.embed import Origin
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import MIB
 
 SOURCE, VECTOR = "source", "vector"
 _PIECE_BYTES = 8 * MIB
@@ -137,87 +136,6 @@ class VectorWriter:
         return pa.schema(columns, metadata=self._metadata)
 
 
-class VectorFile:
-    """A file of vectors, open.
-
-    Args:
-        path: Its name, for messages.
-        parquet: Its content.
-
-    Attributes:
-        origin: What made the vectors.
-        features: Elements of each vector.
-
-    Raises:
-        ManifestError: It holds something else.
-    """
-
-    def __init__(self, path: Path, parquet: pq.ParquetFile) -> None:
-        schema = parquet.schema_arrow
-        if not (_has(schema, SOURCE, pa.types.is_string) and _has(schema, VECTOR, _is_vector)):
-            raise ManifestError(
-                f"it has {_describe(schema)}, expected {SOURCE} (string) and {VECTOR} (lists of float of one length)",
-                hint="write the file with: graphkiln embed IMAGES --model NAME --out FILE",
-            )
-        self.origin = Origin.from_metadata(schema.metadata or {})
-        self.features = int(schema.field(VECTOR).type.list_size)
-        self._path, self._parquet = path, parquet
-
-    def chunks(self) -> Iterator[Chunk]:
-        """The rows in the order of the file, some MiB at a time.
-
-        Raises:
-            ManifestError: The file cannot be read, or a source or a vector is missing.
-        """
-        with _telling(self._path):
-            for batch in self._parquet.iter_batches(_rows_of(self.features), columns=[SOURCE, VECTOR]):
-                sources, values = batch.column(SOURCE), batch.column(VECTOR).flatten()
-                if sources.null_count or values.null_count or len(values) != len(batch) * self.features:
-                    raise ManifestError("it has rows without a source or a vector")
-                yield sources.to_pylist(), values.to_numpy().reshape(-1, self.features)
-
-
-@contextmanager
-def open_vectors(path: Path) -> Iterator[VectorFile]:
-    """Opens a file that `graphkiln embed --out` wrote.
-
-    Raises:
-        ManifestError: It cannot be read, or is something else.
-    """
-    with ExitStack() as stack:
-        with _telling(path):
-            file = stack.enter_context(open_regular(path))
-            vectors = VectorFile(path, pq.ParquetFile(file, buffer_size=MIB))
-        yield vectors
-
-
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Says of what goes wrong with a file which one it is."""
-    try:
-        yield
-    except ManifestError as error:
-        raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
-    except (OSError, pa.ArrowException) as error:
-        raise ManifestError(f"{path} cannot be read as Parquet: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error).partition("\n")[0]
-
-
-def _describe(schema: pa.Schema) -> str:
-    return f"the columns {', '.join(f'{field.name} ({field.type})' for field in schema)}" if schema else "no columns"
-
-
 def _rows_of(features: int) -> int:
     """How many vectors are held at a time."""
     return max(1, min(_MOST_ROWS, _PIECE_BYTES // (4 * features)))
-
-
-def _has(schema: pa.Schema, name: str, is_expected: Callable[[pa.DataType], bool]) -> bool:
-    return schema.get_field_index(name) >= 0 and is_expected(schema.field(name).type)
-
-
-def _is_vector(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_float32(kind.value_type) and kind.list_size > 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import zoo
 
-from graphkiln.cli.deployed import open_artifact_cache, read_deployment
+from graphkiln.cli.lowering_report import open_artifact_cache, read_deployment
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.device import CPU, Device

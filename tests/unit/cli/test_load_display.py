@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln.cli import load_display
-from graphkiln.cli.load_display import LoadDisplay
+from graphkiln.cli import serve as load_display
+from graphkiln.cli.serve import LoadDisplay
 from graphkiln_backend.server.load_progress import LoadProgress
 
 

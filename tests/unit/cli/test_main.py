@@ -18,7 +18,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerE
 
 VERBS = (
     "serve", "convert", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower", "classify", "detect",
-    "segment", "embed", "similar", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story",
+    "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story",
     "tune", "cache",
 )  # fmt: skip
 

@@ -13,9 +13,9 @@ import yaml
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from graphkiln.cli import recipe_options
+from graphkiln.cli import convert as recipe_options
+from graphkiln.cli.convert import parse_options
 from graphkiln.cli.main import app
-from graphkiln.cli.recipe_options import parse_options
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.recipe import Flag, Recipe
 
@@ -78,7 +78,7 @@ class TestHelp:
         )
         finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         loaded = set(finished.stdout.split("modules")[-1].split())
-        assert "graphkiln.cli.recipe_options" in loaded
+        assert "graphkiln.cli.convert" in loaded
         assert not loaded & {"pydantic", "yaml", "torch", "onnx", "graphkiln_converters"}
 
 

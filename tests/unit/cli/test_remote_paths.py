@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import convert, run, write_source
 
-from graphkiln.cli.remote_paths import local_path
+from graphkiln.cli.options import local_path
 from graphkiln.doctor.finding import Request
 from graphkiln.doctor.remote_stores import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.report import show_conversion, show_passes
+from graphkiln.cli.convert import show_conversion, show_passes
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord, Provenance, Verification
 from graphkiln_backend.graph.precision import Precision

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.report_file import check_html, command_line, facts, write_html
+from graphkiln.cli.console import check_html, command_line, facts, write_html
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
 
 

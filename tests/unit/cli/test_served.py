@@ -7,8 +7,7 @@ import logging
 import pytest
 from statuses import instance_status
 
-from graphkiln.cli.load_display import LoadDisplay
-from graphkiln.cli.serve import print_states, tell_states
+from graphkiln.cli.serve import LoadDisplay, print_states, tell_states
 from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.probe import ModelState
 

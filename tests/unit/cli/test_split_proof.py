@@ -13,7 +13,7 @@ import pytest
 from graphs import draw, graph
 from tiny import run, write_source
 
-from graphkiln.cli.split_proof import prove_split, requested_split
+from graphkiln.cli.verify import prove_split, requested_split
 from graphkiln_backend.graph.errors import LoweringError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import deployment, spreading

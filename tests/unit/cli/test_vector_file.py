@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from graphkiln.cli import vector_file
-from graphkiln.cli.vector_file import VectorWriter, open_vectors, replaced_file
-from graphkiln.cli.vector_origin import Origin
-from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
+from graphkiln.cli.embed import Origin
+from graphkiln.cli.vector_file import VectorWriter, replaced_file
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 
 ORIGIN = Origin(model="m", version="3", contract="ab", graph="cd")
 VECTORS = np.random.default_rng(1).normal(size=(11, 5)).astype(np.float32)
@@ -26,10 +26,6 @@ def write(path: Path, vectors: Any = VECTORS) -> None:
             writer.add(Path(f"{number}.png"), vector)
 
 
-def write_table(path: Path, metadata: dict[str, str] | None = None, **columns: Any) -> None:
-    pq.write_table(pa.table(columns).replace_schema_metadata(metadata), path)
-
-
 def test_what_stands_in_the_file(tmp_path: Path) -> None:
     """As another reader of Parquet sees it."""
     write(tmp_path / "v.parquet")
@@ -39,19 +35,6 @@ def test_what_stands_in_the_file(tmp_path: Path) -> None:
     assert table.schema.metadata == {b"graphkiln." + key: value for key, value in expected.items()}
     assert table.column("source").to_pylist() == [f"{number}.png" for number in range(11)]
     assert np.array_equal(np.array(table.column("vector").to_pylist(), np.float32), VECTORS)
-
-
-def test_is_written_and_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vector_file, "_PIECE_BYTES", 4 * 4 * 5)  # four vectors
-    write(tmp_path / "v.parquet")
-    assert pq.ParquetFile(tmp_path / "v.parquet").num_row_groups == 3
-    monkeypatch.setattr(vector_file, "_PIECE_BYTES", 3 * 4 * 5)
-    with open_vectors(tmp_path / "v.parquet") as file:
-        assert (file.origin, file.features) == (ORIGIN, 5)
-        chunks = list(file.chunks())
-    assert [len(sources) for sources, _ in chunks] == [len(vectors) for _, vectors in chunks]
-    assert max(len(sources) for sources, _ in chunks) <= 3
-    assert np.array_equal(np.concatenate([vectors for _, vectors in chunks]), VECTORS)
 
 
 def test_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
@@ -106,57 +89,7 @@ def test_where_no_file_can_be(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_files_of_something_else(tmp_path: Path) -> None:
-    lists = pa.array(VECTORS.tolist(), pa.list_(pa.float32()))
-    fixed = pa.array(VECTORS.tolist(), pa.list_(pa.float32(), 5))
-    doubles = pa.array(VECTORS.tolist(), pa.list_(pa.float64(), 5))
-    halves = pa.array([row.astype(np.float16) for row in VECTORS], pa.list_(pa.float16(), 5))
-    names = [str(number) for number in range(11)]
-    (tmp_path / "junk").write_bytes(b"no Parquet")
-    (tmp_path / "empty").write_bytes(b"")
-    write(tmp_path / "whole")
-    (tmp_path / "cut").write_bytes((tmp_path / "whole").read_bytes()[:-20])
-    write_table(tmp_path / "list", ORIGIN.to_metadata(), source=names, vector=lists)
-    write_table(tmp_path / "double", ORIGIN.to_metadata(), source=names, vector=doubles)
-    write_table(tmp_path / "half", ORIGIN.to_metadata(), source=names, vector=halves)
-    write_table(tmp_path / "number", ORIGIN.to_metadata(), source=list(range(11)), vector=fixed)
-    write_table(tmp_path / "other", ORIGIN.to_metadata(), answer=names)
-    write_table(tmp_path / "nobody", None, source=names, vector=fixed)
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    wrong = [each for each in sorted(tmp_path.iterdir()) if each.name != "whole"]
-    for path in [*wrong, tmp_path / "none"]:
-        with pytest.raises(ManifestError, match=str(path)), open_vectors(path):
-            pass
-
-
-def test_rows_that_are_not_whole(tmp_path: Path) -> None:
-    rows = VECTORS.tolist()
-    for name, source, vectors, said in (
-        ("source", None, rows[0], "it has rows without"),
-        ("vector", "a", None, ""),  # refused by Arrow's own reader where it makes lists of one length
-        ("element", "a", [None, *rows[0][1:]], "it has rows without"),
-    ):
-        column = pa.array([rows[1], vectors], pa.list_(pa.float32(), 5))
-        write_table(tmp_path / name, ORIGIN.to_metadata(), source=pa.array(["b", source], pa.string()), vector=column)
-        with (
-            open_vectors(tmp_path / name) as file,
-            pytest.raises(ManifestError, match=f"{name}.*{said}"),
-        ):
-            list(file.chunks())
-
-
-def test_damage_within_the_file_is_told_with_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "v"
-    write(path)
-    content = bytearray(path.read_bytes())
-    content[4:200] = b"\xff" * 196
-    path.write_bytes(content)
-    with open_vectors(path) as file, pytest.raises(ManifestError, match=f"{path} cannot be read as Parquet"):
-        list(file.chunks())
-
-
-def test_errors_of_what_is_done_with_the_file_stay_as_they_are(tmp_path: Path) -> None:
-    write(tmp_path / "v")
-    with pytest.raises(BrokenPipeError), open_vectors(tmp_path / "v"):
-        raise BrokenPipeError
+def test_rows_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vector_file, "_PIECE_BYTES", 4 * 4 * 5)  # four vectors
+    write(tmp_path / "v.parquet")
+    assert pq.ParquetFile(tmp_path / "v.parquet").num_row_groups == 3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.version_paths import version_folder
+from graphkiln.cli.options import version_folder
 from graphkiln_backend.graph.errors import RepositoryError
 
 
