@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.text import redact_command
 from graphkiln_backend.system.resources import usable_cores
 

@@ -41,8 +41,8 @@ def local_path(path: str) -> Iterator[Path]:
     Raises:
         RepositoryError: It is an address, but none that is known, or there is nothing.
     """
-    from graphkiln_backend.storage.address import parse_store
     from graphkiln_backend.repository.remote_model import fetch_path
+    from graphkiln_backend.storage.address import parse_store
     from graphkiln_backend.system.owned_folder import OwnedFolder
 
     place = parse_store(path)

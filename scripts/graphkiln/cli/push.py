@@ -29,9 +29,9 @@ def pull(
     The counterpart of `graphkiln push`. What the store has already stays; another file under the same name is
     refused before anything is changed. With --trusted-keys, so is a version that none of them has signed.
     """
-    from graphkiln_backend.storage.address import RemoteAddress
     from graphkiln_backend.repository.remote_model import list_store
     from graphkiln_backend.repository.signing_keys import TrustedKeys
+    from graphkiln_backend.storage.address import RemoteAddress
 
     source = RemoteAddress.parse(address)
     if source is None:
