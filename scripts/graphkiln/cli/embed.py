@@ -6,7 +6,6 @@ import csv
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,69 +26,9 @@ from graphkiln.cli.options import AsJson
 from graphkiln.scoring.extra import check_extra
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady
 
-# Which version of which model made vectors: only vectors of one origin can be compared.
-
 if TYPE_CHECKING:
-    from graphkiln_client import Client, Model
+    from graphkiln_client import Client
     from graphkiln_client.encoded_images import Form
-
-_KEYS = {
-    "model": "graphkiln.model",
-    "version": "graphkiln.version",
-    "contract": "graphkiln.contract",
-    "graph": "graphkiln.graph",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Origin:
-    """What made vectors.
-
-    Attributes:
-        model: The model's name.
-        version: Its version; empty where the server does not say.
-        contract: Digest of what the version says of its images, such as their preprocessing; empty where it says
-            nothing.
-        graph: Digest of its graph and weights; empty where the server, or an older file, says nothing of them.
-    """
-
-    model: str
-    version: str
-    contract: str
-    graph: str = ""
-
-    def __str__(self) -> str:
-        said = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
-        known = {"contract": self.contract, "graph": self.graph}
-        digests = ", ".join(f"{what} {digest}" for what, digest in known.items() if digest)
-        return " ".join([*said, *([f"({digests})"] if digests else [])])
-
-    def to_metadata(self) -> dict[str, str]:
-        """As it stands in the metadata of a Parquet schema."""
-        return {key: getattr(self, name) for name, key in _KEYS.items()}
-
-
-def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
-    """The version of a model that answers, pinned: no other one takes its place while it is used.
-
-    Args:
-        client: To the server.
-        name: The model's name.
-        version: Its version; empty for the server's choice.
-        form: How its images travel.
-
-    Raises:
-        ClientError: A request failed.
-    """
-    from graphkiln_client.metadata import published_contracts, published_graph
-    from graphkiln_client.served_version import newest_version
-
-    version = version or newest_version(client.model(name).metadata)
-    model = client.model(name, version, images=form)
-    contracts = published_contracts(name, model.config)
-    contract = contracts.find(version) if contracts else None
-    graph = published_graph(name, model.config, version)
-    return model, Origin(model=name, version=version, contract=contract.digest if contract else "", graph=graph)
 
 
 # `graphkiln embed --out`: vectors of any number of images, written as they come.
@@ -98,7 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from graphkiln.cli.vector_file import VectorWriter
+    from graphkiln.cli.vector_file import Origin, VectorWriter
     from graphkiln_client import Client
     from graphkiln_client.encoded_images import Form
 
@@ -136,7 +75,7 @@ def save_vectors(
         typer.Exit: Some images failed, which was said; there is a file where others did not.
     """
     check_extra("embed --out", ["pyarrow"])
-    from graphkiln.cli.vector_file import VectorWriter, check_replaceable, replaced_file
+    from graphkiln.cli.vector_file import VectorWriter, check_replaceable, identify, replaced_file
 
     paths = sorted(set(expand_folders(images)))
     check_replaceable(out)
@@ -196,6 +135,8 @@ def _check_any(rows: int, failures: Failures) -> None:
 
 def _check_unchanged(client: Client, origin: Origin) -> None:
     """Checks that the version was not replaced by another of the same number, whose vectors are others."""
+    from graphkiln.cli.vector_file import identify
+
     _, now = identify(client, origin.model, origin.version)
     if now != origin:
         said = f"{origin} was replaced while it embedded, by {now}: nothing is written"

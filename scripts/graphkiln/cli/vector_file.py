@@ -5,17 +5,80 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln.cli.embed import Origin
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import MIB
+
+if TYPE_CHECKING:
+    from graphkiln_client import Client, Model
+    from graphkiln_client.encoded_images import Form
+
+_KEYS = {
+    "model": "graphkiln.model",
+    "version": "graphkiln.version",
+    "contract": "graphkiln.contract",
+    "graph": "graphkiln.graph",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What made vectors.
+
+    Attributes:
+        model: The model's name.
+        version: Its version; empty where the server does not say.
+        contract: Digest of what the version says of its images, such as their preprocessing; empty where it says
+            nothing.
+        graph: Digest of its graph and weights; empty where the server, or an older file, says nothing of them.
+    """
+
+    model: str
+    version: str
+    contract: str
+    graph: str = ""
+
+    def __str__(self) -> str:
+        said = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
+        known = {"contract": self.contract, "graph": self.graph}
+        digests = ", ".join(f"{what} {digest}" for what, digest in known.items() if digest)
+        return " ".join([*said, *([f"({digests})"] if digests else [])])
+
+    def to_metadata(self) -> dict[str, str]:
+        """As it stands in the metadata of a Parquet schema."""
+        return {key: getattr(self, name) for name, key in _KEYS.items()}
+
+
+def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
+    """The version of a model that answers, pinned: no other one takes its place while it is used.
+
+    Args:
+        client: To the server.
+        name: The model's name.
+        version: Its version; empty for the server's choice.
+        form: How its images travel.
+
+    Raises:
+        ClientError: A request failed.
+    """
+    from graphkiln_client.metadata import published_contracts, published_graph
+    from graphkiln_client.served_version import newest_version
+
+    version = version or newest_version(client.model(name).metadata)
+    model = client.model(name, version, images=form)
+    contracts = published_contracts(name, model.config)
+    contract = contracts.find(version) if contracts else None
+    graph = published_graph(name, model.config, version)
+    return model, Origin(model=name, version=version, contract=contract.digest if contract else "", graph=graph)
+
 
 SOURCE, VECTOR = "source", "vector"
 _PIECE_BYTES = 8 * MIB

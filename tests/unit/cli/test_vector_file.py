@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from graphkiln.cli import vector_file
-from graphkiln.cli.embed import Origin
-from graphkiln.cli.vector_file import VectorWriter, replaced_file
+from graphkiln.cli.vector_file import Origin, VectorWriter, replaced_file
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 
 ORIGIN = Origin(model="m", version="3", contract="ab", graph="cd")

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from commands import FakeClient
 
-from graphkiln.cli.embed import Origin, identify
+from graphkiln.cli.vector_file import Origin, identify
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.preprocess import Preprocess
 
