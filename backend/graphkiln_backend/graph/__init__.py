@@ -1,4 +1,4 @@
-"""What a saved static graph is: its signature, manifest, preprocess spec, golden samples and errors.
+"""Saved static graphs: their signature, manifest, preprocess spec, golden samples and errors.
 
 This package imports the standard library and numpy only, so that the thin client can share it.
 """

@@ -1,4 +1,4 @@
-"""Reads arrays that numpy saved, from files that somebody else may have made: without code, without bombs."""
+"""Read arrays that numpy saved from untrusted files: no pickles, no decompression bombs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
 
 
 def is_text(array: AnyArray) -> bool:
-    """Whether the elements are text: `str` or bytes, as objects or in numpy's own types."""
+    """Return true for arrays of text: `str` or bytes, as objects or in numpy's own types."""
     return array.dtype.kind in "OSU"
 
 
@@ -56,7 +56,7 @@ def pack_text(array: AnyArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
 
 
 def unpack_text(content: AnyArray, lengths: AnyArray) -> AnyArray:
-    """What `pack_text` packed: `str` objects.
+    """Unpack the result of `pack_text` as `str` objects.
 
     Raises:
         ManifestError: The two arrays do not belong together, or are of something else.
@@ -87,15 +87,15 @@ else:
 
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _SMALL_BYTES = GIB
+# Arrays over a GiB may be this many times as large as their file: samples shrink to a half, a bomb a thousandfold.
 _MOST_INFLATED = 20
-"""Arrays over a GiB may be this many times as large as their file: samples shrink to a half, a bomb a thousandfold."""
 
 
 def read_npz(path: Path) -> dict[str, AnyArray]:
-    """Reads the arrays of an .npz by name.
+    """Read the arrays of an .npz by name.
 
     Raises:
-        ManifestError: The file cannot be read, is none of numpy's, or would fill the memory.
+        ManifestError: The file cannot be read, is not numpy's, or would fill the memory.
     """
     try:
         with open_regular(path) as file:  # of a damaged file, numpy would leave its own open
@@ -135,7 +135,7 @@ def _check_kind(file: BinaryIO) -> None:
 
 
 def _check_inflated(file: BinaryIO) -> None:
-    """Refuses an archive whose arrays are far larger than the file: zipfile reads no more than its directory says."""
+    """Refuse an archive whose arrays are far larger than the file: zipfile reads no more than its directory says."""
     import zipfile  # models without golden samples need none of it
 
     with zipfile.ZipFile(file) as archive:

@@ -19,21 +19,21 @@ from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking, Task
 
+# The key of config.pbtxt's `parameters` under which the contracts are published, as JSON.
 PARAMETER = "contracts"
-"""The key of config.pbtxt's `parameters` under which the contracts are published, as JSON."""
 
+# The key under which the digest of each version's graph and weights is published: an object of JSON, by version.
 GRAPHS = "graphs"
-"""The key under which the digest of each version's graph and weights is published: an object of JSON, by version."""
 
+# The parameter of a request that holds the digest of the contract that it was made for.
 REQUEST_PARAMETER = "contract"
-"""The parameter of a request that holds the digest of the contract that it was made for."""
 
 _DIGEST_CHARACTERS = 16
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: the digest is kept
 class Contract:
-    """What a version says of its images and classes. A value that is None or empty is not said.
+    """A version's images and classes. None or empty values are not specified.
 
     Attributes:
         preprocess: How an image becomes the first input.
@@ -51,12 +51,12 @@ class Contract:
 
     @property
     def says_something(self) -> bool:
-        """Whether anything is said at all."""
+        """True unless every value is empty."""
         return self != Contract()
 
     @cached_property
     def digest(self) -> str:
-        """What tells this contract from any other: 16 hexadecimal digits.
+        """First 16 hexadecimal digits of the SHA-256 of the contract.
 
         Every request holds it, and to compute it takes 3 ms where a contract names a thousand classes.
         """
@@ -82,13 +82,13 @@ class Contracts:
 
     @classmethod
     def of(cls, versions: Mapping[str, Contract]) -> Contracts:
-        """Collects the contracts of versions."""
+        """Collect the contracts of versions."""
         digests = {version: contract.digest for version, contract in versions.items()}
         return cls(versions=digests, contracts={contract.digest: contract for contract in versions.values()})
 
     @classmethod
     def from_json(cls, text: str) -> Contracts:
-        """Parses published contracts.
+        """Parse published contracts.
 
         Raises:
             ManifestError: Not JSON, or no contracts; the message names the bad key.

@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
+# Metadata of a field that is not written while it has its default: what is new in a document that older readers read,
+# and whose digest they compute, must not be in it where it says nothing.
 OMIT_DEFAULT = {"omit_default": True}
-"""Metadata of a field that is not written while it has its default: what is new in a document that older readers read,
-and whose digest they compute, must not be in it where it says nothing."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
+# Of values in messages: a file from outside can hold anything.
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
-"""Of values in messages: a file from outside can hold anything."""
 
 
 def decode(cls: type[T], value: object, *, path: str = "") -> T:
-    """Builds a dataclass instance from plain JSON data.
+    """Build a dataclass instance from plain JSON data.
 
     Args:
         cls: A dataclass whose fields are dataclasses, scalars, enums, Literals, tuples, dicts or unions of these.
         value: The JSON value, normally a dict.
-        path: Where the value stands in its file; the start of the path in error messages.
+        path: Path of the value in its file, for error messages.
 
     Raises:
         ManifestError: A key is unknown or missing, or a value is not of the field's type.
@@ -62,7 +62,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
 
 
 def encode(value: Any) -> Any:
-    """Turns a dataclass (nested to any depth) into plain JSON data; `decode` is its inverse."""
+    """Turn a dataclass (nested to any depth) into plain JSON data; `decode` is its inverse."""
     if dataclasses.is_dataclass(value):
         written = [field for field in dataclasses.fields(value) if not _is_omitted(field, value)]
         return {field.name: encode(getattr(value, field.name)) for field in written}
@@ -76,7 +76,7 @@ def encode(value: Any) -> Any:
 
 
 def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
-    """Builds a dataclass instance from JSON text, as it is published in a configuration.
+    """Build a dataclass instance from JSON text, as it is published in a configuration.
 
     Args:
         cls: As for `decode`.
@@ -112,7 +112,7 @@ def encode_json(value: Any) -> str:
 
 
 def decode_value(hint: Any, value: object, path: str) -> Any:
-    """Builds a value of any type that a field may have, such as a union of dataclasses.
+    """Build a value of any type that a field may have, such as a union of dataclasses.
 
     Args:
         hint: The type.

@@ -1,4 +1,4 @@
-"""Where a graph runs: the CPU, or one of the GPUs."""
+"""Devices, and how a model is spread over them: copies, pipeline stages, shards."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Device:
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Reads `cpu`, `gpu` or `gpu:1`; the inverse of `str`.
+        """Read `cpu`, `gpu` or `gpu:1`; the inverse of `str`.
 
         Raises:
-            ManifestError: It is none of these.
+            ManifestError: The text is another one.
         """
         kind, colon, index = text.partition(":")
         if text == DeviceKind.CPU:
@@ -49,7 +49,7 @@ class Device:
 
     @property
     def is_gpu(self) -> bool:
-        """Whether it is a GPU."""
+        """True for a GPU."""
         return self.kind is DeviceKind.GPU
 
     def __str__(self) -> str:
@@ -61,16 +61,16 @@ CPU = Device(DeviceKind.CPU)
 
 # Over how many devices a model is spread: whole copies, consecutive stages of its graph, shards of its products.
 
+# Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones.
 WAITING = 2
-"""Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parallelism:
-    """The numbers that say how a model is spread.
+    """Numbers of copies, stages and shards of a model.
 
     Attributes:
-        data: Copies of the whole model, each with devices of its own; 0 for as many as there are instances. Where there
+        data: Copies of the whole model, each on separate devices; 0 for as many as there are instances. Where there
             are more instances, several share the stages of a copy.
         pipeline: Consecutive stages that a copy is cut into.
         tensor: Shards that the matrix products of a stage are cut into.
@@ -93,11 +93,11 @@ class Parallelism:
 
     @property
     def splits(self) -> bool:
-        """Whether a copy is spread over several devices."""
+        """True where a copy is spread over several devices."""
         return self.devices > 1
 
     def of(self, pipeline: int, tensor: int) -> Parallelism:
-        """The same with these numbers, which nobody need choose any more."""
+        """Return a copy with these numbers and without `auto`."""
         return replace(self, pipeline=pipeline, tensor=tensor, auto=False)
 
     def __str__(self) -> str:
@@ -110,7 +110,7 @@ class Parallelism:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a stage or a shard runs.
+    """Device and cores of a stage or a shard.
 
     Attributes:
         device: The CPU or a GPU.

@@ -26,7 +26,7 @@ AnyArray: TypeAlias = "npt.NDArray[np.generic]"
 class DType(enum.StrEnum):
     """Element type of a tensor, by Triton's name.
 
-    `BF16` arrays are of `ml_dtypes.bfloat16`, as in tritonclient: numpy has no such type of its own. `BYTES` arrays
+    `BF16` arrays are of `ml_dtypes.bfloat16`, as in tritonclient: numpy has no such type. `BYTES` arrays
     hold objects (`bytes` or `str`).
     """
 
@@ -57,7 +57,7 @@ class DType(enum.StrEnum):
 
     @property
     def is_float(self) -> bool:
-        """Whether the elements are floating-point numbers."""
+        """True for floating-point types."""
         return self in _FLOATS
 
     @property
@@ -161,6 +161,7 @@ def _names() -> dict[np.dtype[np.generic], DType]:
     return {dtype: member for member, dtype in _numpy_types().items()}
 
 
+# What numpy would say, which takes 0.1 s to import.
 _BYTES: dict[DType, int] = {
     DType.BOOL: 1,
     DType.UINT8: 1,
@@ -177,7 +178,6 @@ _BYTES: dict[DType, int] = {
     DType.FP64: 8,
     DType.BYTES: 0,
 }
-"""What numpy would say, which takes 0.1 s to import."""
 
 _FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
 
@@ -215,6 +215,7 @@ _ONNX: dict[int, DType] = {
     16: DType.BF16,
 }
 
+# The types of ONNX that Triton has not, by `onnx.TensorProto.DataType`.
 _OTHER_ONNX = {
     0: "UNDEFINED",
     14: "COMPLEX64",
@@ -232,7 +233,6 @@ _OTHER_ONNX = {
     27: "FLOAT6E2M3",
     28: "FLOAT6E3M2",
 }
-"""The types of ONNX that Triton has not, by `onnx.TensorProto.DataType`."""
 
 _CONFIG_ORDER = {
     number: DType(name)

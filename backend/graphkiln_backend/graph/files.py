@@ -16,10 +16,10 @@ from typing import BinaryIO
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+# Manifests, configurations and labels: a thousand times what the largest model needs.
 TEXT_LIMIT = 64 * MIB
-"""Manifests, configurations and labels: a thousand times what the largest model needs."""
+# A graph without its weights. Source: Protocol Buffers, "Total Size of Serialized Messages".
 GRAPH_LIMIT = 2 * GIB
-"""A graph without its weights. Source: Protocol Buffers, "Total Size of Serialized Messages"."""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -40,7 +40,7 @@ class UnusableFile(OSError):
 
 
 def open_regular(path: str | Path, limit_bytes: int | None = None) -> BufferedReader:
-    """Opens a regular file for reading.
+    """Open a regular file for reading.
 
     Args:
         path: The file; links are followed.
@@ -67,7 +67,7 @@ def open_regular(path: str | Path, limit_bytes: int | None = None) -> BufferedRe
 
 
 def read_bytes(path: str | Path, limit_bytes: int) -> bytes:
-    """Reads a regular file, also one that says that it is empty, as those of /proc do.
+    """Read a regular file, also one that says that it is empty, as those of /proc do.
 
     Args:
         path: The file; links are followed.
@@ -82,7 +82,7 @@ def read_bytes(path: str | Path, limit_bytes: int) -> bytes:
 
 
 def read_stream(stream: BinaryIO, limit_bytes: int) -> bytes:
-    """Reads a stream, such as standard input, to its end.
+    """Read a stream, such as standard input, to its end.
 
     Args:
         stream: What to read.
@@ -99,7 +99,7 @@ def read_stream(stream: BinaryIO, limit_bytes: int) -> bytes:
 
 
 def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT) -> str:
-    """Reads a regular file of UTF-8 text.
+    """Read a regular file of UTF-8 text.
 
     Args:
         path: The file; links are followed.
@@ -114,7 +114,7 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT) -> str:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """What another file, or another content, has otherwise; empty where there is no file."""
+    """Identity of a file's content: device, inode, size and times; empty where there is no file."""
     with suppress(OSError):
         status = path.stat()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -122,7 +122,7 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def can_others_read(path: Path) -> bool:
-    """Whether other users than this one can read a file.
+    """Return true where other users can read a file.
 
     In a pod, a Secret is root's, and its group is how the pod reads it. Source: Kubernetes, `fsGroup`.
 

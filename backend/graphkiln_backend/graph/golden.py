@@ -20,10 +20,10 @@ else:
     np = LazyModule("numpy")
 
 _PREFIXES = ("input", "source", "graph")
+# After the prefix of the two arrays that one array of text becomes.
 _BYTES, _LENGTHS = ".text", ".lengths"
-"""After the prefix of the two arrays that one array of text becomes."""
+# An empty array of this name marks samples of a graph without a batch.
 _WHOLE = "whole"
-"""An empty array of this name marks samples of a graph without a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class GoldenSamples:
 
     @property
     def count(self) -> int:
-        """How many samples there are."""
+        """Number of samples."""
         return 1 if self.whole else len(next(iter(self.inputs.values())))
 
     @property
@@ -82,7 +82,7 @@ class GoldenSamples:
         return replace(self, source_outputs=source, graph_outputs=graph)
 
     def write(self, path: Path) -> None:
-        """Writes the samples as a compressed .npz of plain arrays (no pickles)."""
+        """Write the samples as a compressed .npz of plain arrays (no pickles)."""
         groups = zip(_PREFIXES, (self.inputs, self.source_outputs, self.graph_outputs), strict=True)
         arrays: dict[str, AnyArray] = {}
         for prefix, group in groups:
@@ -95,7 +95,7 @@ class GoldenSamples:
 
     @classmethod
     def read(cls, path: Path) -> GoldenSamples:
-        """Reads what `write` wrote.
+        """Read what `write` wrote.
 
         Raises:
             ManifestError: The file is missing, damaged, or holds something else.
@@ -137,7 +137,7 @@ def drawn_order(count: int, size: int) -> npt.NDArray[np.int64]:
     However large parts are: one that is computed in another's place is noticed. The same at each call.
 
     Args:
-        count: Samples; of a single one nothing can be told apart.
+        count: Samples; a single one cannot be permuted.
         size: Of the batch.
     """
     generator = np.random.default_rng(0)

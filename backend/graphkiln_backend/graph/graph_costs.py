@@ -1,4 +1,4 @@
-"""What each node of a graph costs: arithmetic, weights, and the activations that pass between nodes."""
+"""Costs of each node of a graph, counted (arithmetic, weights, activations) or measured (`node_times.json`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from graphkiln_backend.graph.files import TEXT_LIMIT, read_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCost:
-    """One node. Activations are those of one sample; dimensions that vary count as 1 where nobody says it.
+    """One node. Activations are those of one sample; dimensions of unknown size count as 1.
 
     Attributes:
-        name: Of the node.
+        name: The node's name.
         op_type: Its operator.
         flops: Floating-point operations of a convolution or matrix product (a multiply and an add are two).
         weights: Bytes of each weight that it reads, by name.
@@ -68,7 +68,7 @@ class GraphCosts:
 
     @property
     def flops(self) -> int:
-        """Of one sample."""
+        """Floating-point operations of one sample."""
         return sum(node.flops for node in self.nodes)
 
 
@@ -81,7 +81,7 @@ _HINT = "measure again (graphkiln lower STORE/NAME --measure), or remove the fil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeTimes:
-    """What one core took for each node of a graph, none fused with another.
+    """Seconds of one core for each node of a graph, measured without fusion.
 
     Attributes:
         graph: SHA-256 of the graph's file.
@@ -105,12 +105,12 @@ class NodeTimes:
         return self.batches[str(size)]
 
     def text(self) -> str:
-        """What the file holds."""
+        """Content of the file."""
         return json.dumps(encode(self), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> NodeTimes:
-        """Reads a file of `text`.
+        """Read a file of `text`.
 
         Raises:
             LoweringError: It cannot be read, or holds something else.
@@ -130,7 +130,7 @@ def unusable(path: Path, reason: str) -> LoweringError:
 
 
 def _find_fault(times: NodeTimes) -> str:
-    """What is wrong with values that JSON can hold; empty where nothing is."""
+    """Describe a value that is valid JSON and no measurement; empty where there is none such."""
     if sizes := [size for size in times.batches if not _SIZE.fullmatch(size)]:
         return f"batches: '{sizes[0][:20]}' is no batch size"
     for size, seconds in times.batches.items():

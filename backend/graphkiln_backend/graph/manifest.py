@@ -16,8 +16,8 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Task
 
+# Format written. Format 1, without hashes of labels and of the manifest itself, is still read.
 FORMAT_VERSION = 2
-"""What is written. Format 1 had no hash of labels and none of its own, and is still read."""
 MANIFEST_FILE = "manifest.json"
 
 _DIGEST = "digest"
@@ -26,7 +26,7 @@ _DIGEST_CHARACTERS = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Where a graph came from.
+    """Origin of a graph.
 
     Attributes:
         source: The source model and data, in words.
@@ -102,7 +102,7 @@ class PassRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversion:
-    """How a graph was made, so that it can be made again.
+    """Conversion of a graph, in enough detail to repeat it.
 
     Attributes:
         recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
@@ -125,7 +125,7 @@ class Conversion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a saved static graph is.
+    """Description of a saved static graph.
 
     Attributes:
         format_version: Version of this document's format.
@@ -133,7 +133,7 @@ class Manifest:
         sha256: Of the graph file, hexadecimal.
         signature: Inputs and outputs.
         preprocess: How an image becomes the first input, or None.
-        labels: The labels file, or None; in format 1 its name, and it lies in the model's folder.
+        labels: The labels file, or None; in format 1 its name in the model's folder.
         provenance: Where the graph came from.
         verification: The proofs.
         golden: The golden samples, or None.
@@ -172,7 +172,7 @@ class Manifest:
 
     @property
     def graph_digest(self) -> str:
-        """What tells the graph and its weights from any others: 16 hexadecimal digits."""
+        """First 16 hexadecimal digits of a SHA-256 of the graph and its weights."""
         files = [self.sha256, *(f"{name} {self.weights[name]}" for name in sorted(self.weights))]
         return hashlib.sha256("\n".join(files).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
@@ -183,7 +183,7 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Manifest:
-        """Reads a manifest file.
+        """Read a manifest file.
 
         Raises:
             ManifestError: Missing, not JSON, not as it was written, or a key is unknown, missing or of the wrong type.
@@ -200,7 +200,7 @@ class Manifest:
             raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
 
     def write(self, path: Path) -> None:
-        """Writes the manifest as readable JSON that `read` accepts, with the hash of its own content."""
+        """Write the manifest as readable JSON that `read` accepts, with a hash of its content."""
         document = {key: value for key, value in encode(self).items() if key != _DIGEST}
         if self.format_version > 1:
             document[_DIGEST] = _digest(document)
@@ -211,7 +211,7 @@ def _decode(document: Any) -> Manifest:
     """The manifest of a document, whose hash fits.
 
     Raises:
-        ManifestError: It is no manifest; or somebody changed it, or it was cut short.
+        ManifestError: It is no manifest, was changed by hand, or is cut short.
     """
     manifest = decode(Manifest, document)
     content = {key: value for key, value in document.items() if key != _DIGEST}

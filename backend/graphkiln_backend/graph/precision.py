@@ -43,26 +43,26 @@ class Precision(enum.StrEnum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether products are computed with integers, which needs a calibrated graph."""
+        """True where products are computed with integers, which needs a calibrated graph."""
         return self is Precision.INT8
 
     @property
     def is_half(self) -> bool:
-        """Whether an element has 16 bits: what a saved fp32 graph can be lowered to when it is loaded."""
+        """True for 16-bit floats, to which a saved fp32 graph can be lowered while it is loaded."""
         return self in (Precision.FP16, Precision.BF16)
 
     @property
     def kernels(self) -> Precision:
-        """The precision that a runtime reports: none tells tf32 from fp32."""
+        """The precision that a runtime reports: none distinguishes tf32 from fp32."""
         return Precision.FP32 if self is Precision.TF32 else self
 
     def lowers_to(self, target: Precision) -> bool:
-        """Whether a graph that was saved in this precision can be lowered to another one while it is loaded."""
+        """Return true where a graph saved in this precision can be lowered to another one while it is loaded."""
         return self is Precision.FP32 and target.is_half
 
 
+# The precisions that a graph can be saved in.
 SAVED = (Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8)
-"""The precisions that a graph can be saved in."""
 
 _DTYPES = {
     Precision.FP32: DType.FP32,

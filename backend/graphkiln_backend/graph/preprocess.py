@@ -1,4 +1,4 @@
-"""How an image becomes an input tensor: the spec, and its numpy part.
+"""Preprocessing of images: the spec, geometry and normalization in numpy, and names of image models.
 
 Written by converters, published by the server in `config.pbtxt`, executed by the client. Decoding and resizing
 need Pillow and live in `graphkiln_backend.images`; geometry and normalization are here, once.
@@ -16,38 +16,38 @@ from graphkiln_backend.graph.modules import LazyModule
 
 # The model beside a model that takes encoded images in the place of its tensor: its name, and its input.
 #
-# A model `cats` whose config.pbtxt says `accept_images` is served under its own name as ever, and beside it stands
+# A model `cats` whose config.pbtxt says `accept_images` is served under its own name, and also as
 # `cats.images`, whose one input is an encoded image and whose outputs are those of `cats`.
 
+# The key of config.pbtxt's `parameters` that asks for it: `true` or `false`.
 ACCEPT_IMAGES = "accept_images"
-"""The key of config.pbtxt's `parameters` that asks for it: `true` or `false`."""
 
+# The line of config.pbtxt that asks for it.
 CONFIG_LINE = f'parameters {{ key: "{ACCEPT_IMAGES}" value {{ string_value: "true" }} }}'
-"""The line of config.pbtxt that asks for it."""
 
+# The key under which the server publishes the name of the model that takes images, for clients.
 PUBLISHED = "image_model"
-"""The key under which the server publishes the name of the model that takes images, for clients."""
 
+# The key under which that model says whose images it takes.
 TENSOR_MODEL = "tensor_model"
-"""The key under which that model says whose images it takes."""
 
+# The key under which it says how large the tensor is that it makes of an image.
 SAMPLE_BYTES = "image_sample_bytes"
-"""The key under which it says how large the tensor is that it makes of an image."""
 
+# Its input: BYTES, an encoded image in each element.
 INPUT = "IMAGE"
-"""Its input: BYTES, an encoded image in each element."""
 
 _SUFFIX = ".images"
 _VALUES = {"true": True, "false": False}
 
 
 def image_model_name(model: str) -> str:
-    """What the model is called that takes the images of another one."""
+    """Return the name of the model that takes encoded images for another one."""
     return f"{model}{_SUFFIX}"
 
 
 def accepts_images(value: str) -> bool:
-    """Whether a value of `accept_images` asks for it; an empty one does not.
+    """Parse a value of `accept_images`; an empty one is false.
 
     Raises:
         RepositoryError: It is neither `true` nor `false`.
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
+# The key of config.pbtxt's `parameters` under which the spec is published, as JSON.
 PARAMETER = "preprocess"
-"""The key of config.pbtxt's `parameters` under which the spec is published, as JSON."""
 
 
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -78,7 +78,7 @@ class Letterbox:
         size: `(height, width)` in pixels.
         padding: What fills the rest: a gray value from 0 to 255; or None for zeros in the normalized sample, as
             torchvision's and transformers' detectors pad.
-        position: Where the image lies; of an odd number of rows or columns to fill, the smaller part comes first.
+        position: Position of the image; of an odd number of rows or columns to fill, the smaller part comes first.
         rounding: Of the size that the image is resized to: to the `nearest` pixel, or `down`.
         enlarge: Whether a smaller image is enlarged.
 
@@ -172,7 +172,7 @@ class Preprocess:
 
     @classmethod
     def from_json(cls, text: str) -> Preprocess:
-        """Parses a published spec.
+        """Parse a published spec.
 
         Raises:
             ManifestError: Not JSON, or not a spec; the message names the bad key.
@@ -221,7 +221,7 @@ class Preprocess:
         return left, top, left + crop_width, top + crop_height
 
     def normalize(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
-        """Turns pixels into one sample.
+        """Turn pixels into one sample.
 
         Args:
             image_hwc: uint8 `[height, width, channels]` in this spec's color order.
@@ -242,7 +242,7 @@ class Preprocess:
         return sample.astype(self.dtype.numpy, copy=False)
 
     def _beside_rows(self, values: tuple[float, ...], width: int) -> npt.NDArray[np.float32]:
-        """Values of channels as they lie in a sample: of `HWC` for a whole row, because strides of three are slow."""
+        """Arrange channel values for broadcasting; for `HWC` repeated for a whole row: strides of 3 are slow."""
         factors = np.asarray(values, np.float32)
         return factors.reshape(-1, 1, 1) if self.layout == "CHW" else np.tile(factors, width)
 

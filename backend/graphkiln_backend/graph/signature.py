@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
 
+# A fixed size, or the name of a size that may vary (equal names vary together).
 Dim = int | str
-"""A fixed size, or the name of a size that may vary (equal names vary together)."""
 
+# The symbol of the batch dimension.
 BATCH = "batch"
-"""The symbol of the batch dimension."""
+# The only entry in the shape of a tensor whose graph does not say how many dimensions it has.
 ANY_RANK = "..."
-"""The only entry in the shape of a tensor whose graph does not say how many dimensions it has."""
 
 
 def free_dim(tensor: str, axis: int) -> str:
@@ -50,21 +50,21 @@ class TensorSpec:
 
     @property
     def has_rank(self) -> bool:
-        """Whether it is known how many dimensions it has."""
+        """True where the number of dimensions is known."""
         return self.shape != (ANY_RANK,)
 
     @property
     def varies(self) -> bool:
-        """Whether the first dimension may vary."""
+        """True where the first dimension varies."""
         return bool(self.shape) and self.has_rank and isinstance(self.shape[0], str)
 
     @property
     def batchable(self) -> bool:
-        """Whether the first dimension may vary, and not with the values."""
+        """True where the first dimension varies, but not with the values."""
         return self.varies and not str(self.shape[0]).startswith("?")
 
     def is_like(self, other: TensorSpec) -> bool:
-        """Whether name and dtype are equal, and as many dimensions as both say that they have."""
+        """Compare names, dtypes and, where both are known, numbers of dimensions."""
         same_rank = len(self.shape) == len(other.shape) or not (self.has_rank and other.has_rank)
         return (self.name, self.dtype) == (other.name, other.dtype) and same_rank
 
@@ -95,12 +95,12 @@ class Signature:
 
     @property
     def batchable(self) -> bool:
-        """Whether every input and output has a first dimension that may vary, and not with the values."""
+        """True where the first dimension of every input and output varies, but not with the values."""
         return all(spec.batchable for spec in (*self.inputs, *self.outputs))
 
     @property
     def varies(self) -> bool:
-        """Whether every input and output has a first dimension that may vary."""
+        """True where the first dimension of every input and output varies."""
         return all(spec.varies for spec in (*self.inputs, *self.outputs))
 
     @property

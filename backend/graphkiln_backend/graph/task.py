@@ -1,6 +1,6 @@
-"""What a version answers about an image, and which of its outputs say so: classes, boxes, class maps, vectors.
+"""Tasks of image models and their outputs: labels, top-k ranking, detection, segmentation, embedding.
 
-The manifest holds it, the server publishes it, and whoever reads outputs (client, scoring, proof) goes by it. Outputs
+The manifest holds it, the server publishes it, and client, scoring and proof read outputs by it. Outputs
 are padded, so that requests of several clients can be computed as one batch: a graph gives every image the same number
 of rows, and how many of them count.
 """
@@ -67,7 +67,7 @@ def count_classes(signature: Signature) -> int | None:
 
 
 def check_count(labels: Sequence[str], signature: Signature, origin: object) -> None:
-    """Refuses labels that are not one for each class.
+    """Refuse labels that are not one for each class.
 
     Raises:
         ManifestError: Their number is another.
@@ -80,12 +80,12 @@ def check_count(labels: Sequence[str], signature: Signature, origin: object) -> 
         )
 
 
-# What a graph with an embedded top-k tells clients: which outputs hold it, and the names of the classes.
+# Ranking: the outputs of a top-k embedded in the graph, and the names of the classes.
 #
 # Triton attaches labels to scores by their position in the output; in a top-k output the position is the rank.
 
+# The key of config.pbtxt's `parameters` under which it is published, as JSON.
 RANKING = "ranking"
-"""The key of config.pbtxt's `parameters` under which it is published, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class Ranking:
 
     @classmethod
     def from_json(cls, text: str) -> Ranking:
-        """Parses a published ranking.
+        """Parse a published ranking.
 
         Raises:
             ManifestError: Not JSON, or not a ranking; the message names the bad key.
@@ -187,11 +187,11 @@ def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
     return best.reshape(*keys.shape[:-1], k)
 
 
+# The key of config.pbtxt's `parameters` under which it is published, as JSON.
 PARAMETER = "task"
-"""The key of config.pbtxt's `parameters` under which it is published, as JSON."""
 
+# What clients and the command line call it, by the kind of a task.
 VERBS = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
-"""What clients and the command line call it, by the kind of a task."""
 
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
 _INTEGERS = (DType.INT64, DType.INT32)
@@ -201,7 +201,7 @@ _T = TypeVar("_T", bound="Classification | Detection | Segmentation | Embedding"
 
 
 def _tensor(types: tuple[DType, ...], rank: int, **sizes: int) -> dict[str, Any]:
-    """Of a field that names an output: its element types, its number of dimensions, and the sizes that are fixed.
+    """Metadata of a field that names an output: element types, number of dimensions, fixed sizes.
 
     Args:
         types: What is allowed.
@@ -223,7 +223,7 @@ class Detection:
     """Boxes around things, the best first. Fields name outputs of the graph.
 
     Attributes:
-        kind: Tells the tasks apart in a manifest.
+        kind: Discriminator of the tasks in a manifest.
         boxes: FP32 `[batch, detections, 4]`: x1, y1, x2, y2 in pixels of the model's input, by falling score.
         scores: FP32 `[batch, detections]`.
         classes: INT64 `[batch, detections]`: lines of the labels file, the first is 0.
@@ -254,7 +254,7 @@ class Segmentation:
     """A class for each pixel. Exactly one of the fields names an output of the graph.
 
     Attributes:
-        kind: Tells the tasks apart in a manifest.
+        kind: Discriminator of the tasks in a manifest.
         scores: FP32 `[batch, classes, height, width]`, over the model's input at any stride.
         classes: INT64, INT32 or UINT8 `[batch, height, width]`, likewise: lines of the labels file, the first is 0.
     """
@@ -273,9 +273,9 @@ class Embedding:
     """A vector for each image.
 
     Attributes:
-        kind: Tells the tasks apart in a manifest.
+        kind: Discriminator of the tasks in a manifest.
         vectors: FP32 `[batch, features]`.
-        normalize: Whether clients divide it by its length; False where the graph does so, or nobody shall.
+        normalize: Whether clients divide it by its length; False where the graph does so, or vectors stay as they are.
     """
 
     vectors: str = field(metadata=_tensor(_FLOATS, 2))
@@ -283,20 +283,20 @@ class Embedding:
     kind: Literal["embedding"] = "embedding"
 
 
+# Discriminated by `kind`.
 Task = Classification | Detection | Segmentation | Embedding
-"""One of the four; `kind` tells which."""
 
+# What users read from the outputs: the best classes where the graph ranks them itself, or else a task.
 Reading = Ranking | Task
-"""What users read from the outputs: the best classes where the graph ranks them itself, or else a task."""
 
 
 def is_classification(task: Task | None) -> bool:
-    """Whether images are classified, as far as anybody says: also where no task is named."""
+    """Return true for classification, which is also the default without a task."""
     return task is None or isinstance(task, Classification)
 
 
 def read_task(text: str) -> Task:
-    """Parses a published task.
+    """Parse a published task.
 
     Raises:
         ManifestError: Not JSON, or no task; the message names the bad key.
@@ -322,7 +322,7 @@ def rename_outputs(task: _T, names: Mapping[str, str]) -> _T:
 
 
 def check_task(task: Task | None, labels: Sequence[str], signature: Signature, origin: object) -> None:
-    """Checks that a graph has the outputs that its task names, as the task needs them, and a label for each class.
+    """Check that a graph has the outputs that its task names, as the task needs them, and a label for each class.
 
     Args:
         task: The task, or None.

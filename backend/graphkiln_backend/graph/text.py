@@ -16,7 +16,7 @@ _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def read_size(text: str) -> int | None:
-    """Reads a size such as `500M`, `20G` or `1.5GiB` (powers of 1024); None where the text is none."""
+    """Read a size such as `500M`, `20G` or `1.5GiB` (powers of 1024); None for any other text."""
     found = _SIZE.fullmatch(text.strip())
     return int(float(found[1]) * 2 ** _POWERS[found[2].upper()]) if found else None
 
@@ -28,11 +28,11 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.
 
 
 def parse_duration(text: str, option: str, example: str = "50ms, 2.5s or 20m") -> float:
-    """Reads `50ms`, `2.5s`, `20m`, `6h` or `2d` as seconds.
+    """Read `50ms`, `2.5s`, `20m`, `6h` or `2d` as seconds.
 
     Args:
         text: As written.
-        option: Where it stands, for what is said of a mistake.
+        option: Name of the option, for error messages.
         example: Of what this option usually holds.
 
     Raises:
@@ -50,16 +50,16 @@ def parse_duration(text: str, option: str, example: str = "50ms, 2.5s or 20m") -
 
 # What is secret, taken out of texts that are shown to others: logs, errors, records, reports, manifests.
 
+# Name and password before a host, also where an access key's secret holds slashes. Source: RFC 3986, 3.2.1.
 _CREDENTIALS = re.compile(r"(?<=://)(?:A[KS]IA[0-9A-Z]{16}:[^@\s]*|[^/?#\s]*)@")
-"""Name and password before a host, also where an access key's secret holds slashes. Source: RFC 3986, 3.2.1."""
+# Settings of a connection that are secret, and what signs an address. Source: libpq, "Connection Strings"; signed
+# addresses of S3, GCS and Azure.
 _SECRET = re.compile(
     r"(?:^|(?<=[?&\s]))"
     r"((?:sas|sig|[\w-]*(?:password|token|secret|signature|credential|access_?key)[\w-]*)=)"
     r"(?:'(?:[^'\\]|\\.)*'|[^&\s]*)",
     re.IGNORECASE,
 )
-"""Settings of a connection that are secret, and what signs an address. Source: libpq, "Connection Strings"; signed
-addresses of S3, GCS and Azure."""
 _HEADER = "--header"
 
 
@@ -84,16 +84,16 @@ def _without_headers(words: Iterator[str]) -> Iterator[str]:
 
 # Error texts on their way to a person: short enough for every protocol, and without what only a debugger needs.
 
+# Of a text that crosses a protocol. gRPC sends it in a header, where each byte that is not plain ASCII takes three,
+# and by default no headers of more than 8 KiB. Source: gRPC, "Status codes", `GRPC_ARG_MAX_METADATA_SIZE`.
 LIMIT_BYTES = 2048
-"""Of a text that crosses a protocol. gRPC sends it in a header, where each byte that is not plain ASCII takes three,
-and by default no headers of more than 8 KiB. Source: gRPC, "Status codes", `GRPC_ARG_MAX_METADATA_SIZE`."""
+# What pybind11, and so Triton's Python backend, puts between an error and where it was raised.
 _TRACEBACK = "\n\nAt:\n"
-"""What pybind11, and so Triton's Python backend, puts between an error and where it was raised."""
 _WRAPPERS = ("Internal: ", "TritonModelException: ")
 
 
 def bounded(text: str, limit_bytes: int = LIMIT_BYTES) -> str:
-    """A text that takes at most so many bytes in UTF-8: what is cut off is said, and no character is cut in two.
+    """Shorten a text to a number of bytes in UTF-8 without cutting a character; the result gives the full size.
 
     Args:
         text: The text.
@@ -116,7 +116,7 @@ def without_traceback(text: str) -> str:
 
 
 def _is_frame(line: str) -> bool:
-    """Whether a line is `  /path/model.py(97): initialize`, or ends such a list."""
+    """Match a line such as `  /path/model.py(97): initialize`, or the end of such a list."""
     return line.startswith("  ") or not line.strip(" ;\n")
 
 
@@ -130,22 +130,22 @@ def plain_reason(text: str) -> str:
 
 # Names of models: what a folder, a URL, Triton and the shell that starts its Python stub can all take.
 
+# Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most.
 MAX_LENGTH = 128
-"""Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most."""
 
+# Files that describe an instance are named after its model and its process, and `NAME.images` after `NAME`.
 _LONGEST_SERVED = 200
-"""Files that tell of an instance are named after its model and its process, and `NAME.images` after `NAME`."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
+# quotes: a space breaks it, and other characters would be executed.
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
-"""More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
-quotes: a space breaks it, and other characters would be executed."""
+# What Triton (24.10) expects in a path as it is: it compares the path with names of models and undoes no escapes.
 _LITERAL = "@%+=:,"
-"""What Triton (24.10) expects in a path as it is: it compares the path with names of models and undoes no escapes."""
 
 
 def fault_in_name(name: str) -> str:
-    """What is wrong with the name of a new model, in words; empty where nothing is."""
+    """Explain why a name is not valid for a new model; empty for a valid one."""
     if len(name) > MAX_LENGTH:
         return f"'{name[:20]}...' has {len(name)} characters, at most {MAX_LENGTH} are allowed"
     if not _NAME.fullmatch(name):
@@ -157,7 +157,7 @@ def fault_in_name(name: str) -> str:
 
 
 def fault_in_served_name(name: str) -> str:
-    """What keeps a folder of a model store from being served, in words; empty where nothing does."""
+    """Explain why a folder of this name cannot be served; empty for a valid one."""
     if not _SERVABLE.fullmatch(name):
         return f"{name!r} is no name of a model that Triton's Python stub can take"
     if len(name) > _LONGEST_SERVED:
@@ -170,12 +170,12 @@ def in_path(name: str) -> str:
     return quote(name, safe=_LITERAL)
 
 
+# Names in one hint.
 _MOST = 40
-"""Names that anybody reads."""
 
 
 def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
-    """A hint for somebody who wrote a name that does not exist.
+    """Hint for a name that does not exist.
 
     Args:
         name: What was written.

@@ -75,7 +75,7 @@ class SegmentedImage:
     Attributes:
         classes: `[height, width]` at the size of the image; UINT8, or INT32 where there are more than 255 classes.
         labels: Names by class; empty where the model has none.
-        unseen: What stands in `classes` where the model did not look, outside its center crop.
+        unseen: Value in `classes` outside the center crop, which the model does not see.
     """
 
     classes: npt.NDArray[np.uint8] | npt.NDArray[np.int32]
@@ -94,7 +94,7 @@ class SegmentedImage:
         return self.labels[index] if 0 <= index < len(self.labels) else ""
 
     def share(self, index: int) -> float:
-        """Which part of the image a class covers, from 0 to 1."""
+        """Share of the image that a class covers, from 0 to 1."""
         return float((self.classes == index).mean())
 
     def rle(self, index: int) -> dict[str, Any]:
@@ -110,8 +110,8 @@ class SegmentedImage:
         return {"height": self.classes.shape[0], "width": self.classes.shape[1], "segments": rows}
 
 
+# The outputs of one sample by name, without the batch.
 Sample = Mapping[str, AnyArray]
-"""The outputs of one sample by name, without the batch."""
 
 
 def read_detections(

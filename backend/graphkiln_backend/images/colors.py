@@ -7,8 +7,8 @@ from PIL import Image
 
 from graphkiln_backend.graph.dtypes import AnyArray
 
+# Scaled at once: in between, a pixel takes 24 bytes, and an image may have 178 million.
 _STRIP_PIXELS = 1 << 20
-"""Scaled at once: in between, a pixel takes 24 bytes, and an image may have 178 million."""
 
 
 def to_color(image: Image.Image, color: str) -> Image.Image:

@@ -56,7 +56,7 @@ def arrange(image: Image.Image, spec: Preprocess, name: str) -> AnyArray:
 
 
 def _place(image: Image.Image, spec: Preprocess) -> AnyArray:
-    """Crops or pads a resized image, and normalizes it."""
+    """Crop or pads a resized image, and normalizes it."""
     box = spec.cropped(image.height, image.width)
     if box == (0, 0, *image.size):
         return _normalize(image, spec)
@@ -87,19 +87,19 @@ def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
 #
 # Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo); its `djpeg -maxscans`.
 
+# Source: what libjpeg-turbo's own tools and NVIDIA DALI allow. Programs write ten, careful ones some sixty.
 _MOST_SCANS = 500
-"""Source: what libjpeg-turbo's own tools and NVIDIA DALI allow. Programs write ten, careful ones some sixty."""
+# Of all scans together: 24 of the largest image that is decoded at all.
 _MOST_PIXELS = 1 << 32
-"""Of all scans together: 24 of the largest image that is decoded at all."""
+# What ends the data of a scan: in them, 0xff is followed by 0 or a restart marker.
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
-"""What ends the data of a scan: in them, 0xff stands before 0 and before the marks of a restart."""
 _SCAN, _END = 0xDA, 0xD9
+# Markers that nothing follows. Source: ITU T.81, table B.1.
 _WITHOUT_LENGTH = (0x01, 0xD8)
-"""Markers that nothing follows. Source: ITU T.81, table B.1."""
 
 
 def check_scans(image: Image.Image, file: BinaryIO) -> None:
-    """Refuses a JPEG that would take far longer than its size says.
+    """Refuse a JPEG that would take far longer than its size says.
 
     Args:
         image: Its header alone was read.
@@ -138,7 +138,7 @@ def count_scans(jpeg: bytes) -> int:
     return scans
 
 
-# What to say of what cannot be read as an image: what it is, as far as that can be told, and what to do.
+# Errors for files that are no images: the format, as far as it is recognized, and a way to convert it.
 
 _KNOWN = f"known are {', '.join(FORMATS)}"
 
@@ -162,11 +162,11 @@ def refuse_format(name: str, head: bytes) -> InvalidInput:
         name: Of the image, for the message.
         head: How the content begins.
     """
-    said = f"{name} is not an image in a known format"
+    message = f"{name} is not an image in a known format"
     found = recognize(head)
     if found is None:
-        return InvalidInput(said, hint=_KNOWN)
-    return InvalidInput(f"{said}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, _KNOWN))))
+        return InvalidInput(message, hint=_KNOWN)
+    return InvalidInput(f"{message}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, _KNOWN))))
 
 
 def refuse_path(name: str, error: OSError) -> InvalidInput:
@@ -184,10 +184,10 @@ def refuse_path(name: str, error: OSError) -> InvalidInput:
 
 
 def as_image(given: object) -> Image.Image:
-    """What was given as a Pillow image.
+    """Return a Pillow image as it is.
 
     Raises:
-        InvalidInput: It is none: an open file, a list of images, a tensor.
+        InvalidInput: It is something else: an open file, a list of images, a tensor.
     """
     if isinstance(given, Image.Image):
         return given
@@ -214,22 +214,22 @@ def check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uin
     return pixels
 
 
+# A file path, an encoded image, a Pillow image, or uint8 pixels. Pixels are `[height, width]` or `[height, width, 3
+# or 4]`.
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
-"""A file path, an encoded image, a Pillow image, or uint8 pixels.
 
-Pixels are `[height, width]` or `[height, width, 3 or 4]`.
-"""
-
+# Number of pixels in memory -> a context held as long as they are.
 Turn = Callable[[int], AbstractContextManager[object]]
-"""From how many pixels of an image lie in memory to what is held as long as they do."""
 
 _FILE_LIMIT = GIB
+# Source: Linux, PATH_MAX. What is longer is shown by its beginning.
 _LONGEST_PATH = 4096
-"""Source: Linux, PATH_MAX. What is longer is shown by its beginning."""
+# What is scaled to 8 bits, by Pillow's mode `I`.
 _GRAYS = range(1 << 16)
-"""What is scaled to 8 bits, by Pillow's mode `I`."""
+# Where Pillow keeps what an orientation can stand in.
 _METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")
-"""Where Pillow keeps what an orientation can stand in."""
+# What turns an image of an orientation upright. Source: `PIL.ImageOps.exif_transpose`, which fails where other data
+# of the EXIF cannot be written back.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -239,16 +239,14 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What turns an image of an orientation upright. Source: `PIL.ImageOps.exif_transpose`, which fails where other data
-of the EXIF cannot be written back."""
+# Orientations in which rows become columns. Source: Exif 2.32, tag 0x0112.
 _SIDEWAYS = (5, 6, 7, 8)
-"""Orientations in which rows become columns. Source: Exif 2.32, tag 0x0112."""
+# What a PNG's orientation can stand in, of which some may follow the pixels: Pillow decodes them to find it.
 _PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
-"""What a PNG's orientation can stand in, of which some may follow the pixels: Pillow decodes them to find it."""
 
 
 def describe(image: ImageLike) -> str:
-    """What to call an image in messages and results: its path, or its kind and size."""
+    """Name an image in messages and results: its path, or its kind and size."""
     if isinstance(image, str | Path):
         text = str(image)
         return text if len(text) <= _LONGEST_PATH else f"{text[:40]}... ({len(text)} characters)"
@@ -259,7 +257,7 @@ def describe(image: ImageLike) -> str:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """Decodes an image and turns it upright by its EXIF orientation; of several, the first.
+    """Decode an image and turns it upright by its EXIF orientation; of several, the first.
 
     Raises:
         InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.
@@ -269,11 +267,11 @@ def open_image(image: ImageLike) -> Image.Image:
 
 
 def _claim_nothing(width: int, height: int, /) -> None:
-    """For who has memory for any image."""
+    """Claim no memory budget."""
 
 
 def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) -> Image.Image:
-    """As `open_image`, with errors as they come; who claims is told width and height of what is about to be decoded."""
+    """Decode as `open_image` does, with the decoder's own errors; `claim` gets width and height before decoding."""
     if isinstance(image, str | Path):
         with open_regular(image, _FILE_LIMIT) as file:
             return _decode(file, claim)
@@ -299,7 +297,7 @@ def upright_size(content: bytes) -> tuple[int, int]:
 
 
 def _is_sideways(image: Image.Image, content: bytes) -> bool:
-    """Whether the size that an image has before it is decoded is not yet that of the upright image."""
+    """Return true where the size before decoding is that of an image on its side."""
     if image.format == "TIFF" or (image.format == "PNG" and not any(map(content.__contains__, _PNG_METADATA))):
         return False  # Pillow turns the size of TIFFs by itself
     return _orientation(image) in _SIDEWAYS
@@ -307,7 +305,7 @@ def _is_sideways(image: Image.Image, content: bytes) -> bool:
 
 @contextmanager
 def _telling(name: str) -> Iterator[None]:
-    """Says of what goes wrong with an image which one it is."""
+    """Translate errors of Pillow and the file system into `InvalidInput` with the image's name."""
     try:
         yield
     except InvalidInput:
@@ -358,7 +356,7 @@ def _decode(file: BinaryIO, claim: Callable[[int, int], None]) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     """An image turned by its orientation; itself where it needs no turn."""
-    if image.format == "EPS":  # a program, not pixels: it is not run, whoever opened it
+    if image.format == "EPS":  # a program, not pixels: never run it
         raise UnknownFormat(b"%!PS")
     image.load()
     _check_range(image)
@@ -366,13 +364,13 @@ def _upright(image: Image.Image) -> Image.Image:
     if turn is None:
         return image
     turned = image.transpose(turn)
-    for key in _METADATA:  # or whoever is handed the image turns it again
+    for key in _METADATA:  # or the next reader turns it again
         turned.info.pop(key, None)
     return turned
 
 
 def _check_range(image: Image.Image) -> None:
-    """Refuses pixels of which nothing says how bright they are: scaled by a guess, most turn black or white.
+    """Refuse pixels of which nothing says how bright they are: scaled by a guess, most turn black or white.
 
     Raises:
         ValueError: It has such.
@@ -382,7 +380,7 @@ def _check_range(image: Image.Image) -> None:
 
 
 def _has_16_bits(image: Image.Image) -> bool:
-    """Whether the 32 bits of a pixel hold 16, as older Pillow reads PNGs; a TIFF of 32 bits has its own range."""
+    """Return true where 32-bit pixels hold 16-bit values, as older Pillow reads PNGs; TIFFs have other ranges."""
     return image.format != "TIFF" and all(each in _GRAYS for each in image.getextrema())
 
 
@@ -410,7 +408,7 @@ class Prepared:
 
 
 def load_sample(image: ImageLike, spec: Preprocess, *, turn: Turn = nullcontext) -> AnyArray:
-    """Turns an image into one sample (no batch dimension) of the spec's layout and dtype.
+    """Turn an image into one sample (no batch dimension) of the spec's layout and dtype.
 
     Args:
         image: The image.
@@ -424,7 +422,7 @@ def load_sample(image: ImageLike, spec: Preprocess, *, turn: Turn = nullcontext)
 
 
 def prepare(image: ImageLike, spec: Preprocess, *, turn: Turn = nullcontext) -> Prepared:
-    """Turns an image into one sample, and keeps the size that answers about it are brought back to.
+    """Turn an image into one sample, and keep the size that answers about it are brought back to.
 
     Args:
         image: The image.

@@ -1,12 +1,12 @@
-"""Encoded images of several requests, decoded at once in threads: pixels, or why there are none, for each request.
+"""Decoding of encoded images of several requests in threads: for each request, its samples or an error.
 
 Pillow decodes and resizes without Python's lock, and numpy computes without it: threads of one process use as many
 cores. The rules are those of `images.decoding`, which the client uses: the same bytes give the same sample.
 
-Whoever asks decodes, too, and alone where there is one image: where sessions keep all cores busy, a thread that is
-woken for a job waits for a core, and so does the one that waits for it.
+The calling thread decodes, too, and alone where there is one image: where sessions keep all cores busy, handing a job
+to another thread would wait for a core twice.
 
-However many images come at once, their pixels take little more than a gigabyte: large ones wait for each other.
+All pixels in memory together are limited to about a gigabyte: large images wait for each other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PixelBudget:
 
     @contextmanager
     def take(self, pixels: int) -> Iterator[None]:
-        """Waits until there is room for an image, and holds it."""
+        """Wait until there is room for an image, and hold it."""
         taken = min(pixels, self._pixels)
         with self._changed:
             self._changed.wait_for(lambda: taken <= self._free)
@@ -60,15 +60,15 @@ class PixelBudget:
                 self._changed.notify_all()
 
 
+# Most faults in one message.
 _MOST_NAMED = 3
-"""Faults that one message tells."""
+# Most values kept until they are read.
 _MOST_TIMES = 1 << 16
-"""Kept for whoever reads them; more would be memory lost where nobody does."""
+# 5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB.
 _PIXELS_AT_ONCE = 1 << 27
-"""5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB."""
 
+# The samples `[images, ...]` of a request, or why there are none.
 Samples: TypeAlias = "AnyArray | InvalidInput"
-"""The samples `[images, ...]` of a request, or why there are none."""
 
 _Decoded: TypeAlias = "AnyArray | Exception"
 
@@ -78,10 +78,10 @@ class Decoder(Closeable):
 
     Args:
         spec: How an image becomes a sample.
-        threads: How many images are decoded at the same time, one of them by whoever asks.
+        threads: How many images are decoded at the same time, one of them by the calling thread.
 
     Attributes:
-        seconds: The processor's time for each image, damaged ones too, the latest last; whoever reads takes them out.
+        seconds: The processor's time for each image, damaged ones too, the latest last; readers remove them.
     """
 
     def __init__(self, spec: Preprocess, *, threads: int) -> None:
@@ -92,13 +92,13 @@ class Decoder(Closeable):
         self._pool = ThreadPoolExecutor(max(1, self._helpers), thread_name_prefix="graphkiln-decode")
 
     def decode(self, requests: Sequence[Sequence[bytes]]) -> list[Samples]:
-        """Decodes the images of requests.
+        """Decode the images of requests.
 
         Args:
             requests: The encoded images of each.
 
         Returns:
-            One for each request, in order: an image that cannot be decoded is the fault of its own request only.
+            One for each request, in order: an image that cannot be decoded fails its own request only.
 
         Raises:
             Exception: What is no fault of an image.
@@ -130,7 +130,7 @@ class Decoder(Closeable):
         begun = time.thread_time()
         try:
             return load_sample(image, self._spec, turn=self._budget.take)
-        except Exception as error:  # noqa: BLE001 - told with its request
+        except Exception as error:  # noqa: BLE001 - reported with its request
             return error
         finally:
             self.seconds.append(time.thread_time() - begun)
@@ -159,7 +159,7 @@ def _gather(decoded: Sequence[_Decoded]) -> Samples:
 
 
 def _faults(decoded: Sequence[_Decoded]) -> Iterator[str]:
-    """Which images could not be decoded, and why.
+    """Describe the images that could not be decoded.
 
     Raises:
         Exception: What is no fault of an image.

@@ -1,4 +1,4 @@
-"""Which files are images: by their endings, and by what is decoded."""
+"""Image formats: endings that are listed, formats that are decoded, and names for what is neither."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import InvalidInput
 
-# What a file is that is not decoded here, by how it begins, and how an image comes of it that is.
-#
-# People name a file `cat.jpg` that a phone saved as HEIC, that a web page hides behind, or whose content stayed on a
-# server of Git LFS. That it is no image helps none of them.
-
+# Bytes at the beginning of a file that `recognize` needs.
 HEAD_BYTES = 512
-"""How much of a file `recognize` looks at."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFormat:
-    """What a file is.
+    """A format that is not decoded here.
 
     Attributes:
-        name: As it stands behind "it is".
+        name: For messages: "it is NAME".
         way_out: What to do; empty where there is nothing.
     """
 
@@ -31,109 +26,93 @@ class OtherFormat:
     way_out: str = ""
 
 
-_HEIC = OtherFormat("HEIC", "convert it: heif-convert FILE OUT.jpg")
-_AVIF = OtherFormat("AVIF", "convert it: avifdec FILE OUT.png")
-_JXL = OtherFormat("JPEG XL", "convert it: djxl FILE OUT.png")
-_JPEG_2000 = OtherFormat("JPEG 2000", "convert it: opj_decompress -i FILE -o OUT.png")
+_MAGICK = "convert it: magick FILE OUT.png"
 _VIDEO = OtherFormat("a video", "take an image out of it: ffmpeg -i FILE -frames:v 1 OUT.png")
 _RAW = OtherFormat("a camera's raw data", "develop it: darktable-cli FILE OUT.jpg")
+_AVIF = OtherFormat("AVIF", "convert it: avifdec FILE OUT.png")
+_HEIC = OtherFormat("HEIC", "convert it: heif-convert FILE OUT.jpg")
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SVG = OtherFormat("SVG, a drawing without pixels", "draw it: rsvg-convert FILE -o OUT.png")
-_PAGE = OtherFormat("a web page", "look into it: whoever was asked for the image sent this in its place")
-_JSON = OtherFormat("JSON", "look into it: whoever was asked for the image sent this in its place")
-_LFS = OtherFormat("a pointer of Git LFS", "fetch the content: git lfs pull")
 _BASE64 = OtherFormat("base64 text", "decode it first: base64 -d FILE, in Python base64.b64decode(TEXT)")
-_DATA_URL = OtherFormat("a data: URL", 'decode what follows its comma: base64.b64decode(URL.partition(",")[2])')
-_MAGICK = "convert it: magick FILE OUT.png"
-
-_BRANDS = {
-    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), _HEIC),
-    **dict.fromkeys((b"avif", b"avis"), _AVIF),
-    b"crx ": _RAW,
-}
-"""What a file of boxes holds, by its brand; all others are videos. Sources: ISO/IEC 23008-12, annex B; AVIF 1.1, 6."""
-
-_SIGNATURES = (
-    (0, b"\x89PNG", OtherFormat("damaged: it begins as a PNG")),
-    (0, b"\xff\xd8\xff", OtherFormat("damaged: it begins as a JPEG")),
-    (0, b"GIF8", OtherFormat("damaged: it begins as a GIF")),
-    (8, b"WEBP", OtherFormat("damaged: it begins as a WebP")),
-    (0, b"\0\0\0\x0cJXL ", _JXL),
-    (0, b"\xff\x0a", _JXL),
-    (0, b"\0\0\0\x0cjP  ", _JPEG_2000),
-    (0, b"\xff\x4f\xff\x51", _JPEG_2000),
-    (0, b"\x1aE\xdf\xa3", _VIDEO),
-    (8, b"AVI ", _VIDEO),
-    (0, b"FUJIFILMCCD-RAW", _RAW),
-    (0, b"IIRO", _RAW),
-    (0, b"IIRS", _RAW),
-    (0, b"IIU\0", _RAW),
-    (0, b"8BPS", OtherFormat("a Photoshop file", "convert it: magick 'FILE[0]' OUT.png")),
-    (0, b"\0\0\1\0", OtherFormat("an icon", _MAGICK)),
-    (0, b"DDS ", OtherFormat("a texture", _MAGICK)),
-    *((0, b"P%d" % kind + end, OtherFormat("Netpbm", _MAGICK)) for kind in range(1, 8) for end in (b"\n", b" ", b"\r")),
-    (0, b"%PDF", OtherFormat("PDF", "draw its pages: pdftoppm -png FILE OUT")),
-    (0, b"%!PS", OtherFormat("PostScript, a program that draws", "have who made it save it as PNG")),
-    (0, b"\x93NUMPY", OtherFormat("an array of numpy", "pass the array itself: numpy.load(FILE)")),
-    (0, b"PK\3\4", OtherFormat("a ZIP archive", "unpack it")),
-    (0, b"\x1f\x8b", OtherFormat("compressed by gzip", "unpack it: gunzip FILE")),
-    (0, b"\0\5\x16\7", OtherFormat("what macOS keeps of an image beside it")),
-)
-"""Where what stands in a file, by its kind. Source: the formats' own documents, as file(1) lists them."""
-
-_TEXTS = (
-    (b"version https://git-lfs", _LFS),
-    (b"data:", _DATA_URL),
-    (b"<!doctype html", _PAGE),
-    (b"<html", _PAGE),
-    (b'{"', _JSON),
-)
-"""How texts begin, in lower case."""
+# How JPEG, PNG, GIF, WebP and TIFF begin in base64.
 _BASE64_BEGINS = (b"/9j/", b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"SUkqA", b"TU0AK")
-"""How JPEG, PNG, GIF, WebP and TIFF begin in base64."""
+_NO_IMAGE = "look into it: the server that was asked for an image sent this instead"
+
+# Offset, signatures, name, hint. Source: the formats' specifications, as file(1) lists them.
+_SIGNATURES = (
+    (0, (b"\x89PNG",), "damaged: it begins as a PNG", ""),
+    (0, (b"\xff\xd8\xff",), "damaged: it begins as a JPEG", ""),
+    (0, (b"GIF8",), "damaged: it begins as a GIF", ""),
+    (8, (b"WEBP",), "damaged: it begins as a WebP", ""),
+    (0, (b"\0\0\0\x0cJXL ", b"\xff\x0a"), "JPEG XL", "convert it: djxl FILE OUT.png"),
+    (0, (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "JPEG 2000", "convert it: opj_decompress -i FILE -o OUT.png"),
+    (0, (b"\x1aE\xdf\xa3",), _VIDEO.name, _VIDEO.way_out),
+    (8, (b"AVI ",), _VIDEO.name, _VIDEO.way_out),
+    (0, (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"IIU\0"), _RAW.name, _RAW.way_out),
+    (0, (b"8BPS",), "a Photoshop file", "convert it: magick 'FILE[0]' OUT.png"),
+    (0, (b"\0\0\1\0",), "an icon", _MAGICK),
+    (0, (b"DDS ",), "a texture", _MAGICK),
+    (0, tuple(b"P%d" % kind + end for kind in range(1, 8) for end in (b"\n", b" ", b"\r")), "Netpbm", _MAGICK),
+    (0, (b"%PDF",), "PDF", "draw its pages: pdftoppm -png FILE OUT"),
+    (0, (b"%!PS",), "PostScript, a program that draws", "save it as PNG in the program that made it"),
+    (0, (b"\x93NUMPY",), "an array of numpy", "pass the array itself: numpy.load(FILE)"),
+    (0, (b"PK\3\4",), "a ZIP archive", "unpack it"),
+    (0, (b"\x1f\x8b",), "compressed by gzip", "unpack it: gunzip FILE"),
+    (0, (b"\0\5\x16\7",), "what macOS keeps of an image beside it", ""),
+)
+
+# Beginnings of texts, in lower case.
+_TEXTS = (
+    (b"version https://git-lfs", "a pointer of Git LFS", "fetch the content: git lfs pull"),
+    (b"data:", "a data: URL", 'decode what follows its comma: base64.b64decode(URL.partition(",")[2])'),
+    (b"<!doctype html", "a web page", _NO_IMAGE),
+    (b"<html", "a web page", _NO_IMAGE),
+    (b'{"', "JSON", _NO_IMAGE),
+)
 
 
 def recognize(head: bytes) -> OtherFormat | None:
-    """What a file is; None where nobody knows.
+    """Recognize a format that is not decoded here, or None.
 
     Args:
-        head: Its first `HEAD_BYTES`, or all of it.
+        head: The first `HEAD_BYTES` of the file, or all of it.
     """
     if not head:
         return OtherFormat("empty")
-    if head[4:8] == b"ftyp":
-        return _AVIF if b"avif" in head[8:48] else _BRANDS.get(head[8:12], _VIDEO)  # HEIF's brand may come first
-    named = (found for start, signature, found in _SIGNATURES if head[start:].startswith(signature))
-    return next(named, None) or recognize_text(head)
+    if head[4:8] == b"ftyp":  # ISO/IEC 23008-12, annex B; AVIF 1.1, 6. HEIF's brand may come before AVIF's.
+        if b"avif" in head[8:48] or head[8:12] == b"avis":
+            return _AVIF
+        return _HEIC if head[8:12] in _HEIC_BRANDS else _RAW if head[8:12] == b"crx " else _VIDEO
+    for start, signatures, name, way_out in _SIGNATURES:
+        if head[start:].startswith(signatures):
+            return OtherFormat(name, way_out)
+    return recognize_text(head)
 
 
 def recognize_text(head: bytes) -> OtherFormat | None:
-    """What a text is; None for anything else.
-
-    Args:
-        head: How it begins.
-    """
+    """Recognize text that was given in place of an image, or None for anything else."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(_BASE64_BEGINS):
         return _BASE64
     text = text.lower()
     if text.startswith((b"<svg", b"<?xml", b"<!--")) and b"<svg" in text:
         return _SVG
-    return next((found for begin, found in _TEXTS if text.startswith(begin)), None)
+    return next((OtherFormat(name, way_out) for begin, name, way_out in _TEXTS if text.startswith(begin)), None)
 
 
+# Endings of image files, in lower case.
 SUFFIXES = frozenset({".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
-"""Endings of image files, in lower case."""
 
+# What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-"""What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript."""
 
+# Endings of images that are not decoded here, in lower case: `list_images` reports them.
 OTHER_SUFFIXES = frozenset(
     {
         ".arw", ".avif", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".hif", ".ico", ".j2k", ".jp2", ".jxl",
         ".nef", ".orf", ".pbm", ".pgm", ".ppm", ".psd", ".raf", ".rw2", ".svg", ".tga",
     }
 )  # fmt: skip
-"""Endings of images that are not decoded here, in lower case: whoever looks for images in a folder is told of them."""
 
 _ENDINGS = f"known endings: {' '.join(sorted(SUFFIXES))}"
 
@@ -143,7 +122,7 @@ def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]
 
     Those are thumbnails, and what macOS keeps of an image beside it (`._NAME`, AppleDouble, RFC 1740).
 
-    Links that lead nowhere are among them: whoever opens one is told of it.
+    Dangling links are among them: opening one reports it.
 
     Args:
         folder: Where to look, at any depth.
@@ -176,7 +155,7 @@ def _count(files: Sequence[Path]) -> str:
 
 
 def _files(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """What is no folder below one, but hidden files; a link back to a folder that holds it would never end."""
+    """Walk files below a folder without hidden ones; links back to a parent folder are not followed."""
     try:
         status = folder.stat()
         with os.scandir(folder) as entries:

@@ -21,7 +21,7 @@ Coordinates = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Frame:
-    """Where the pixels of a sample lie in its image, which is upright (its EXIF orientation applied).
+    """Affine map between the pixels of a sample and those of its upright image (EXIF orientation applied).
 
     Attributes:
         width: Of the image, in pixels.
@@ -44,7 +44,7 @@ class Frame:
     top: int
 
     def to_image(self, points: AnyArray) -> Coordinates:
-        """Maps points of the sample into the image; nothing is clipped.
+        """Map points of the sample into the image; nothing is clipped.
 
         Args:
             points: `[..., 2 * n]`: x and y in turn, in pixels of the sample.
@@ -56,21 +56,21 @@ class Frame:
         return (points.astype(np.float64) - shift) * scale
 
     def to_input(self, points: AnyArray) -> Coordinates:
-        """Maps points of the image into the sample: the inverse of `to_image`."""
+        """Map points of the image into the sample: the inverse of `to_image`."""
         shift, scale = self._repeated(points.shape[-1])
         return points.astype(np.float64) / scale + shift
 
     def boxes_to_image(self, boxes: AnyArray) -> Coordinates:
-        """Maps boxes `[n, 4]` (x1, y1, x2, y2) into the image and clips them to it."""
+        """Map boxes `[n, 4]` (x1, y1, x2, y2) into the image and clip them to it."""
         limits = np.array([self.width, self.height, self.width, self.height], np.float64)
         return np.clip(self.to_image(boxes), 0, limits)
 
     def columns(self) -> Coordinates:
-        """Where the centers of the image's columns lie in the sample, `[width]`."""
+        """Centers of the image's columns in coordinates of the sample, `[width]`."""
         return (np.arange(self.width) + 0.5) / self.scale_x + self.left
 
     def rows(self) -> Coordinates:
-        """Where the centers of the image's rows lie in the sample, `[height]`."""
+        """Centers of the image's rows in coordinates of the sample, `[height]`."""
         return (np.arange(self.height) + 0.5) / self.scale_y + self.top
 
     def _repeated(self, size: int) -> tuple[Coordinates, Coordinates]:

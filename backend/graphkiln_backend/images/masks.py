@@ -23,12 +23,12 @@ Places = npt.NDArray[np.float64]
 ClassMap = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _T = TypeVar("_T", bound=np.generic)
 
+# Of one strip of rows: all classes of a large image would fill the memory.
 _MOST_VALUES = 1 << 24
-"""Of one strip of rows: all classes of a large image would fill the memory."""
 
 
 def sample_bilinear(grid: Floats, rows: Places, columns: Places) -> Floats:
-    """Samples a grid at every crossing of rows and columns; beyond its edge the outermost cells go on.
+    """Sample a grid at every crossing of rows and columns; beyond its edge the outermost cells go on.
 
     Args:
         grid: FP32 `[n, grid_rows, grid_columns]`.
@@ -68,7 +68,7 @@ def best_class(scores: Floats, rows: Places, columns: Places) -> ClassMap:
 
 
 def sample_nearest(grid: npt.NDArray[_T], rows: Places, columns: Places) -> npt.NDArray[_T]:
-    """The cells of a grid `[grid_rows, grid_columns]` in which the crossings of rows and columns lie."""
+    """Sample a grid `[grid_rows, grid_columns]` by nearest neighbor at every crossing of rows and columns."""
     row = np.clip(np.floor(rows).astype(np.int64), 0, grid.shape[0] - 1)
     column = np.clip(np.floor(columns).astype(np.int64), 0, grid.shape[1] - 1)
     cells: npt.NDArray[_T] = grid[row[:, np.newaxis], column]
@@ -84,13 +84,13 @@ def _neighbors(places: Places, size: int) -> tuple[npt.NDArray[np.int64], npt.ND
 
 Pixels = npt.NDArray[np.bool_]
 
+# Pixels that float32 counts one by one; a box that reaches further is nowhere.
 _FARTHEST = 1 << 24
-"""Pixels that float32 counts one by one; a box that reaches further is nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Mask:
-    """Which pixels of an image belong to a thing.
+    """Mask of one detected object.
 
     Attributes:
         probabilities: `[mask_height, mask_width]`, from 0 to 1.

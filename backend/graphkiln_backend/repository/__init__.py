@@ -1,1 +1,1 @@
-"""Where graphs live: the layout of a model repository and its version folders."""
+"""Model repositories: layout, versions, config.pbtxt, signatures, remote stores."""

@@ -1,4 +1,4 @@
-"""Whether a new version can take the requests of an older one: names, types, dims and batching of its tensors.
+"""Compatibility of versions of a model: names, types, dims and batching of their tensors.
 
 Triton has one signature for all versions of a model, and gives requests that name no version to the newest: a version
 with another signature would break every client of the older one. More is no contradiction: another output, an optional
@@ -20,7 +20,7 @@ HINT = "convert it under another --name, or take the versions that have the othe
 
 
 def find_disagreement(new: ModelConfigProto, old: ModelConfigProto) -> str:
-    """What a client of one configuration would find changed under another; empty for nothing.
+    """Describe incompatible changes between two configurations; empty for none.
 
     Args:
         new: Complete.
@@ -32,7 +32,7 @@ def find_disagreement(new: ModelConfigProto, old: ModelConfigProto) -> str:
 def check_agreement(
     written: ModelConfigProto, version: Path, serving: Collection[int], graph_folder: Callable[[Path], Path]
 ) -> None:
-    """Refuses a version that is loaded beside others whose requests it could not take, or they its own.
+    """Refuse a version that is loaded beside others whose requests it could not take, or they its own.
 
     Those that serve already decide; of versions that are loaded together, the newest one.
 

@@ -36,7 +36,7 @@ HOW_TO_SIGN = "graphkiln sign STORE/MODEL --key FILE"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """What an attestation says.
+    """Content of an attestation.
 
     Attributes:
         model: Name of the model.
@@ -49,7 +49,7 @@ class Statement:
     files: Mapping[str, str]
 
     def to_payload(self) -> bytes:
-        """As an in-toto statement; the same files give the same bytes."""
+        """Serialize as an in-toto statement; equal files give equal bytes."""
         document = {
             "_type": _STATEMENT_TYPE,
             "subject": [{"name": name, "digest": {"sha256": sha256}} for name, sha256 in sorted(self.files.items())],
@@ -60,10 +60,10 @@ class Statement:
 
     @classmethod
     def from_payload(cls, payload: bytes) -> Statement:
-        """Reads an in-toto statement.
+        """Read an in-toto statement.
 
         Raises:
-            ManifestError: It is none, or says something else.
+            ManifestError: It is something else.
         """
         try:
             document = json.loads(payload)
@@ -91,7 +91,7 @@ class Attestation:
 
     @classmethod
     def read(cls, version: Path) -> Attestation | None:
-        """The attestation of a version folder, or None where there is none.
+        """Read the attestation of a version folder, or return None.
 
         Raises:
             ManifestError: The file is damaged.
@@ -110,7 +110,7 @@ class Attestation:
             raise ManifestError(f"{path} is damaged", hint=HOW_TO_SIGN) from error
 
     def write(self, version: Path) -> None:
-        """Writes it into a version folder, whole or not at all.
+        """Write it into a version folder, whole or not at all.
 
         Raises:
             OSError: That cannot be written.
@@ -138,7 +138,7 @@ class Attestation:
 
 
 def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
-    """Signs the files of a version as they lie there; what others have signed of the very same files stays.
+    """Sign the files of a version; signatures by others of equal files are kept.
 
     Args:
         model: The model's folder.
@@ -189,7 +189,7 @@ def signable_files(model: Path, version: int) -> dict[str, Path]:
 
 
 def find_signer(model: Path, version: int, trusted: TrustedKeys) -> tuple[Statement, str]:
-    """What a trusted key says of a version; its files are not read.
+    """Find a statement by a trusted key about a version, without reading the version's files.
 
     Args:
         model: The model's folder.
@@ -222,7 +222,7 @@ def find_signer(model: Path, version: int, trusted: TrustedKeys) -> tuple[Statem
 
 
 def check_statement(statement: Statement, model: Path, version: int) -> None:
-    """Whether a statement is of a version and lists its files; they are not read.
+    """Check that a statement is about a version and lists its files, without reading them.
 
     Raises:
         RepositoryError: It is not.
@@ -241,7 +241,7 @@ def check_statement(statement: Statement, model: Path, version: int) -> None:
 
 
 def check_files(statement: Statement, model: Path) -> None:
-    """Whether all files are as they were signed.
+    """Compare all files with their signed digests.
 
     Raises:
         RepositoryError: One is not, or cannot be read.
@@ -251,7 +251,7 @@ def check_files(statement: Statement, model: Path) -> None:
 
 
 def check_hash(name: str, found: str, signed: str) -> None:
-    """Whether a file is as it was signed.
+    """Compare a file with its signed digest.
 
     Raises:
         RepositoryError: It is not.
@@ -286,7 +286,7 @@ def _hash(path: Path) -> str:
 
 
 def _to_sign(payload: bytes) -> bytes:
-    """What a signature is computed of. Source: DSSE 1.0.2, "Pre-Authentication Encoding"."""
+    """Bytes that are signed. Source: DSSE 1.0.2, "Pre-Authentication Encoding"."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), len(payload), payload)
 
 

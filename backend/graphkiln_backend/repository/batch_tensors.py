@@ -1,7 +1,7 @@
-"""The inputs that are computed from a whole batch, and the outputs and inputs that have no batch dimension.
+"""Ragged batches and sequences: tensors of a graph that are not rows of a batch, as config.pbtxt declares them.
 
 Requests of different lengths share a batch in which an input with `allow_ragged_batch` is one row of all their
-elements; `batch_input` tells the graph where each request begins, and `batch_output` how its outputs are shared out.
+elements; `batch_input` gives the graph the offsets of requests, and `batch_output` divides its outputs.
 
 Source: Triton, `model_config.proto` (`BatchInput`, `BatchOutput`) and "Ragged Batching".
 """
@@ -17,12 +17,12 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
 
+# Source: Triton core, `ValidateBatchIO`.
 _COUNT_TYPES = (DType.INT32, DType.FP32)
-"""Source: Triton core, `ValidateBatchIO`."""
 
 
 class BatchInputKind(enum.StrEnum):
-    """What a `batch_input` holds, by Triton's name."""
+    """Kind of a `batch_input`, by Triton's name."""
 
     ELEMENT_COUNT = "BATCH_ELEMENT_COUNT"
     ACCUMULATED_ELEMENT_COUNT = "BATCH_ACCUMULATED_ELEMENT_COUNT"
@@ -34,7 +34,7 @@ class BatchInputKind(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchInput:
-    """Inputs that tell the graph something of another input of the batch.
+    """Inputs that describe another input of the batch.
 
     Attributes:
         kind: What they hold.
@@ -64,7 +64,7 @@ class BatchOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTensors:
-    """What a configuration says of tensors that are no rows of a batch.
+    """Tensors that a configuration declares as something else than rows of a batch.
 
     Attributes:
         ragged: Dimensions of each ragged input in a request, the batch among them.
@@ -89,7 +89,7 @@ class BatchTensors:
         return replace(self, ragged={name: rank for name, rank in self.ragged.items() if name not in rows})
 
     def of_requests(self, signature: Signature) -> Signature:
-        """What a request holds and is given, each tensor with the batch first.
+        """Signature of requests and responses, each tensor with the batch first.
 
         Args:
             signature: Of the graph.
@@ -129,10 +129,10 @@ def _of_rank(spec: TensorSpec, ranks: Mapping[str, int]) -> TensorSpec:
 
 
 def read_batch_tensors(config: Any) -> BatchTensors:
-    """What Triton's `ModelConfig` message says.
+    """Read batch tensors from Triton's `ModelConfig` message.
 
     Raises:
-        RepositoryError: Something is requested that nobody offers.
+        RepositoryError: The configuration requests something that is not supported.
         ManifestError: A data type is not known.
     """
     batched = config.max_batch_size > 0
@@ -175,7 +175,7 @@ def _output(batch: Any, name: str, config: Any) -> BatchOutput:
 
 
 def check_batch_tensors(config: Any, signature: Signature, tensors: BatchTensors) -> None:
-    """Compares them with the graph.
+    """Compare them with the graph.
 
     Args:
         config: Triton's `ModelConfig` message.
@@ -233,10 +233,10 @@ def _misfit(what: str, expected: str, got: str) -> RepositoryError:
 #
 # Source: Triton, `model_config.proto` (`ModelSequenceBatching`) and "Stateful Models".
 
+# Source: Triton core, `SEQUENCE_IDLE_DEFAULT_MICROSECONDS`.
 _DEFAULT_IDLE_S = 1.0
-"""Source: Triton core, `SEQUENCE_IDLE_DEFAULT_MICROSECONDS`."""
+# Names the input that takes a correlation id as text, where Triton is not to provide it.
 TEXT_ID_PARAMETER = "graphkiln_correlation_id_input"
-"""Names the input that takes a correlation id as text, where Triton is not to provide it."""
 _TYPE_OF_BOOLEAN = {
     "int32_false_true": DType.INT32,
     "fp32_false_true": DType.FP32,
@@ -265,7 +265,7 @@ class SequenceState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceTensors:
-    """What `sequence_batching` says of a graph's tensors.
+    """Tensors that `sequence_batching` declares.
 
     Attributes:
         controls: Element type of each control input, by name.
@@ -284,7 +284,7 @@ class SequenceTensors:
     slots: int = 1
 
     def of_requests(self, signature: Signature, named_outputs: Collection[str] = ()) -> Signature:
-        """What a request holds and is given: neither control inputs nor states.
+        """Signature of requests and responses, without control inputs and states.
 
         Args:
             signature: Of the graph.
@@ -305,7 +305,7 @@ class SequenceTensors:
 
 
 def read_sequence_tensors(config: Any) -> SequenceTensors | None:
-    """What Triton's `ModelConfig` message says; None for a model without sequences.
+    """Read sequence tensors from Triton's `ModelConfig` message; None for a model without sequences.
 
     Raises:
         RepositoryError: A state has no data type.
@@ -338,7 +338,7 @@ def _controls(batching: Any) -> Iterator[tuple[str, DType]]:
 
 
 def withhold_text_id(config: Any) -> None:
-    """Keeps Triton from providing a correlation id as text: its Python backend (24.10) refuses what it provides.
+    """Keep Triton from providing a correlation id as text: its Python backend (24.10) refuses what it provides.
 
     The instance provides it itself.
 
@@ -353,7 +353,7 @@ def withhold_text_id(config: Any) -> None:
 
 
 def refuse_text_id(config: Any) -> None:
-    """Refuses a correlation id as text where Triton provides it: it would fail every request.
+    """Refuse a correlation id as text where Triton provides it: it would fail every request.
 
     Raises:
         RepositoryError: The configuration requests it.
@@ -383,14 +383,14 @@ def _state(state: Any) -> SequenceState:
 
 
 def check_sequence_tensors(config: Any, signature: Signature) -> None:
-    """Compares what a configuration says of sequences with the graph.
+    """Check the sequence tensors of a configuration against the graph.
 
     Args:
         config: Triton's `ModelConfig` message, its `max_batch_size` completed.
         signature: Of the graph.
 
     Raises:
-        RepositoryError: A tensor is not in the graph or does not fit, or something is requested that nobody offers.
+        RepositoryError: A tensor is not in the graph or does not fit, or the request is not supported.
         ManifestError: A data type is not known.
     """
     tensors = read_sequence_tensors(config)
@@ -430,7 +430,7 @@ def _refuse_unsupported(config: Any) -> None:
 
 
 def _refuse_duplicates(config: Any, tensors: SequenceTensors) -> None:
-    """Refuses inputs that both the server and a request would provide, and states that would overwrite each other."""
+    """Refuse inputs that both the server and a request would provide, and states that would overwrite each other."""
     both = sorted(tensors.input_names & {tensor.name for tensor in config.input})
     if both:
         raise RepositoryError(

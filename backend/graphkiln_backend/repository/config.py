@@ -33,7 +33,7 @@ from graphkiln_backend.repository.batch_tensors import (
 
 # Triton's messages of a model configuration, without the gRPC that tritonclient imports beside them.
 #
-# Every instance is a process of its own: 0.1 s of processor time and 20 MB each, for calls that no instance makes.
+# Every instance is a process: 0.1 s of processor time and 20 MB each, for calls that no instance makes.
 
 __all__ = ["pb"]
 
@@ -41,10 +41,10 @@ _NAME = "tritonclient.grpc.model_config_pb2"
 
 
 def _load() -> ModuleType:
-    """The module under its own name: whoever imports the whole package later gets the same one.
+    """Import the module under its real name, so that a later import of the whole package gets the same one.
 
     Raises:
-        ImportError: There is no tritonclient.
+        ImportError: tritonclient is not installed.
     """
     if _NAME in sys.modules:
         return sys.modules[_NAME]
@@ -76,17 +76,17 @@ DROP_IN_BACKEND = "onnxruntime"
 DROP_IN_PLATFORM = "onnxruntime_onnx"
 ONEFLOW_BACKEND = "oneflow"
 
+# For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`.
 DEFAULT_MAX_BATCH_SIZE = 4
-"""For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`."""
 
+# Triton's protobuf of a model configuration: untyped, so it stays in this package.
 ModelConfigProto: TypeAlias = pb.ModelConfig
-"""Triton's protobuf of a model configuration: untyped, so it stays in this package."""
 
 _COMPLETED_FIELDS = ("max_batch_size", "input", "output", "dynamic_batching")
 
 
 def read_config(path: Path) -> ModelConfigProto:
-    """Parses a config.pbtxt; a missing file is an empty configuration.
+    """Parse a config.pbtxt; a missing file is an empty configuration.
 
     Raises:
         RepositoryError: The file cannot be read or is not a model configuration; the message holds the line and field.
@@ -103,7 +103,7 @@ def read_config(path: Path) -> ModelConfigProto:
 
 
 def parse_json(text: str) -> ModelConfigProto:
-    """Parses a configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names.
+    """Parse a configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names.
 
     Fields that this version of the protobuf does not have are passed over: the server may be newer.
 
@@ -117,7 +117,7 @@ def parse_json(text: str) -> ModelConfigProto:
 
 
 def write_config(config: ModelConfigProto, path: Path) -> None:
-    """Writes a config.pbtxt.
+    """Write a config.pbtxt.
 
     Raises:
         OSError: The file cannot be written.
@@ -152,15 +152,15 @@ def config_text(
     complete(config, signature, labels_file=labels_file)
     if max_batch_size > 0:
         _add_warmup(config)
-    said = contract or Contract()
-    for key, value in ((PREPROCESS, said.preprocess), (RANKING, said.ranking), (TASK, said.task)):
+    contract = contract or Contract()
+    for key, value in ((PREPROCESS, contract.preprocess), (RANKING, contract.ranking), (TASK, contract.task)):
         if value:
             config.parameters[key].string_value = encode_json(value)
     return text_format.MessageToString(config)
 
 
 def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:
-    """Fills in what a configuration omits, and checks the rest against the graph.
+    """Fill in what a configuration omits, and checks the rest against the graph.
 
     Filled in are names, data types, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying
     first dimension), dynamic batching, reshapes for scalars, and the labels of the first output.
@@ -210,7 +210,7 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
 
 
 def _check_provided(config: ModelConfigProto, signature: Signature) -> Signature:
-    """Checks the tensors that the server provides for each request; returns the signature of the requests themselves.
+    """Check the tensors that the server provides for each request; returns the signature of the requests themselves.
 
     States are outputs for those that name them.
     """
@@ -225,7 +225,7 @@ def _check_provided(config: ModelConfigProto, signature: Signature) -> Signature
 
 
 def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
-    """Whether the dims in the configuration come without the batch dimension; or there are none, and the graph has one.
+    """Return true where dims in the configuration omit the batch dimension, or are missing and the graph has one.
 
     Source: Triton ONNX Runtime backend, auto-completion of `max_batch_size`.
     """
@@ -241,7 +241,7 @@ def _omits_batch(config: ModelConfigProto, signature: Signature) -> bool:
 
 
 def _check_batch(config: ModelConfigProto, signature: Signature) -> None:
-    """Refuses batches of a graph that takes none, as Triton's C++ backend does: a fixed one cannot be cut or filled up.
+    """Refuse batches of a graph that takes none, as Triton's C++ backend does: a fixed one cannot be cut or filled up.
 
     A row of it might be computed from its neighbors.
     """

@@ -15,13 +15,13 @@ from google.protobuf import text_format
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config import ModelConfigProto, pb, read_config
 
+# As a queue delay: no dynamic batcher.
 NO_BATCHER = -1
-"""As a queue delay: no dynamic batcher."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigChanges:
-    """What is changed; None leaves a field as it is.
+    """Changes; None keeps a field.
 
     Attributes:
         parameters: Keys of `parameters` with their values; an empty value takes the key out.
@@ -41,7 +41,7 @@ class ConfigChanges:
     on_gpu: bool = False
 
     def apply(self, config: ModelConfigProto) -> None:
-        """Changes a configuration in place.
+        """Change a configuration in place.
 
         Raises:
             RepositoryError: It has several instance groups, and their number is to change.
@@ -82,7 +82,7 @@ def changed_text(path: Path, changes: ConfigChanges) -> str:
 
 
 def has_one_group(config: ModelConfigProto) -> bool:
-    """Whether the number of instances is one number."""
+    """Return true for at most one instance group."""
     return len(config.instance_group) <= 1
 
 
@@ -120,7 +120,7 @@ def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
 
 
 def _clear_batcher(config: ModelConfigProto) -> None:
-    """Takes the batcher out, but for what does not batch: priorities, and queue policies that refuse or time out."""
+    """Take the batcher out, but for what does not batch: priorities, and queue policies that refuse or time out."""
     if not config.HasField("dynamic_batching"):
         return
     for field_ in ("preferred_batch_size", "max_queue_delay_microseconds"):

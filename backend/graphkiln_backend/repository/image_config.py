@@ -22,14 +22,14 @@ from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.repository.config import ModelConfigProto, pb
 from graphkiln_backend.repository.model_config import ModelConfig, tensor_bytes
 
+# Dimensions of one image: two, and its channels.
 _IMAGE_DIMS = 3
-"""Dimensions of one image: two, and its channels."""
 _PASSED_ON = (CONTRACTS, PREPROCESS, RANKING, TASK)
 _RANK = "tensor_rank"
 _PARTS = "tensor_parts"
 
+# The key under which the configuration says which input of the tensor model an image becomes.
 TENSOR_INPUT = "tensor_input"
-"""The key under which the configuration says which input of the tensor model an image becomes."""
 
 
 def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: bool = False) -> ModelConfigProto:
@@ -41,7 +41,7 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
         has_gpu: Whether Triton finds a GPU on the machine.
 
     Raises:
-        RepositoryError: The model takes no images: it publishes no preprocessing, or its input is none of an image.
+        RepositoryError: The model takes no images: it publishes no preprocessing, or its input is no image.
     """
     _check(tensor_model)
     config = pb.ModelConfig(
@@ -66,12 +66,12 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
 
 
 def publish_image_model(config: ModelConfigProto) -> None:
-    """Says in a model's configuration which model takes its images."""
+    """Say in a model's configuration which model takes its images."""
     config.parameters[PUBLISHED].string_value = image_model_name(config.name)
 
 
 def is_stacked(config: ModelConfigProto) -> bool:
-    """Whether the tensor model takes several images at once, by the configuration of the one that takes images."""
+    """Return true where the tensor model takes several images at once, by the image model's configuration."""
     return int(config.parameters[_RANK].string_value) > _IMAGE_DIMS
 
 
@@ -81,7 +81,7 @@ def parts_of(config: ModelConfigProto) -> int:
 
 
 def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
-    """One for each instance on cores of its own: a large batch leaves the others idle. A GPU computes it faster."""
+    """Number of parts: one for each CPU instance, since a large batch leaves the others idle; one on a GPU."""
     read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
     return read.instances if all(group.device == CPU for group in read.instance_groups) else 1
 
@@ -106,7 +106,7 @@ def _check(config: ModelConfigProto) -> None:
 
 
 def _all_say_preprocess(config: ModelConfigProto) -> bool:
-    """Whether every version says how an image becomes its input, each its own way."""
+    """Return true where every version's contract has a preprocessing."""
     if CONTRACTS not in config.parameters:
         return False
     contracts = Contracts.from_json(config.parameters[CONTRACTS].string_value)
@@ -120,6 +120,6 @@ def _sample_dims(tensor: Any, *, batched: bool) -> list[int]:
 
 
 def _whole_images(config: ModelConfigProto) -> int:
-    """How many images make one request of a model without batches; -1 for any number."""
+    """Number of images in one request of a model without batches; -1 for any number."""
     dims = list(config.input[0].dims)
     return dims[0] if len(dims) > _IMAGE_DIMS else 1

@@ -39,7 +39,7 @@ class Importer(Protocol):
         ...
 
     def convert(self, saved: Path, target: Path) -> None:
-        """Converts and proves a saved graph.
+        """Convert and proves a saved graph.
 
         Args:
             saved: What `find_saved` found; never written to.

@@ -19,10 +19,9 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import SAMPLE_BYTES
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, parse_json, read_config
 
+# CPU instances of a group that names no count; one for every other backend. Source: Triton core,
+# `SetDefaultInstanceCount`.
 _DEFAULT_CPU_INSTANCES = {DROP_IN_BACKEND: 2}
-"""CPU instances of a group that names no count; one for every other backend.
-
-Source: Triton core, `SetDefaultInstanceCount`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +93,7 @@ class ModelConfig:
 
     @classmethod
     def read(cls, path: Path, *, has_gpu: bool) -> ModelConfig:
-        """Reads a config.pbtxt; a missing file is an empty configuration.
+        """Read a config.pbtxt; a missing file is an empty configuration.
 
         Args:
             path: The file.
@@ -107,7 +106,7 @@ class ModelConfig:
 
     @classmethod
     def from_json(cls, text: str, *, has_gpu: bool) -> ModelConfig:
-        """Reads what Triton hands to a Python backend: `args["model_config"]` of `initialize`.
+        """Read what Triton hands to a Python backend: `args["model_config"]` of `initialize`.
 
         Args:
             text: The protobuf as JSON, with its own field names; fields that are not known here are passed over.
@@ -120,7 +119,7 @@ class ModelConfig:
 
     @classmethod
     def from_protobuf(cls, config: ModelConfigProto, *, has_gpu: bool) -> ModelConfig:
-        """Reads Triton's `ModelConfig` message.
+        """Read Triton's `ModelConfig` message.
 
         Args:
             config: The message; not changed.
@@ -165,7 +164,7 @@ class ModelConfig:
 
     @property
     def device(self) -> Device:
-        """Where the first instance runs.
+        """Device of the first instance.
 
         Raises:
             RepositoryError: A group leaves the device to the model, which has no say.
@@ -218,7 +217,7 @@ def _accelerator(block: Any) -> Accelerator:
 
 
 def _sample_bytes(config: ModelConfigProto) -> int:
-    """Of a model that takes images: what it makes of one, and hands on through shared memory."""
+    """Bytes of one sample that an image model passes on through shared memory."""
     text = config.parameters[SAMPLE_BYTES].string_value if SAMPLE_BYTES in config.parameters else ""
     return int(text) if text.isdigit() else 0
 

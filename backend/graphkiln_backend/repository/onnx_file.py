@@ -1,4 +1,4 @@
-"""Reads the signature of an ONNX file without a runtime and without its weights."""
+"""ONNX files: signature, precision, weights and hash, read once and without a runtime."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 
-# What a start asks of a graph's file, told without parsing it where it is known from before.
+# Facts of graphs that an earlier start has read, by the hash of the file, so that a start need not parse them again.
 #
 # A graph of 100 MB takes 0.2 s to parse and to look through, and the library that parses it 40 ms and 15 MB, in each of
-# forty instances. Whoever has kept what an earlier start read, by the hash of the file, hands it in here.
+# forty instances.
 
 _MOST_FILES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphFacts:
-    """What a file says of a graph whose outputs are tensors, and whose weights lie in the file.
+    """Facts of a graph whose outputs are all tensors, and whose weights are all in the file.
 
     Attributes:
         signature: As `onnx_file.read_signature` reads it.
@@ -52,13 +52,13 @@ _known: dict[Path, _Known] = {}
 
 
 def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: GraphFacts | None) -> None:
-    """Takes note of what a file says, as long as it stays the same.
+    """Remember facts of a file until it changes.
 
     Args:
         path: The file.
-        stamp: As `stamp_of` told it before the file was read.
+        stamp: `stamp_of` the file before it was read.
         sha256: Of its content.
-        facts: What it says; None where only the hash is known.
+        facts: Facts; None where only the hash is known.
     """
     while len(_known) >= _MOST_FILES:
         _known.pop(next(iter(_known)))
@@ -66,7 +66,7 @@ def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: Graph
 
 
 def known_facts(path: Path) -> GraphFacts | None:
-    """What a file says, or None where it must be read."""
+    """Return remembered facts of a file, or None."""
     known = _find(path)
     return known.facts if known else None
 
@@ -92,8 +92,8 @@ if TYPE_CHECKING:
 else:
     onnx = LazyModule("onnx")
 
+# Of a tensor: shapes and other small constants are read, weights are not.
 _KEPT_BYTES = 1 << 16
-"""Of a tensor: shapes and other small constants are read, weights are not."""
 _CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 _MOST_GRAPHS = 4
 
@@ -132,7 +132,7 @@ def _read(path: Path) -> tuple[onnx.ModelProto, str]:
 
 @lru_cache(maxsize=_MOST_GRAPHS)
 def _read_once(path: Path, _: tuple[int, ...]) -> tuple[onnx.ModelProto, str]:
-    """As `_parse`, without the weights: their memory is given back."""
+    """Parse a file and drop large weights."""
     model, sha256 = _parse(path)
     for tensor in _tensors(model.graph):
         if tensor.ByteSize() > _KEPT_BYTES:
@@ -213,7 +213,7 @@ def external_locations(graph: onnx.GraphProto) -> set[str]:
 
 
 def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
-    """Checks that a graph's weights lie in its folder.
+    """Check that a graph's weights are files of its folder.
 
     Args:
         graph: The graph.
@@ -245,12 +245,12 @@ else:
     row_mixing = LazyModule("graphkiln_backend.repository.row_mixing")
     tensor_outputs = LazyModule("graphkiln_backend.repository.tensor_outputs")
 
+# A message ends at 2 GiB.
 _PROTOBUF_LIMIT = 1 << 30
-"""A message ends at 2 GiB."""
+# IR version. Before it, every weight had to be named among the inputs, and none could be given in a request.
 _DEFAULTS_SINCE = 4
-"""IR version. Before it, every weight had to be named among the inputs, and none could be given in a request."""
+# Of numpy's arrays.
 _MOST_DIMENSIONS = 32
-"""Of numpy's arrays."""
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 _KINDS = {
     "sequence_type": "a sequence of tensors",
@@ -259,23 +259,23 @@ _KINDS = {
     "sparse_tensor_type": "a sparse tensor",
     "opaque_type": "an opaque value",
 }
+# Operators whose outputs are as long as the values say: how many boxes were found.
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
-"""Operators whose outputs are as long as the values say: how many boxes were found."""
+# Operators where nearly all of the arithmetic is.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-"""Operators where nearly all of the arithmetic is."""
+# By the name of a tensor's element type. Source: `onnx.TensorProto.DataType`.
 _PRECISIONS = {"FLOAT": Precision.FP32, "FLOAT16": Precision.FP16, "BFLOAT16": Precision.BF16}
-"""By the name of a tensor's element type. Source: `onnx.TensorProto.DataType`."""
 
 
 def read_signature(path: Path) -> Signature:
     """Inputs and outputs of a graph, in its own order; inputs with a default in the graph are optional.
 
-    An output that is no tensor is told of as what is served in its place, see `tensor_outputs`. The first dimension of
+    An output that is no tensor is replaced by the tensor that is served, see `tensor_outputs`. The first dimension of
     an output is no batch where the graph is known to compute rows from each other, see `read_mixing`.
 
     Raises:
         RepositoryError: The file is damaged, an input or every output is not a tensor, or weights in another file are
-            missing or lie outside the graph's folder.
+            missing or outside the graph's folder.
         ManifestError: An element type cannot be carried by Triton.
     """
     if facts := known_facts(path):
@@ -311,7 +311,7 @@ def _without_outputs(graph: onnx.GraphProto, path: Path) -> RepositoryError:
 
 
 def read_mixing(path: Path) -> str:
-    """Which node of a graph computes a row from others, though all first dimensions vary; empty where none is known.
+    """Name a node that mixes rows of a batch although all first dimensions vary; empty where none is known.
 
     Raises:
         RepositoryError: The file is damaged, or an input is not a tensor.
@@ -325,7 +325,7 @@ def read_mixing(path: Path) -> str:
 
 
 def keep_inputs(path: Path, names: Collection[str]) -> None:
-    """Takes every other input out of a graph's file, in place.
+    """Take every other input out of a graph's file, in place.
 
     Args:
         path: The graph. Its weights in other files stay as they are.
@@ -377,7 +377,7 @@ def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
 
 
 def read_facts(path: Path) -> GraphFacts | None:
-    """What later starts need not read again; None where more than the graph's file decides, or an output is no tensor.
+    """Read the facts to remember; None where other files hold weights, or an output is no tensor.
 
     Raises:
         RepositoryError: As `read_signature`.
@@ -389,7 +389,7 @@ def read_facts(path: Path) -> GraphFacts | None:
 
 
 def save_with_tensor_outputs(path: Path, target: Path) -> None:
-    """Writes a graph whose outputs are tensors, its weights inside or in a file beside it.
+    """Write a graph whose outputs are tensors, its weights inside or in a file beside it.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -422,7 +422,7 @@ def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:
 
 
 def _counts(model: onnx.ModelProto) -> bool:
-    """Whether a graph holds an operator whose output is as long as its values say."""
+    """Return true where the size of an output depends on values."""
     operators = {node.op_type for node in model.graph.node}
     operators |= {node.op_type for function in model.functions for node in function.node}
     return not operators.isdisjoint(_COUNTING)
@@ -438,7 +438,7 @@ def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
 def _with_rows(
     model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: tuple[TensorSpec, ...]
 ) -> tuple[TensorSpec, ...]:
-    """Outputs that tell of one row although they have one for each: onnxmltools says so of LightGBM's labels."""
+    """Correct outputs declared with one row that have one for each: onnxmltools declares LightGBM's labels so."""
     one = [spec.name for spec in outputs if spec.shape[:1] == (1,)]
     if not one or not inputs or not all(spec.varies for spec in inputs):
         return outputs
@@ -483,7 +483,7 @@ def _dtype(number: int, tensor: str) -> DType:
 
 
 def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
-    """What an owner can do about an input or output that is no tensor."""
+    """Hint for an input or output that is no tensor."""
     if any(node.op_type == "ZipMap" for node in graph.node):
         return "export without ZipMap (skl2onnx: options={'zipmap': False})"
     ways = {

@@ -26,8 +26,8 @@ from graphkiln_backend.repository.publication import publish
 from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
 from graphkiln_backend.repository.version_folders import confuses_triton, version_number
 
+# Version folder -> the folder that holds its graph: itself, unless another framework saved it.
 GraphFolder = Callable[[Path], Path]
-"""Version folder -> the folder that holds its graph: itself, unless another framework saved it."""
 
 
 class OtherBackend(RepositoryError):
@@ -37,7 +37,7 @@ class OtherBackend(RepositoryError):
 def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
     """Mirror a model by links, with some of its versions and another configuration.
 
-    Label files are copied: Triton refuses a label file whose real path lies outside the model's folder (since 26.02).
+    Label files are copied: Triton refuses a label file whose real path is outside the model's folder (since 26.02).
 
     Args:
         model: The user's folder of the model; never written to.
@@ -63,7 +63,7 @@ def copy_labels(model: Path, mirror: Path, config: ModelConfigProto) -> None:
     Args:
         model: The user's folder of the model.
         mirror: Its mirror. Links to folders on the way to a label file become folders of links.
-        config: Names the label files; those that are missing or lie outside the model are left to Triton's own error.
+        config: Names the label files; those that are missing or outside the model are left to Triton's own error.
 
     Raises:
         OSError: The mirror cannot be written.
@@ -93,7 +93,7 @@ def _make_folder_of_links(path: Path) -> None:
 
 
 def _is_hidden(entry: Path, versions: Collection[int]) -> bool:
-    """Whether Triton may not see an entry of a model's folder: another version, or what it would take for one."""
+    """Return true for entries to hide from Triton: other versions, and names that it would take for versions."""
     if entry.is_file():
         return False
     number = version_number(entry.name)

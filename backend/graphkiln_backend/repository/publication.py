@@ -1,9 +1,9 @@
-"""What a server publishes of its versions' contracts, in the one configuration that a model has.
+"""Contracts of versions, published in the one configuration that a model has.
 
 The manifests decide. `contracts` holds what each version says, `graphs` the digest of its graph, by its number. What
-can be said of a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is
-said where all versions that are served agree, and left out where they do not. What config.pbtxt says of these itself
-holds for models whose versions say nothing: bare graphs.
+applies to a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is
+published where all versions that are served agree, and left out where they do not. Values of these in config.pbtxt
+itself apply to models without manifests: bare graphs.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Statement:
 
 
 def publish(config: ModelConfigProto, model: Path, served: Collection[int] | None = None) -> None:
-    """Writes what the versions of a model say into its configuration.
+    """Write what the versions of a model say into its configuration.
 
     Args:
         config: Complete; changed in place.
@@ -77,8 +77,8 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
     versions = _read_versions(model)
     if not any(version.contract.says_something for version in versions):
         return
-    said = {str(version.number): version.contract for version in versions if version.has_manifest}
-    config.parameters[PARAMETER].string_value = Contracts.of(said).to_json()
+    contracts = {str(version.number): version.contract for version in versions if version.has_manifest}
+    config.parameters[PARAMETER].string_value = Contracts.of(contracts).to_json()
     graphs = {str(version.number): version.graph for version in versions if version.has_manifest}
     config.parameters[GRAPHS].string_value = encode_json(graphs)
     numbers = select_versions(config, map(_number_of, versions)) if served is None else served
@@ -90,7 +90,7 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
 
 
 def check_published(config: ModelConfigProto, model: Path, number: int, version: ModelVersion) -> None:
-    """Compares what a server publishes for a version with what the version says.
+    """Compare the contract that a server publishes for a version with the version's own.
 
     Args:
         config: As the server has it.
@@ -99,7 +99,7 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
         version: The version.
 
     Raises:
-        RepositoryError: Clients would be told something else than the version says.
+        RepositoryError: The server publishes something else than the version's contract.
         ManifestError: What is published cannot be read.
     """
     if PARAMETER in config.parameters:
@@ -171,7 +171,7 @@ def _publish_value(
     served: Sequence[_Version],
     say: Callable[[Contract], object],
 ) -> None:
-    """Says for the model what all versions that are served say, or nothing; untouched where no version says it."""
+    """Say for the model what all versions that are served say, or nothing; untouched where no version says it."""
     if not any(say(version.contract) for version in versions):
         return
     before = config.parameters.pop(key).string_value if key in config.parameters else ""
@@ -226,7 +226,7 @@ def _text(value: object) -> str:
 
 
 def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> Iterator[_Statement]:
-    """What a configuration says of all versions at once."""
+    """Contract in a configuration that holds for all versions."""
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     if PREPROCESS in parameters:
         spec = parameters[PREPROCESS]

@@ -25,23 +25,23 @@ from graphkiln_backend.repository.version_folders import version_number
 from graphkiln_backend.storage.address import RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
-# Files that were fetched before a process was stopped or killed, or the network failed: nobody need fetch them again.
+# Files that were fetched before an interruption are kept, so that they are not fetched again.
 #
-# Each is noted once it is whole, in a line of its own; of what came in part, nothing is noted.
+# Each complete file is noted on one line.
 
 _NOTES = ".whole"
 
+# A path in the store, and what was listed there.
 Listed = tuple[str, RemoteFile]
-"""A path in the store, and what was listed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptFiles:
-    """Files that were fetched into folders of which nothing was taken over.
+    """Files fetched before an interruption.
 
     Attributes:
-        places: Where each of them lies.
-        folders: What holds them.
+        places: Path of each.
+        folders: Folders that hold them.
     """
 
     places: Mapping[Listed, Path] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class KeptFiles:
 
     @classmethod
     def find(cls, staging: Path) -> KeptFiles:
-        """What lies in the folders of a folder; all else in them is removed.
+        """Find noted files in the folders of a staging folder; remove all others.
 
         Raises:
             OSError: The folder cannot be read.
@@ -65,7 +65,7 @@ class KeptFiles:
         return cls(places, tuple(folders))
 
     def link(self, path: str, file: RemoteFile, folder: Path) -> bool:
-        """Puts a file into another folder, too; whether there is one.
+        """Put a file into another folder, too; whether there is one.
 
         Raises:
             OSError: It cannot be linked.
@@ -78,13 +78,13 @@ class KeptFiles:
         return True
 
     def forget(self) -> None:
-        """Removes the folders; what was linked stays."""
+        """Remove the folders; what was linked stays."""
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def note(path: str, file: RemoteFile, folder: Path) -> None:
-    """Notes that a file lies in a folder, whole; many threads may do so.
+    """Note that a file in a folder is complete. Thread-safe.
 
     Raises:
         OSError: It cannot be written.
@@ -113,21 +113,21 @@ def _keep_only(files: set[Path], folder: Path) -> None:
 
 _log = logging.getLogger("graphkiln.repository")
 
+# Between the first two listings.
 SETTLE_S = 1.0
-"""Between the first two listings."""
 _MANIFEST = "manifest.json"
 
 Listing = Mapping[str, RemoteFile]
+# A model and the number of its version; without one, what the model has beside its versions.
 Unit = tuple[str, str]
-"""A model and the number of its version; without one, what the model has beside its versions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
-    """What was fetched, and waits to be taken over.
+    """Fetched files that are not served yet.
 
     Attributes:
-        folder: Where it lies; holds `MODEL/VERSION` and `MODEL`.
+        folder: Staging folder; holds `MODEL/VERSION` and `MODEL`.
         listing: What the remote store holds.
         changed: What of it is new or other than before.
         gone: What it no longer holds.
@@ -169,15 +169,15 @@ class RemoteCopy:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was ever copied."""
+        """True until something was copied."""
         return not self._held
 
     def size_bytes(self) -> int:
-        """Of all files in it."""
+        """Bytes of all files."""
         return sum(file.size for file in self._held.values())
 
     def fetch(self, *, settled: bool = False) -> Changes:
-        """Fetches what changed, beside what is served.
+        """Fetch what changed, beside what is served.
 
         Args:
             settled: Whether to take what is there now as it is, where there was no listing before; else the next
@@ -215,7 +215,7 @@ class RemoteCopy:
         )
 
     def take_over(self, changes: Changes) -> None:
-        """Replaces what changed and removes what is gone; every version in one step.
+        """Replace what changed and removes what is gone; every version in one step.
 
         Raises:
             OSError: The copy cannot be written.
@@ -285,7 +285,7 @@ class RemoteCopy:
         self._held |= files
 
     def _keep_only(self, unit: Unit, files: Listing, aside: Path) -> None:
-        """Takes a version away as a whole, at once; of what lies beside versions, what is no longer there."""
+        """Remove a whole version at once, or those files beside the versions that are gone."""
         model, version = unit
         held = [path for path in self._held if unit_of(path) == unit]
         if version and (self.store / model / version).exists():
@@ -303,7 +303,7 @@ class RemoteCopy:
             return False
 
     def _read_stamps(self) -> dict[str, RemoteFile]:
-        """What was copied; nothing where that is not known, so that everything is fetched again."""
+        """Read the stamps of copied files; empty where they cannot be read, so that everything is fetched again."""
         try:
             document = json.loads(self._stamps.read_text())
             return {str(path): RemoteFile(str(stamp), int(size)) for path, (stamp, size) in document.items()}
@@ -317,7 +317,7 @@ class RemoteCopy:
 
 
 def by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
-    """The files of a store by what they belong to; without those that lie beside the models."""
+    """Group the files of a store by unit, without files beside the models."""
     units: dict[Unit, dict[str, RemoteFile]] = {}
     for path, file in listing.items():
         if unit := unit_of(path):
@@ -326,7 +326,7 @@ def by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
 
 
 def unit_of(path: str) -> Unit | None:
-    """What a file belongs to; None for one that lies beside the models."""
+    """Unit that a file belongs to; None for files beside the models."""
     parts = path.split("/")
     if len(parts) < 2:
         return None
@@ -339,7 +339,7 @@ def _size_of(files: Listing, folder: Path) -> int:
 
 
 def _is_whole(folder: Path, unit: Unit) -> bool:
-    """Whether a version has every file that its manifest names. One whose manifest says nothing is judged later."""
+    """Return true where every file that the manifest names is there; a broken manifest is reported by its reader."""
     version = folder / unit[0] / unit[1]
     if not unit[1] or not (version / _MANIFEST).exists():
         return True

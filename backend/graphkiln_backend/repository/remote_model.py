@@ -36,7 +36,7 @@ from graphkiln_backend.storage.oci import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pulled:
-    """What a store got.
+    """Result of a pull.
 
     Attributes:
         models: The names of all models that were asked for.
@@ -51,12 +51,12 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class FetchedStore:
-    """Models that were fetched, and are not in the store yet.
+    """Fetched models that are not in the store yet.
 
     Attributes:
-        folder: Where they lie, as in a store.
-        store: Where they belong.
-        units: Their files: versions as wholes, and of each model what lies beside its versions.
+        folder: Staging folder with the layout of a store.
+        store: Target store.
+        units: Their files, by version; without a version, files beside the versions.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ class FetchedStore:
         return [self.folder / model / version for model, version in sorted(self.units) if version]
 
     def place(self) -> Pulled:
-        """Puts into the store what it does not have.
+        """Put into the store what it does not have.
 
         Raises:
             RepositoryError: It has something else under the same name; nothing was changed.
@@ -106,7 +106,7 @@ class FetchedStore:
         return not (self.store / path).exists()
 
     def _different(self, unit: Unit) -> list[str]:
-        """What the store has in the place of a version, or beside versions, and is not the same."""
+        """Paths of a unit whose content in the store differs from the fetched one."""
         model, version = unit
         if version and self._is_new(f"{model}/{version}"):
             return []
@@ -125,22 +125,22 @@ class FetchedStore:
 
 @dataclass(frozen=True, slots=True)
 class ListedStore:
-    """The models of a remote store, of which nothing was fetched yet.
+    """Models of a remote store, listed and not fetched yet.
 
     Attributes:
         files: The remote store.
-        units: Its files: versions as wholes, and of each model what lies beside its versions.
+        units: Its files, by version; without a version, files beside the versions.
     """
 
     files: RemoteFiles
     units: Mapping[Unit, Listing]
 
     def fetch(self, store: Path, folder: Path) -> FetchedStore:
-        """Fetches all of it, to be placed into a store of this machine.
+        """Fetch all of it into a staging folder.
 
         Args:
-            store: Where it belongs.
-            folder: Where it lies until then, empty; on the same file system.
+            store: Target store.
+            folder: Empty staging folder on the same file system.
 
         Raises:
             RemoteStoreError: It cannot be read.
@@ -153,7 +153,7 @@ class ListedStore:
 
 
 def list_store(address: RemoteAddress) -> ListedStore:
-    """Lists the models of a remote store.
+    """List the models of a remote store.
 
     Args:
         address: The store, or a model in it.
@@ -173,7 +173,7 @@ def list_store(address: RemoteAddress) -> ListedStore:
 
 
 def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
-    """Links a file that the store has already, if its digest says so; whether it did."""
+    """Link a file that the store has already, if its digest says so; whether it did."""
     here = store / path
     with suppress(OSError):  # no links on this file system, or the file cannot be read: it is fetched
         if here.is_file() and here.stat().st_size == file.size and digest_of_file(here) == file.stamp:
@@ -185,8 +185,8 @@ def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
 
 # Pushes a model store to a container registry, as one artifact with a layer for each file.
 #
-# The same files make the same manifest, and so the same digest, whoever pushes them: it holds no time and no name.
-# Files that the registry has already are not sent again, and the tag appears last: nobody sees half a store.
+# The same files make the same manifest, and so the same digest, since it holds no time and no name.
+# Files that the registry has already are not sent again, and the tag is moved last.
 
 _EMPTY = b"{}"
 _EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
@@ -196,7 +196,7 @@ _HEAD = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFAC
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
-    """What was pushed.
+    """Result of a push.
 
     Attributes:
         digest: Of the manifest: `REPOSITORY@DIGEST` names it for ever.
@@ -210,7 +210,7 @@ class Pushed:
 
 
 def push_store(store: Path, address: RemoteAddress) -> Pushed:
-    """Pushes every file of a store's models, but for hidden ones.
+    """Push every file of a store's models, but for hidden ones.
 
     Args:
         store: The store.
@@ -257,7 +257,7 @@ def _files_of_model(model: StoredModel) -> list[Path]:
 
 
 def _upload(registry: OciRegistry, path: Path, title: str) -> dict[str, Any]:
-    """Uploads a file; its descriptor."""
+    """Upload a file; its descriptor."""
     return {**_upload_blob(registry, path, _FILE_TYPE), "annotations": {TITLE: title}}
 
 
@@ -268,7 +268,7 @@ def _upload_blob(registry: OciRegistry, path: Path, media_type: str) -> dict[str
 
 
 def _upload_empty(registry: OciRegistry) -> dict[str, Any]:
-    """Uploads what artifacts have for a configuration. Source: OCI Image Format, "Guidance for an Empty Descriptor"."""
+    """Upload what artifacts have for a configuration. Source: OCI Image Format, "Guidance for an Empty Descriptor"."""
     with tempfile.NamedTemporaryFile() as file:
         Path(file.name).write_bytes(_EMPTY)
         return _upload_blob(registry, Path(file.name), _EMPTY_TYPE)
@@ -282,7 +282,7 @@ _GRAPH_SUFFIX = ".onnx"
 
 
 def fetch_path(address: RemoteAddress, folder: Path) -> Path:
-    """Fetches what an address names: a model, a version of it, or a graph by itself.
+    """Fetch what an address names: a model, a version of it, or a graph by itself.
 
     Args:
         address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of one, or any `FILE.onnx`.
@@ -302,7 +302,7 @@ def fetch_path(address: RemoteAddress, folder: Path) -> Path:
 
 
 def fetch_file(address: RemoteAddress, folder: Path) -> Path:
-    """Fetches one file; of a graph, the files of its weights, too.
+    """Fetch one file; of a graph, the files of its weights, too.
 
     Args:
         address: Of the file.
@@ -313,7 +313,7 @@ def fetch_file(address: RemoteAddress, folder: Path) -> Path:
 
     Raises:
         RemoteStoreError: It cannot be read.
-        RepositoryError: It is named like a graph and is none.
+        RepositoryError: It is named like a graph and is not one.
     """
     above, name = address.split()
     files = RemoteFiles(above)
@@ -327,7 +327,7 @@ def fetch_file(address: RemoteAddress, folder: Path) -> Path:
 
 
 def fetch_model(address: RemoteAddress, folder: Path) -> Path:
-    """Fetches a model's newest version, or the version that is named, and what lies beside its versions.
+    """Fetch a model's newest version, or the named one, and the files beside its versions.
 
     Args:
         address: `STORE/NAME`, or `STORE/NAME/VERSION`.
@@ -357,7 +357,7 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
 
 
 def is_model(listing: Collection[str]) -> bool:
-    """Whether the files of a folder are those of a model, or of one version of it, rather than of a store.
+    """Return true for the files of a model or of one version, rather than of a store.
 
     Args:
         listing: Their paths in it.
@@ -367,7 +367,7 @@ def is_model(listing: Collection[str]) -> bool:
 
 
 def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:
-    """What is wrong with an address at which no version is.
+    """Error for an address without a version.
 
     Args:
         address: `STORE/NAME/VERSION`, or `STORE/NAME`, which has none.
@@ -375,6 +375,6 @@ def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreE
         there: Its versions.
     """
     if there:
-        told = ", ".join(map(str, sorted(there)))
-        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {told}")
+        versions = ", ".join(map(str, sorted(there)))
+        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {versions}")
     return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")

@@ -59,7 +59,7 @@ class SigningKey:
 
     @classmethod
     def read(cls, file: Path, passphrase: bytes | None = None) -> SigningKey:
-        """Reads a private key.
+        """Read a private key.
 
         Raises:
             RepositoryError: The file cannot be read or holds no Ed25519 private key, or the passphrase is not its own.
@@ -88,7 +88,7 @@ class SigningKey:
 
 
 def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
-    """Makes a private key, readable by its owner alone, and beside it the public one; returns the key's id.
+    """Make a private key, readable by its owner alone, and beside it the public one; returns the key's id.
 
     Args:
         file: The private key's file; `.pub` is appended for the public key's.
@@ -120,7 +120,7 @@ def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
 
 
 def public_file(private: Path) -> Path:
-    """Where the public half of a key lies."""
+    """Path of the public half of a key."""
     return private.with_name(private.name + PUBLIC_SUFFIX)
 
 
@@ -136,7 +136,7 @@ class TrustedKeys:
 
     @classmethod
     def read(cls, place: Path) -> TrustedKeys:
-        """Reads the public keys of a file, or of all `*.pub` and `*.pem` in a folder.
+        """Read the public keys of a file, or of all `*.pub` and `*.pem` in a folder.
 
         Raises:
             RepositoryError: Something cannot be read, holds no public Ed25519 key, or holds a private one.
@@ -149,7 +149,7 @@ class TrustedKeys:
 
 
 def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
-    """Whether a key has signed a message; False for what is no key."""
+    """Verify a signature; False for an invalid key."""
     _require_cryptography()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey

@@ -1,4 +1,4 @@
-"""What lies in model stores right now: models, their versions, and a stamp of each that changes with its files.
+"""Scan model stores: models, their versions, and a stamp of each that changes with its files.
 
 Nothing is opened, only listed: a store may hold files that are still being written, or that never end.
 """
@@ -29,10 +29,10 @@ from graphkiln_backend.repository.version_folders import (
 _log = logging.getLogger("graphkiln.repository")
 
 _DEEPEST = 16
+# Stamp of a version that cannot be read: it is another one once it can.
 _FAULTY = "faulty"
-"""Stamp of a version that cannot be read: it is another one once it can."""
+# A dangling link is reported by the reader of the file.
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
-"""A link as such leads nowhere: whoever needs the file will say so."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class StoredModel:
         problem: What is wrong with the folder as a whole, or empty.
         faults: Version number -> what is wrong with its folder alone.
         unreadable: Whether the folder is there and cannot be read, which does not mean that it is empty.
-        tensor_model: The model whose encoded images this one takes; empty for a model with files of its own.
+        tensor_model: The model whose encoded images this one takes; empty for an ordinary model.
     """
 
     folder: Path
@@ -59,7 +59,7 @@ class StoredModel:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return image_model_name(self.tensor_model) if self.tensor_model else self.folder.name
 
     @property
@@ -69,13 +69,13 @@ class StoredModel:
 
 
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
-    """Every model of some stores, by name.
+    """Scan all models of some stores, by name.
 
-    Passed over, with a line in the log, are folders that plainly are no models (`other_folders`), and those whose names
-    Triton cannot take: not even a placeholder may have one.
+    Ignored, with a line in the log, are folders that are no models (see `version_folders`) or have names that Triton
+    cannot take.
 
     Args:
-        stores: The stores; a model that lies in two of them has a problem.
+        stores: The stores; a model in two of them has a problem.
 
     Raises:
         OSError: A store cannot be listed, which does not mean that it is empty.
@@ -101,7 +101,7 @@ def model_folders(store: Path) -> list[Path]:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether it is one, or a link to what should be one: it leads nowhere, or to where this user may not look."""
+    """Return true for a folder, a dangling link, or one that this user may not read."""
     try:
         return path.is_dir() or (path.is_symlink() and not path.exists())
     except OSError:
@@ -120,7 +120,7 @@ def model_at(path: Path) -> Path | None:
 
 
 def _holds_model(folder: Path) -> bool:
-    """Whether a folder holds versions; a store of models whose names are numbers does not."""
+    """Return true for a folder of versions; false for a store of models whose names are numbers."""
     return (folder / CONFIG_FILE).is_file() or any(
         is_version(path.name) and path.is_dir() and not _holds_versions(path) for path in folder.iterdir()
     )
@@ -137,12 +137,12 @@ def _may_be_model(folder: Path) -> bool:
     return not reason
 
 
-@cache  # said once
+@cache  # log once
 def _say_passed_over(folder: Path, reason: str) -> None:
     _log.warning("%s is passed over: %s", folder, reason)
 
 
-@cache  # said once, however often the stores are looked at
+@cache  # log once, however often the stores are scanned
 def _can_be_served(folder: Path) -> bool:
     fault = fault_in_served_name(folder.name)
     if fault:
@@ -182,7 +182,7 @@ def _without_versions(folder: Path, entries: Sequence[Path]) -> str:
 
 
 def _fault(version: Path) -> str:
-    """What keeps a version's folder from being read, or empty."""
+    """Describe why a version's folder cannot be read, or return an empty string."""
     try:
         return _irregular(version)
     except OSError as error:
@@ -190,7 +190,7 @@ def _fault(version: Path) -> str:
 
 
 def _stamp(paths: Sequence[Path]) -> str:
-    """Of all files below some paths: names, sizes, times, inodes."""
+    """Digest of names, sizes, times and inodes of all files below some paths."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         for file, status in walk(path):
@@ -200,7 +200,7 @@ def _stamp(paths: Sequence[Path]) -> str:
 
 
 def _irregular(folder: Path) -> str:
-    """Names a FIFO, socket or device, which could keep a reader waiting for ever; empty where there is none."""
+    """Find a FIFO, socket or device, which could block a reader for ever; empty for none."""
     for path, status in walk(folder):
         if stat.S_IFMT(status.st_mode) not in _ORDINARY:
             return f"{path} is neither a file nor a folder"
@@ -212,10 +212,10 @@ def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
 
     Args:
         path: Where to begin.
-        depth: How deep that lies.
+        depth: Depth of the path.
 
     Raises:
-        OSError: A folder cannot be listed, or they are nested too deep: a link may lead back to where it lies.
+        OSError: A folder cannot be listed, or they are nested too deep: a link may lead back to a parent.
     """
     if depth > _DEEPEST:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))

@@ -24,8 +24,8 @@ else:
     onnx = LazyModule("onnx")
 
 _MOST_NAMED = 10
+# Of a graph that has no operators of ONNX's own set so far.
 _IDENTITY_OPSET = 13
-"""Of a graph that has no operators of ONNX's own set so far."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class ReplacedOutput:
     classes: tuple[str | int, ...] = ()
 
     def to_tensor(self, rows: object) -> AnyArray:
-        """What the output holds as the tensor that is served in its place: `[batch, classes]`, FP32.
+        """Convert the output to the tensor that is served in its place: `[batch, classes]`, FP32.
 
         Args:
             rows: One mapping for each row, as ONNX Runtime returns them.
@@ -76,7 +76,7 @@ def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
 
 
 def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
-    """Replaces the outputs of a graph that are no tensors, in place, and drops what only they needed.
+    """Replace the outputs of a graph that are no tensors, in place, and drops what only they needed.
 
     Returns:
         What was replaced or left out.
@@ -98,7 +98,7 @@ def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
 
 
 def _kind(value: onnx.ValueInfoProto) -> str:
-    """What a value is that is no tensor, in words: `sequence of maps`; empty for a tensor, and where nobody knows."""
+    """Describe a value that is no tensor, such as `sequence of maps`; empty for a tensor or an unknown type."""
     return "" if value.type.WhichOneof("value") in {None, "tensor_type"} else _words(value.type)
 
 
@@ -152,13 +152,13 @@ def _drop_unused(graph: onnx.GraphProto) -> None:
     del graph.node[:]
     graph.node.extend(kept)
     names = needed | {name for node in graph.node for name in node.output}
-    told = [value for value in graph.value_info if value.name in names]
+    kept_infos = [value for value in graph.value_info if value.name in names]
     del graph.value_info[:]
-    graph.value_info.extend(told)
+    graph.value_info.extend(kept_infos)
 
 
 def _read_by(node: onnx.NodeProto) -> Iterator[str]:
-    """What a node reads, its subgraphs included."""
+    """Names that a node reads, including in subgraphs."""
     yield from node.input
     for attribute in node.attribute:
         for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):

@@ -21,19 +21,19 @@ else:
     onnx = LazyModule("onnx")
 
 EVALUATION_MODE = "export the model in evaluation mode: model.eval(), and torch.onnx.export without training="
+# Operators that draw random numbers, whatever their mode; a Dropout does in training mode.
 DRAWING = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
-"""Operators that draw random numbers, whatever their mode; a Dropout does in training mode."""
+# Opset since which an attribute sets a BatchNormalization's mode; before, its number of outputs does.
 _TELLS_BY_ATTRIBUTE = 14
-"""Opset since which an attribute tells whether a BatchNormalization trains; before it, how many outputs it has."""
+# Opsets since which an input sets a Dropout's mode, and since which it has none; before, an attribute does.
 _IS_INPUT, _IS_NEVER = 12, 7
-"""Opsets since which an input tells whether a Dropout trains, and since which none does; before, an attribute."""
 _MEAN = 3
 
 
 def draws_numbers(path: Path) -> bool:
-    """Whether a graph draws random numbers, so that equal requests get different responses.
+    """Return true where a graph draws random numbers, so that equal requests get different responses.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -44,10 +44,9 @@ def draws_numbers(path: Path) -> bool:
 
 
 def find_training(path: Path) -> str:
-    """The nodes of a graph that are in training mode, in words; empty where there is none.
+    """Describe the nodes of a graph that are in training mode; empty for none.
 
-    What a request decides, such as the mode of a Dropout, or holds, such as the statistics of a BatchNormalization, is
-    meant so.
+    A mode or statistics that are inputs of requests are intended.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -62,7 +61,7 @@ def find_training(path: Path) -> str:
 
 
 def _nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
-    """Those of the graph, of its functions, and of the graphs inside of them."""
+    """Nodes of the graph, of its functions, and of their subgraphs."""
     parts: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
     for part in parts:
         yield from part.node
@@ -90,7 +89,7 @@ def _drops(node: onnx.NodeProto, version: int, known: dict[str, onnx.TensorProto
 
 
 def _may_be_true(name: str, known: dict[str, onnx.TensorProto]) -> bool:
-    """Whether a value is something else than 0, as far as the file tells."""
+    """Return false for a value that the file defines as 0."""
     tensor = known.get(name)
     if tensor is None or tensor.data_location == onnx.TensorProto.EXTERNAL:
         return True

@@ -48,7 +48,7 @@ class ModelVersion:
 
     @property
     def reading(self) -> Reading | None:
-        """What users read from the outputs, as far as the manifest says it."""
+        """Ranking or task of the manifest, or None."""
         return self.manifest.ranking or self.manifest.task if self.manifest else None
 
     def stamp(self) -> tuple[int, int]:
@@ -65,7 +65,7 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
         default_filename: `default_model_filename` of the configuration; empty for `model.onnx`.
 
     Raises:
-        RepositoryError: There is none, or the name leads out of the version folder.
+        RepositoryError: There is no graph, or the name leads out of the version folder.
     """
     path = folder / (default_filename or GRAPH_FILE)
     if path.is_dir():
@@ -76,32 +76,32 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
 
 
 def has_own_graph(folder: Path) -> bool:
-    """Whether a version folder holds a graph of ours, whatever another framework saved there."""
+    """Return true where a version folder holds an ONNX graph or a manifest, whatever another framework saved there."""
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
 def tells_by_graph(folder: Path) -> bool:
-    """Whether the graph of a version must be read for what its manifest, if it has one, does not tell."""
+    """Return true where the graph must be read for facts that the manifest, if any, does not hold."""
     if not (folder / GRAPH_FILE).is_file():
         return False
     try:
         manifest = json.loads(read_bytes(folder / MANIFEST_FILE, TEXT_LIMIT))
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, RecursionError):  # which whoever reads it is told
+    except (OSError, ValueError, RecursionError):  # reported by its reader
         return False
     return isinstance(manifest, dict) and not manifest.get("conversion")
 
 
+# Models in a hint.
 _NAMED = 20
-"""Models in a hint."""
 
 
 def newest_version(model: Path) -> Path:
     """The version folder of a model with the highest number.
 
     Raises:
-        RepositoryError: There is none.
+        RepositoryError: There is no version.
     """
     if model.is_file():
         raise RepositoryError(
@@ -125,17 +125,17 @@ def newest_version(model: Path) -> Path:
 
 
 def _visible_folders(folder: Path) -> list[Path]:
-    """Those that stay: what a conversion fills and renames is hidden, and may be gone before it is looked into."""
+    """Visible folders. Hidden ones belong to conversions in progress and may vanish."""
     return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
 
 
 def find_labels_file(model: Path) -> str | None:
-    """Name of the labels file in a model's folder, or None where there is none."""
+    """Return the name of the labels file in a model's folder, or None."""
     return LABELS_FILE if (model / LABELS_FILE).is_file() else None
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """The manifest of a version folder, or None where there is none.
+    """Read the manifest of a version folder, or return None.
 
     Raises:
         ManifestError: The manifest cannot be read.
@@ -160,7 +160,7 @@ def read_version_signature(folder: Path, default_filename: str = "") -> Signatur
 
 
 def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
-    """Reads a version folder and checks its files against the hashes of the manifest.
+    """Read a version folder and checks its files against the hashes of the manifest.
 
     Args:
         folder: The version folder.
@@ -194,7 +194,7 @@ def find_labels(folder: Path, manifest: Manifest) -> Path | None:
 
 
 def contract_of(folder: Path, manifest: Manifest) -> Contract:
-    """What a version says of its images and classes, its labels checked.
+    """Read the contract of a version and check its labels.
 
     Args:
         folder: The version folder.
@@ -238,7 +238,7 @@ def _read_golden(folder: Path, manifest: Manifest) -> GoldenSamples | None:
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuses what is left of a version, or not yet copied, to be taken for a bare graph.
+    """Refuse what is left of a version, or not yet copied, to be taken for a bare graph.
 
     Raises:
         RepositoryError: The manifest is missing.

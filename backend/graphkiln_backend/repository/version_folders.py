@@ -1,4 +1,4 @@
-"""Which folders of a model hold its versions: those that Triton serves, and no others.
+"""Version folders, as Triton recognizes them, and entries of a store that are ignored.
 
 Source: Triton's user guide, "Model Repository": folders that are not numbers, or begin with a zero, are ignored.
 Tried with 24.10: `09` is ignored, `0` is a version; of `1.old`, `+1` or ` 1` it takes the number for a version, whose
@@ -13,8 +13,8 @@ from pathlib import Path
 
 _MOST = 2**63 - 1
 _MOST_DIGITS = len(str(_MOST))
+# What strtol reads a number from.
 _BEGINS_LIKE_ONE = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]")
-"""What strtol reads a number from."""
 
 
 def version_number(name: str) -> int | None:
@@ -26,12 +26,12 @@ def version_number(name: str) -> int | None:
 
 
 def is_version(name: str) -> bool:
-    """Whether a folder of this name holds a version."""
+    """Return true where a folder of this name holds a version."""
     return version_number(name) is not None
 
 
 def confuses_triton(name: str) -> bool:
-    """Whether Triton takes a folder for a version that it does not hold."""
+    """Return true for names that Triton mistakes for version numbers."""
     return _BEGINS_LIKE_ONE.match(name) is not None and not is_version(name)
 
 
@@ -46,29 +46,29 @@ def version_folders(entries: Iterable[Path]) -> dict[int, Path]:
 # A folder without a version is a broken model as soon as it contains a part of a model: readiness reports it. An empty
 # folder, or one of notes, scripts or pictures, is ignored.
 
+# Folders of file systems and tools. The root of each ext4 volume has the first one, which only root may open; Python
+# writes the last one beside the programs of Triton's Python backend when they are loaded. Source: mke2fs(8); Synology
+# DiskStation Manager; NTFS; Apple's Archive Utility; PEP 3147.
 _OF_OTHERS = frozenset(
     {"lost+found", "@eaDir", "System Volume Information", "$RECYCLE.BIN", "#recycle", "__MACOSX", "__pycache__"}
 )
-"""Folders that nobody has put there. The root of each ext4 volume has the first one, which only root may open; Python
-writes the last one beside the programs of Triton's Python backend when they are loaded.
-Source: mke2fs(8); Synology DiskStation Manager; NTFS; Apple's Archive Utility; PEP 3147."""
 _FILES = frozenset({"config.pbtxt", "labels.txt", "model.py", "saved_model.pb"})
 _SUFFIXES = frozenset(
     {".onnx", ".ort", ".pt", ".pth", ".ckpt", ".safetensors", ".plan", ".engine", ".trt", ".graphdef", ".savedmodel"}
     | {".mlir", ".tflite", ".keras"}
 )
 _LIKE_A_VERSION = re.compile(r"(v|ver|version)?[-_. ]?[0-9]+([._][0-9]+)*", re.IGNORECASE)
+# `NAME/model/1/model.onnx` has this depth: a model that was copied with a folder too many around it.
 _DEEPEST = 3
-"""`NAME/model/1/model.onnx` lies so deep: a model that was copied with a folder too many around it."""
 
 
 def is_passed_over(name: str) -> bool:
-    """Whether a file or folder of this name is no part of a store, a model or a version."""
+    """Return true for hidden names and those of tools and file systems."""
     return name.startswith(".") or name in _OF_OTHERS
 
 
 def visible(folder: Path) -> list[Path]:
-    """What lies in a folder and is not passed over.
+    """List a folder without ignored entries.
 
     Raises:
         OSError: It cannot be listed.
@@ -94,7 +94,7 @@ def reason_to_pass_over(folder: Path) -> str:
 
 
 def _hold_part(entries: list[Path], depth: int) -> bool:
-    """Whether any of these is a part of a model, or a folder that holds one; links to folders are not followed."""
+    """Search entries and their folders for a part of a model; links to folders are not followed."""
     if any(map(_is_part, entries)):
         return True
     folders = [path for path in entries if depth < _DEEPEST and path.is_dir() and not path.is_symlink()]

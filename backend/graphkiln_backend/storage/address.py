@@ -1,4 +1,4 @@
-"""Where a model store lies that is no folder of this machine: `s3://`, `gs://`, `as://`, `hf://`, `oci://`.
+"""Addresses of remote stores: `s3://`, `gs://`, `as://`, `hf://`, `oci://`.
 
 Triton's own notation is understood: `s3://BUCKET/PATH`, and for servers other than Amazon's `s3://HOST:PORT/BUCKET/PATH`
 (HTTP) and `s3://https://HOST:PORT/BUCKET/PATH`; `gs://BUCKET/PATH`; `as://ACCOUNT/CONTAINER/PATH`. Beside them,
@@ -28,12 +28,12 @@ _FORMS = {
     "hf": "hf://OWNER/REPOSITORY/PATH",
     "oci": "oci://HOST/REPOSITORY:TAG",
 }
+# An artifact in a registry, and a path in it. Source: OCI Distribution, "Pulling manifests".
 OCI_REFERENCE = re.compile(
     r"(?P<artifact>(?P<host>[^/@\s]+)/[a-z0-9][a-z0-9._/-]*"
     r"(?::\w[\w.-]{0,127}|(?::\w[\w.-]{0,127})?@sha256:[0-9a-f]{64}))(?P<path>/.*)?",
     re.S,
 )
-"""An artifact in a registry, and a path in it. Source: OCI Distribution, "Pulling manifests"."""
 _OCI = re.compile(rf"((?P<protocol>https?)://)?(?P<root>{OCI_REFERENCE.pattern})", re.S)
 _LOCAL_HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?")
 
@@ -44,7 +44,7 @@ class RemoteStoreError(RepositoryError):
     Args:
         message: What happened.
         hint: What to do.
-        passing: Whether it may be over without anybody's doing: the network, the service itself.
+        passing: True for faults that may pass: of the network, or the service itself.
     """
 
     def __init__(self, message: str, *, hint: str = "", passing: bool = False) -> None:
@@ -70,7 +70,7 @@ class RemoteAddress:
 
     @classmethod
     def parse(cls, text: str) -> RemoteAddress | None:
-        """Reads an address; None for the path of a folder.
+        """Read an address; None for the path of a folder.
 
         Raises:
             RepositoryError: It is an address, but none that is known.
@@ -95,7 +95,7 @@ class RemoteAddress:
         """The folder above, and the name of this one in it.
 
         Raises:
-            RepositoryError: There is none above.
+            RepositoryError: It is a whole store.
         """
         root, slash, name = self.root.rpartition("/")
         if not slash:
@@ -110,7 +110,7 @@ class RemoteAddress:
 
 
 def is_remote(text: str) -> bool:
-    """Whether a text is meant as an address rather than as a path."""
+    """Return true for an address, false for a path."""
     return _ADDRESS.fullmatch(text) is not None
 
 

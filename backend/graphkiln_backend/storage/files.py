@@ -1,7 +1,7 @@
-"""The files of a remote folder, over fsspec: listed with what tells one content from another, and fetched.
+"""Remote folders over fsspec: credentials, errors of the services' libraries, listing and fetching.
 
-The errors of five services' libraries are translated here. Their classes are told by their names, so that no library
-need be imported that is not used; the cause of an error counts, too, since some wrap what happened.
+The errors of five services' libraries are translated here. Their classes are recognized by name, so that no unused
+library is imported; the cause of an error counts, too, since some wrap what happened.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from graphkiln_backend.storage.oci import OciFileSystem
 
 # Calls side by side, in threads that no process waits for when it ends.
 #
-# The threads of `concurrent.futures` are joined then, after all that is queued: a server that is told to stop while it
+# The threads of `concurrent.futures` are joined then, after all that is queued: a server that is stopped while it
 # copies a store would stay until the last file is there, and be killed for it.
 
 _Item = TypeVar("_Item")
 
 
 def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: int) -> None:
-    """Calls a function with each item.
+    """Call a function with each item.
 
     Args:
         call: The function.
@@ -77,21 +77,21 @@ def _call(call: Callable[[_Item], object], item: _Item, failed: list[BaseExcepti
 # Credentials that Triton's own file gives: `TRITON_CLOUD_CREDENTIAL_PATH` names a JSON document of all services.
 #
 # Without it, the services' own clients find theirs. Of the entries of a service, the one counts whose name is the
-# longest beginning of the address. What is secret stands in no message.
+# longest beginning of the address. Messages contain no secrets.
 # Source: "Cloud Storage with Credential file" in Triton's user guide.
 
 VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 _LIMIT = 1 << 20
+# Triton's word -> that of the client.
 _S3 = {"key_id": "key", "secret_key": "secret", "session_token": "token", "profile": "profile"}
-"""Triton's word -> that of the client."""
 _AZURE = {"account_str": "account_name", "account_key": "account_key"}
 _REGION = "region"
+# Triton's own variables, which Azure's client for Python does not know.
 _KEY, _ACCOUNT = "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT"
-"""Triton's own variables, which Azure's client for Python does not know."""
 
 
 def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """What a service's client is told of credentials; nothing where it finds its own.
+    """Options with credentials for a service's client; empty where it finds its own.
 
     Args:
         address: The store.
@@ -124,7 +124,7 @@ def _read(path: str) -> Mapping[str, Any]:
 
 
 def _choose(address: RemoteAddress, document: Mapping[str, Any], path: str) -> Any:
-    """The credential of the longest name that the address begins with; None where there is none."""
+    """Choose the credential of the longest prefix of the address, or None."""
     entries = document.get(address.scheme, {})
     if not isinstance(entries, dict):
         raise _error(path, f"'{address.scheme}' must be an object of credentials by address, '' for all")
@@ -169,8 +169,8 @@ def _error(path: str, message: str, hint: str = "") -> RemoteStoreError:
 _log = logging.getLogger("graphkiln.repository")
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
+# Under which services list what changes with the content: S3, Azure and Google, Hugging Face, Google.
 _STAMP_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "generation")
-"""Under which services list what changes with the content: S3, Azure and Google, Hugging Face, Google."""
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, TRITON_CLOUD_CREDENTIAL_PATH, or a role",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login, or TRITON_CLOUD_CREDENTIAL_PATH",
@@ -179,8 +179,8 @@ _CREDENTIALS = {
     "oci": "docker login HOST, or another program that writes ~/.docker/config.json",
 }
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub", "oci": "oras"}
+# Loggers of libraries that print the stack of an error that they raise.
 _LOUD = {"gs": "gcsfs"}
-"""Loggers of libraries that print the stack of an error that they raise."""
 _DENIED = {
     "PermissionError", "Forbidden", "ClientAuthenticationError", "GatedRepoError", "RefreshError",
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationException",
@@ -196,8 +196,8 @@ _ABSENT = {
     "RevisionNotFoundError",
     "ResourceNotFoundError",
 }
+# What no service was asked, as nothing can be called so.
 _INVALID = {"ParamValidationError"}
-"""What no service was asked, as nothing can be called so."""
 _UNREACHABLE = {
     "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
     "ClientConnectionError", "ClientConnectorError", "ServiceRequestError", "ServiceResponseError", "TimeoutError",
@@ -205,8 +205,8 @@ _UNREACHABLE = {
     "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
 _DISTRUST = re.compile(r"certificate verify failed: (.*?) ?(?:\(_ssl|['\"\])]|$)")
+# What names the certificate authorities that a client trusts; SSL_CERT_FILE for the others.
 _AUTHORITIES = {"s3": "AWS_CA_BUNDLE", "oci": "REQUESTS_CA_BUNDLE"}
-"""What names the certificate authorities that a client trusts; SSL_CERT_FILE for the others."""
 _WORDS = 200
 _AT_ONCE = 4
 
@@ -250,7 +250,7 @@ class RemoteFiles:
         return dict(self._described(found))
 
     def fetch(self, path: str, target: Path) -> None:
-        """Copies a file to a path of this machine.
+        """Copy a file to a path of this machine.
 
         Raises:
             RemoteStoreError: It cannot be read.
@@ -266,7 +266,7 @@ class RemoteFiles:
     def fetch_all(
         self, wanted: Mapping[str, RemoteFile], folder: Path, whole: Callable[[str], object] = lambda _: None
     ) -> None:
-        """Copies files into a folder, some at a time; each must be as large as it was listed.
+        """Copy files into a folder, some at a time; each must be as large as it was listed.
 
         Args:
             wanted: Files by their paths, here and there.
@@ -322,13 +322,13 @@ def open_file_system(address: RemoteAddress) -> Any:
 
 
 def _hush(logger: str) -> None:
-    """Has a library not log what it raises as well, stacks and all, unless somebody has asked it to."""
+    """Silence a library that logs stack traces of errors that it raises, unless its level was set."""
     if logger and logging.getLogger(logger).level == logging.NOTSET:
         logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
 def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
-    """What a library's error means for whoever named the store."""
+    """Translate a library's error for the user who named the store."""
     if isinstance(error, RemoteStoreError):
         return error
     if isinstance(error, ImportError):
@@ -377,7 +377,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_local(error: OSError) -> bool:
-    """Whether an error is of this machine's disk: what the libraries raise for the other side names no such code."""
+    """Return true for errors of this machine's disk; remote errors carry no such code."""
     import errno
 
     return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES} and (
@@ -394,7 +394,7 @@ def _stamp_of(details: Mapping[str, Any]) -> str:
 
 
 def _is_wanted(path: str) -> bool:
-    """Whether a name becomes a file of ours: not hidden ones, and none that would leave the folder."""
+    """Return false for hidden names and for those that would leave the folder."""
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\\" in part or not part.isprintable() for part in parts):
         if not path.endswith("/"):  # which is how some services keep empty folders

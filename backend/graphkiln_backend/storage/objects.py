@@ -1,7 +1,7 @@
-"""The objects of a bucket, one by one: listed in pages, read whole or in part, and only as they were when listed.
+"""Objects of a bucket: listed in pages, read whole or in part, and only as long as they are those that were listed.
 
-`remote_files` copies a model's few files; here are data sets, whose listing does not fit into memory, and whose objects
-may be replaced while they are read. S3 and Google Cloud Storage can be asked for both; other services cannot.
+For data sets: their listing may not fit into memory, and objects may be replaced while they are read. S3 and Google
+Cloud Storage support both; other services do not.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def describe(self, path: str) -> RemoteObject | None:
-        """An object, or None where there is none.
+        """Describe an object, or return None.
 
         Raises:
             RemoteStoreError: The service does not say.
@@ -89,7 +89,7 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def read(self, path: str, limit_bytes: int, stamp: str = "", part: tuple[int, int] | None = None) -> bytes:
-        """Reads an object.
+        """Read an object.
 
         Args:
             path: Bucket and key.
@@ -98,7 +98,7 @@ class RemoteObjects:
             part: Offset and size of what is read of it; None for all.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: There is no such object.
             ObjectChanged: It is another one now.
             UnusableFile: It is larger.
             RemoteStoreError: It cannot be read.
@@ -126,7 +126,7 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def translate(self, error: Exception, path: str) -> RemoteStoreError:
-        """What an error of the client's file means."""
+        """Translate an error that a file of `open` raised."""
         return self._translated(error, path)
 
     @property
@@ -146,7 +146,7 @@ class RemoteObjects:
 
 
 class _Client:
-    """What differs between services."""
+    """Calls that differ between services."""
 
     def __init__(self, system: Any) -> None:
         self.system = system
@@ -241,7 +241,7 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _codes(error: BaseException) -> Iterator[str]:
-    """What an error and its causes call themselves: classes, and the services' own codes."""
+    """Class names and service codes of an error and its causes."""
     seen: BaseException | None = error
     while seen is not None:
         yield type(seen).__name__

@@ -1,10 +1,10 @@
 """Model stores as OCI artifacts in a container registry: each file is a layer, whose title is its path in the store.
 
-What is read is a file system as `remote_files` uses fsspec's: a listing, in which a layer's digest stands as the ETag,
-and files, each held to that digest. A tag may move between the two; what was listed is what is fetched.
+Reading follows fsspec's interface as `storage.files` uses it: a listing with each layer's digest as its ETag, and
+files, each checked against that digest. A tag may move between the two; what was listed is what is fetched.
 
 The registry's protocol, with its tokens and Docker's credentials, is oras-py's. Its own retries are left out: they wait
-for two minutes where nobody answers, and who follows a store asks again anyway.
+for two minutes without an answer, and a server that follows a store asks again anyway.
 
 Source: OCI Image Format, "Image Manifest Specification" and "Pre-Defined Annotation Keys"; OCI Distribution, "API".
 """
@@ -27,8 +27,8 @@ ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
 _TIMEOUTS_S = (10, 60)
+# What registries take at most. Source: OCI Distribution, "Pushing Manifests".
 _LONGEST_MANIFEST = 4 << 20
-"""What registries take at most. Source: OCI Distribution, "Pushing Manifests"."""
 _BLOCK = 1 << 20
 _DENIED, _MISSING = {401, 403}, 404
 
@@ -57,7 +57,7 @@ class OciRegistry:
         auth.load_configs(self.container, _docker_configurations())
 
     def manifest(self) -> bytes:
-        """The artifact's manifest, as it lies there.
+        """Fetch the artifact's manifest.
 
         Raises:
             RemoteStoreError: It is no manifest of files.
@@ -71,10 +71,10 @@ class OciRegistry:
         return content
 
     def fetch(self, digest: str, target: Path) -> None:
-        """Fetches a blob, and holds it to its digest.
+        """Fetch a blob and check its digest.
 
         Raises:
-            RemoteStoreError: Other bytes came, or there is none.
+            RemoteStoreError: Other bytes came, or the blob is missing.
             OSError: It cannot be written.
             Exception: Whatever oras and requests raise.
         """
@@ -98,11 +98,11 @@ class OciRegistry:
         response.raise_for_status()
 
     def upload(self, path: Path, digest: str, size: int) -> None:
-        """Uploads a blob that the registry does not have yet; raises whatever oras and requests raise."""
+        """Upload a blob that the registry does not have yet; raises whatever oras and requests raise."""
         self._registry.upload_blob(str(path), self.container, {"digest": digest, "size": size}).raise_for_status()
 
     def publish(self, manifest: bytes) -> None:
-        """Gives a manifest, whose blobs are there, the artifact's tag; raises whatever oras and requests raise."""
+        """Give a manifest, whose blobs are there, the artifact's tag; raises whatever oras and requests raise."""
         url, headers = self._url(self.container.manifest_url()), {"Content-Type": MANIFEST_TYPE}
         self._request(url, method="PUT", data=manifest, headers=headers).raise_for_status()
 
@@ -141,9 +141,9 @@ def _docker_configurations() -> list[str]:
 
 
 def _authenticate(auth: Any, by_token: Any, response: Any, headers: dict[str, str], refresh: bool = False) -> Any:
-    """Headers that answer a registry's challenge, and whether they do: oras knows those for tokens.
+    """Answer a registry's challenge: headers, and true where they answer it; oras supports tokens only.
 
-    A registry with passwords of its own asks for these themselves (RFC 7617).
+    Registries with basic authentication ask for a password (RFC 7617).
     """
     if not response.headers.get("Www-Authenticate", "").lower().startswith("basic"):
         return by_token(response, headers, refresh)
@@ -189,10 +189,10 @@ class OciFileSystem:
         }
 
     def get_file(self, name: str, target: str) -> None:
-        """Fetches a file, as it was listed.
+        """Fetch a file, as it was listed.
 
         Raises:
-            FileNotFoundError: There is none.
+            FileNotFoundError: There is no such file.
             RemoteStoreError: Other bytes came than its digest promises.
             Exception: Whatever oras and requests raise.
         """
@@ -255,12 +255,12 @@ def split_root(root: str) -> tuple[str, str]:
 
 
 def digest_of(content: bytes) -> str:
-    """What registries call some content."""
+    """Digest of content as registries write it."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def digest_of_file(path: Path) -> str:
-    """What registries call the content of a file.
+    """Digest of a file as registries write it.
 
     Raises:
         OSError: It cannot be read.
