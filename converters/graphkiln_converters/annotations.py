@@ -1,6 +1,6 @@
-"""What is on the images of a folder, as its owner wrote it down, in the pixels of a model's input.
+"""Ground truth of a folder of images, in pixels of a model's input.
 
-Objects stand in the folder's `annotations.json`, in COCO's format; the class of each pixel in an image of the same name
+Objects are in the folder's `annotations.json`, in COCO's format; the class of each pixel in an image of the same name
 in a folder beside it, `FOLDER.masks`; the class of an image is the name of its folder.
 
 Source: the COCO data format; the VOC devkit for 255, the pixels that do not count.
@@ -32,24 +32,24 @@ ANNOTATIONS = "annotations.json"
 MASKS_SUFFIX = ".masks"
 _MOST_BYTES = 512 * MIB
 _IGNORED = 255
+# Images of a class, and classes, without which there is no nearest one.
 _FEWEST = 2
-"""Images of a class, and classes, without which there is no nearest one."""
 
 
 def read_task_targets(
     folder: Path, files: Sequence[Path], task: Task | None, labels: Sequence[str], preprocess: Preprocess
 ) -> TaskTargets | None:
-    """What the task should find on images; None where nobody wrote it down.
+    """Read the ground truth of a task for images; None where the folder has none.
 
     Args:
-        folder: Where they lie.
+        folder: Folder of the images.
         files: The images.
-        task: What is asked of them.
+        task: The task.
         labels: Names of the classes.
-        preprocess: How an image becomes the input.
+        preprocess: Preprocessing of an image.
 
     Raises:
-        ConversionError: What is written down cannot be read, or does not fit.
+        ConversionError: The ground truth cannot be read, or does not fit.
     """
     if isinstance(task, Detection) and (folder / ANNOTATIONS).exists():
         return _objects(folder, files, labels, preprocess)
@@ -107,11 +107,7 @@ def _sampled(frame: Frame, axis: int) -> npt.NDArray[np.int64]:
 
 
 def _mask_pixels(mask: Path, classes: int) -> npt.NDArray[np.uint8]:
-    """Class numbers, `[height, width]`: of gray or of palette images, whose colors do not matter.
-
-    Raises:
-        ConversionError: There is no such image, it is of colors, or it holds a class that the model does not have.
-    """
+    """Class numbers, `[height, width]`: of gray or of palette images, whose colors do not matter."""
     image = _open(mask)
     if image.mode not in ("L", "P"):
         raise ConversionError(
@@ -122,7 +118,7 @@ def _mask_pixels(mask: Path, classes: int) -> npt.NDArray[np.uint8]:
     if classes and highest >= classes:
         raise ConversionError(
             f"{mask} holds the class {highest}, the model has {classes}: 0 to {classes - 1}",
-            hint=f"number them as the lines of the labels file, from 0; {_IGNORED} is what nobody knows",
+            hint=f"number them as the lines of the labels file, from 0; {_IGNORED} marks unknown pixels",
         )
     return pixels
 
@@ -165,7 +161,7 @@ def _boxes_by_file(document: Mapping[str, Any], labels: Sequence[str]) -> dict[s
 
 def _class_of(name: str, labels: Sequence[str]) -> int:
     if name not in labels:
-        raise ConversionError(f"category '{name}' is none of the model's {len(labels)} labels", hint="give --labels")
+        raise ConversionError(f"category '{name}' is not among the model's {len(labels)} labels", hint="give --labels")
     return labels.index(name)
 
 

@@ -515,7 +515,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
 
     Args:
         recipe: How it was made.
-        model: What it was made from.
+        model: Its source.
         proven: The graph.
         command: The command line.
         seconds: Duration of the conversion.

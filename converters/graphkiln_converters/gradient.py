@@ -29,8 +29,8 @@ from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
+# Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports.
 _NOISE = 3e-6
-"""Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports."""
 _NOISE_DRAWS = 4
 
 
@@ -142,7 +142,7 @@ def perturb(array: AnyArray, generator: np.random.Generator) -> AnyArray:
 
 
 def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
-    """Adds a gradient to a PyTorch model.
+    """Add a gradient to a PyTorch model.
 
     Args:
         source: The model.
@@ -170,8 +170,8 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
 #
 # Exporting the joint program directly gives an empty graph; `decompositions` replaces its operators that ONNX lacks.
 
+# Calls a module with its inputs in order; returns its outputs by name.
 Forward = Callable[[nn.Module, Sequence[torch.Tensor]], Mapping[str, torch.Tensor]]
-"""Calls a module with its inputs in order; returns its outputs by name."""
 
 
 def joint_module(
@@ -398,7 +398,7 @@ def convolution_backward(gradient: Any, features: Any, weight: Any, *arguments: 
         features: The input, `[batch, in, *size]`.
         weight: `[out, in / groups, *kernel]`; of a transposed convolution `[in, out / groups, *kernel]`.
         *arguments: The operator's others: bias_sizes, stride, padding, dilation, transposed, output_padding, groups and
-            output_mask, which says which of the three gradients are needed; the others are None.
+            output_mask: the three gradients that are needed; the others are None.
     """
     _bias_sizes, stride, padding, dilation, transposed, _output_padding, groups, output_mask = arguments
     convolution = _Convolution(stride, padding, dilation, groups)
@@ -434,14 +434,7 @@ def _by_input(gradient: Any, features: Any, weight: Any, convolution: _Convoluti
 
 
 def _by_weight(written: Any, read: Any, shape: Any, convolution: _Convolution) -> Any:
-    """For each position in the kernel a matrix product: of the outputs with the inputs that it was applied to.
-
-    Args:
-        written: What the kernel writes to (reads, in a transposed convolution), `[batch, out, *size]`.
-        read: The other side, `[batch, in, *size]`.
-        shape: Of the weight, `[out, in / groups, *kernel]`.
-        convolution: Its geometry.
-    """
+    """For each position in the kernel a matrix product: of the outputs with the inputs that it was applied to."""
     stride, padding, axes, kernel = convolution.stride, convolution.padding, convolution.axes, shape[2:]
     if any(padding):
         read = nn.functional.pad(read, [pad for i in reversed(axes) for pad in (padding[i], padding[i])])

@@ -49,7 +49,7 @@ from graphkiln_converters.recipe import Recipe
 
 
 def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
-    """Finds a minimal set of nodes with which a test passes.
+    """Find a minimal set of nodes with which a test passes.
 
     Args:
         names: All nodes; keeping all of them passes, which is not tested.
@@ -73,7 +73,7 @@ def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool])
     return tuple(needed(names, []))
 
 
-# Which nodes of a graph stay fp32 when it is quantized: what a person said, and what decides nothing about speed.
+# Nodes that stay fp32 when a graph is quantized: those of the recipe, and those that do not matter for speed.
 
 
 def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
@@ -81,7 +81,7 @@ def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
 
     Args:
         model: Its nodes have names.
-        recipe: What stays fp32.
+        recipe: Nodes that stay fp32.
     """
     products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
     ends = [] if recipe.quantize_ends or not products else [products[0], products[-1]]
@@ -111,24 +111,24 @@ def _ancestors(nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
     return found
 
 
-# How fast an int8 graph is beside the fp32 graph that it was made from, on the machine that converts.
+# Speed of an int8 graph beside its fp32 graph, on the machine that converts.
 #
-# A version that was saved in int8 has no fp32 graph beside it, so nobody can tell later. On CPUs it need not be faster:
-# of MobileNetV3-small, with its many small layers, int8 has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
+# A version that was saved in int8 has no fp32 graph beside it, so this cannot be measured later. On CPUs int8 need not
+# be faster: MobileNetV3-small, with its many small layers, has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
 
 _ENGINES = ("onnxruntime", "openvino")
 _BATCH = 4
 
 
 def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
-    """What int8 brings on this machine's CPU, in each engine that computes both graphs; empty where none does.
+    """Measure the speed of int8 on this CPU, in each engine that computes both graphs; empty where none does.
 
     A warning is logged where the fastest fp32 is faster than the fastest int8.
 
     Args:
         fp32: The graph that was quantized.
-        int8: What came of it; its inputs are the same.
-        golden: What both are fed with.
+        int8: The quantized graph, with the same inputs.
+        golden: Samples to run both with.
     """
     times: dict[str, Mapping[str, float]] = {}
     for engine in _ENGINES:
@@ -150,11 +150,7 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
 
 
 def _times_s(engine: str, fp32: Path, int8: Path, golden: GoldenSamples) -> Mapping[str, float]:
-    """Seconds of a batch of each, by precision.
-
-    Raises:
-        GraphkilnError: The engine does not compute one of them.
-    """
+    """Seconds of a batch of each, by precision."""
     config = SessionConfig(
         engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
     )
@@ -167,22 +163,22 @@ def _times_s(engine: str, fp32: Path, int8: Path, golden: GoldenSamples) -> Mapp
 
 # Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths.
 #
-# What it gave beside ONNX Runtime's quantizer stands in docs/precision.md. Its graphs take the same proof as all
+# Results beside those of ONNX Runtime's quantizer: docs/precision.md. Its graphs take the same proof as all
 # others.
 
+# Operators that a transformer has.
 _TRANSFORMER = {"LayerNormalization", "Softmax"}
-"""Operators that a transformer has."""
 
 
 def quantize_by_nncf(
     graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
 ) -> Coverage:
-    """Writes a QDQ graph.
+    """Write a QDQ graph.
 
     Args:
         graph: The fp32 graph; its nodes have names.
         samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
-        target: Where to write.
+        target: File to write.
         exclude: Names of nodes that stay fp32.
         whole: Whether the graph has no batch: each sample is a whole input.
 
@@ -220,7 +216,7 @@ def _split(samples: Mapping[str, AnyArray], *, whole: bool) -> list[dict[str, An
 
 
 def check_nncf() -> None:
-    """Says that NNCF is not installed before minutes pass; whether it can be loaded shows later.
+    """Refuse early where NNCF is not installed; loading it may still fail later.
 
     Raises:
         EngineUnavailable: It is not.
@@ -251,17 +247,17 @@ _log = logging.getLogger("graphkiln.converters")
 
 
 def limits_for(recipe: Recipe, precision: Precision) -> Limits:
-    """The policy's row for a precision, loosened where the recipe says so."""
+    """The policy's row for a precision, loosened by the recipe."""
     return loosened(BY_PRECISION[precision], recipe)
 
 
 def loosened(limits: Limits, recipe: Recipe) -> Limits:
-    """A row of the policy, looser where the recipe says so."""
+    """A row of the policy, loosened by the recipe."""
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
 
 def check_lowers(recipe: Recipe, source: Precision) -> None:
-    """Refuses another precision for a source that computes in 16 bits: its fp32 outputs are not known.
+    """Refuse another precision for a source that computes in 16 bits: its fp32 outputs are not known.
 
     Raises:
         ConversionError: The recipe requests one.
@@ -274,7 +270,7 @@ def check_lowers(recipe: Recipe, source: Precision) -> None:
 
 
 def check_quantizer(recipe: Recipe) -> None:
-    """Refuses, before minutes pass, what a recipe requests of a quantizer in vain.
+    """Refuse early, before minutes pass, options of a quantizer that have no effect.
 
     Raises:
         ConversionError: Nothing is quantized, or NNCF does otherwise.
@@ -311,8 +307,8 @@ class LoweredGraph:
     Attributes:
         graph: The file to serve.
         emulated: A file that computes the same with kernels that every CPU has: what is proven.
-        rewritten: What the lowering did to the fp32 graph.
-        notes: What a person should know of it.
+        rewritten: Changes to the fp32 graph.
+        notes: Remarks for the log and the manifest.
     """
 
     graph: Path
@@ -324,12 +320,12 @@ class LoweredGraph:
 def lower_and_prove(
     fp32: ProvenGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], calibration: Arrays
 ) -> ProvenGraph:
-    """Lowers the proven fp32 graph and proves it again, against the source.
+    """Lower the proven fp32 graph and prove it again, against the source.
 
     Args:
         fp32: The graph.
-        recipe: Which precision, and what stays fp32.
-        samples: What the graph was proven with.
+        recipe: Precision, and nodes that stay fp32.
+        samples: Samples of the first proof.
         calibration: Feeds to calibrate an int8 graph on, `[samples, ...]` by name.
 
     Raises:
@@ -383,12 +379,12 @@ def _prove(lowered: LoweredGraph, recipe: Recipe, samples: Sequence[ReferenceSam
 
 
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
-    """Writes an fp16 or bf16 graph.
+    """Write an fp16 or bf16 graph.
 
     Args:
         fp32: The proven fp32 graph.
-        recipe: Which precision, and what stays fp32.
-        target: Where to write.
+        recipe: Precision, and nodes that stay fp32.
+        target: File to write.
         keep: Names of further nodes that stay fp32.
 
     Raises:
@@ -416,7 +412,7 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
 def _lower_with_search(
     fp32: ProvenGraph, lower: _Lower, samples: Sequence[ReferenceSamples], target: Path
 ) -> LoweredGraph:
-    """Lowers all but the fewest nodes that must stay fp32 for the policy to pass."""
+    """Lower all but the fewest nodes that must stay fp32 for the policy to pass."""
     names = lower.candidates()
     trial = target.parent / "trial" / target.name
     trial.parent.mkdir()
@@ -440,13 +436,13 @@ def _lower_with_search(
 def quantize_graph(
     fp32: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str] = (), *, whole: bool = False
 ) -> LoweredGraph:
-    """Writes an int8 graph.
+    """Write an int8 graph.
 
     Args:
         fp32: The proven fp32 graph.
-        recipe: How to calibrate, and what stays fp32.
+        recipe: Calibration, and nodes that stay fp32.
         calibration: Feeds, `[samples, ...]` by name.
-        target: Where to write.
+        target: File to write.
         keep: Names of further nodes that stay fp32.
         whole: Whether the graph has no batch: each of the feeds is a whole input.
 
@@ -470,11 +466,7 @@ def quantize_graph(
 def _quantize(
     graph: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str], *, whole: bool
 ) -> Coverage:
-    """By the quantizer that the recipe names.
-
-    Raises:
-        ConversionError: The recipe requests of NNCF what it does otherwise.
-    """
+    """By the quantizer that the recipe names."""
     if recipe.int8_by == "nncf":
         _check_ways_of_nncf(recipe)
         return quantize_by_nncf(graph, calibration, target, exclude=keep, whole=whole)

@@ -34,16 +34,16 @@ from graphkiln_converters.sources.base import EXPORT_BATCH
 
 # Runs samples in batches of any size.
 
+# Both differ from that: a batch that was baked in cannot pass.
 _PROOF_BATCH_SIZES = (1, 3)
-"""Both differ from that: a batch that was baked in cannot pass."""
+# Of a graph that was saved with a batch, which was made to vary.
 _FREED_BATCH_SIZES = (1, 3, 5)
-"""Of a graph that was saved with a batch, which was made to vary."""
 _GOLDEN_SAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceSamples:
-    """Samples of one set of sizes and what the source returns for them, as the graph after all passes should.
+    """Samples of one set of sizes, and the source's outputs for them as the graph after all passes should return them.
 
     Attributes:
         feeds: Inputs of the saved graph, `[samples, ...]` each.
@@ -52,7 +52,7 @@ class ReferenceSamples:
         gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
             length.
         ranking: Which of the outputs are a ranking, or None.
-        task: What users read from the outputs of the saved graph, or None.
+        task: The image task, or None.
         targets: The right classes, `[samples]`, or what the task takes; None where they are not known.
         whole: Whether the arrays are one sample of a graph without a batch.
     """
@@ -79,7 +79,7 @@ class ReferenceSamples:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proof:
-    """What the samples showed.
+    """Result of a proof.
 
     Attributes:
         verification: The worst verdict, and that of the gradients.
@@ -103,10 +103,10 @@ class ProvenGraph:
     Attributes:
         graph: The ONNX file; weights of their own lie beside it.
         proof: The proof of this file.
-        rewritten: What was done to the exported graph.
+        rewritten: Changes to the exported graph.
         verification: All steps that were proven on the way.
-        notes: What a person should know of it.
-        precision: What it computes in.
+        notes: Remarks for the log and the manifest.
+        precision: Precision of its products.
     """
 
     graph: Path
@@ -130,11 +130,11 @@ def prove_graph(
     noise: float | None = None,
     batch_sizes: tuple[int, ...] = _PROOF_BATCH_SIZES,
 ) -> Proof:
-    """Proves a graph on all samples, in batches of each size.
+    """Prove a graph on all samples, in batches of each size.
 
     Args:
         graph: The graph; ONNX Runtime must run it on the CPU.
-        samples: What to feed and what to expect.
+        samples: Inputs and expected outputs.
         limits: Row of the policy.
         noise: Largest difference that fp32 itself makes, for a graph of a lower precision.
         batch_sizes: Sizes that differ from the one that the graph was saved or exported with; a whole sample has none.
@@ -165,7 +165,7 @@ def prove_graph(
 
 
 def _check_detected(samples: Sequence[ReferenceSamples], limits: Limits) -> None:
-    """Refuses samples on which nothing is detected: every graph that detects nothing would pass."""
+    """Refuse samples on which nothing is detected: every graph that detects nothing would pass."""
     reasons = [_why_empty(sample, limits) for sample in samples]
     if reasons and all(reasons):
         raise _undecided(reasons[0])
@@ -185,7 +185,7 @@ def _undecided(reason: str) -> UndecidedError:
 def _computed(
     session: Session, sample: ReferenceSamples, batch_sizes: tuple[int, ...]
 ) -> Iterator[dict[str, AnyArray]]:
-    """What a graph computes from samples, in batches of each size; or from a whole one."""
+    """Compute samples in batches of each size, or a whole one."""
     if sample.whole:
         yield _run(session.run, sample.feeds)
     for size in () if sample.whole else batch_sizes:
@@ -195,7 +195,7 @@ def _computed(
 def _decided(
     sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
 ) -> list[Verification]:
-    """The verdicts; where they fail because nothing decides the samples, that is what the error says."""
+    """The verdicts; a failure on samples that decide nothing is raised as undecided."""
     try:
         return _verdicts(sample, outputs, limits, noise, batch_sizes)
     except VerificationError as error:
@@ -244,7 +244,7 @@ def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]
 
 
 def _run(run: Callable[[Arrays], dict[str, AnyArray]], feeds: Arrays, size: int = 0) -> dict[str, AnyArray]:
-    """Runs a graph in batches of a size; with 0, on whole inputs."""
+    """Run a graph in batches of a size; with 0, on whole inputs."""
     try:
         return run_in_batches(run, feeds, size) if size else run(feeds)
     except (SignatureError, ExecutionError, ConversionError) as error:

@@ -1,4 +1,4 @@
-"""The recipe: everything that `graphkiln convert` may be told, as one checked object.
+"""The recipe: all options of `graphkiln convert` as one checked object.
 
 Written on the command line, in a YAML file, or both; kept in the manifest, so that a conversion can be repeated.
 """
@@ -23,8 +23,8 @@ from graphkiln_converters.detection.options import BoxFormat, Head
 
 _KIND = re.compile(r"[a-z]{2,}(?=:)")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
+# Names that say nothing: the folder around them says more.
 _GENERIC = {"model", "saved", "graph", "network", "weights"}
-"""Names that say nothing: the folder around them says more."""
 
 
 def name_of(source: str) -> str:
@@ -51,16 +51,16 @@ def _legal(text: str) -> str:
     return _ILLEGAL.sub("-", text).strip("-.")[:MAX_LENGTH]
 
 
+# Of what Triton counts in 32 bits.
 _MOST = (1 << 31) - 1
-"""Of what Triton counts in 32 bits."""
 _MOST_DETECTIONS = 10_000
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d{1,9})=(?P<least>\d{1,9})\.\.(?P<most>\d{1,9})")
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
+# Key in manifests of earlier releases -> key.
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
-"""Key in manifests of earlier releases -> key."""
 
+# What a graph can be saved in.
 SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8]
-"""What a graph can be saved in."""
 
 _SOURCE = "Where the model comes from"
 _EDGE = "What goes in and comes out"
@@ -71,7 +71,7 @@ _PROOF = "How it is proven"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flag:
-    """How a field is given to `graphkiln convert`; its name, type and help are the field's own.
+    """Declaration of a field as an option of `graphkiln convert`; name, type and help are the field's.
 
     Attributes:
         panel: Heading in the help; empty for the first.
@@ -89,7 +89,7 @@ class Flag:
 
 
 class Recipe(BaseModel):
-    """What to convert, from where, how, to where.
+    """Source, options and target of a conversion.
 
     A field with a `Flag` is an option of `graphkiln convert`; the others are for recipe files.
     """

@@ -23,16 +23,16 @@ from graphkiln_converters.sources.base import CODE_HINT
 # counted before anything is built from them.
 
 _MOST_VALUES = 1_000_000
+# Which takes ten seconds; JSON of any size is parsed by a parser of its own.
 _MOST_YAML = MIB
-"""Which takes ten seconds; JSON of any size is parsed by a parser of its own."""
 
 
 def parse_document(text: str, origin: str) -> Any:
-    """The data of YAML or JSON text.
+    """Parse YAML or JSON text.
 
     Args:
         text: The text.
-        origin: Where it comes from, for errors.
+        origin: Name of the origin, for errors.
 
     Raises:
         ConversionError: It is neither, is nested too deeply, repeats a key, or stands for too much.
@@ -71,7 +71,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 class _Duplicate(ValueError):
-    """A key that stands twice in an object."""
+    """A key is given twice in an object."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Census:
-    """Counts the values of a document with everything that its aliases repeat, and refuses keys that stand twice."""
+    """Count the values of a document with everything that its aliases repeat, and refuse repeated keys."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
@@ -118,16 +118,16 @@ def _children(node: yaml.Node) -> list[yaml.Node]:
 
 _BASE = "_base_"
 _MOST_FILES = 100
+# How pydantic writes a member of an enumeration.
 _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
-"""How pydantic writes a member of an enumeration."""
 
 
 def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequence[str]) -> Recipe:
-    """Puts a recipe together: the file (and those it is based on), then options, then `key=value` overrides.
+    """Build a recipe from the file (and its bases), then options, then `key=value` overrides.
 
     Args:
         path: YAML or JSON file, or a manifest of an earlier conversion; None for none.
-        options: What the command line says, by field; what it leaves out is not in it.
+        options: Options of the command line, by field.
         overrides: `key=value` with a value in YAML; `preprocess.mean=[0.5]` reaches inside.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Saves graphs so that ONNX Runtime can run them on any CPU, also those of types that it has few kernels for."""
+"""Graphs that ONNX Runtime can run on any CPU: without export notes, of the current operator set, with kernels."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.passes.emulation import compute_in_fp32, forget_types, infer_types
 from graphkiln_backend.passes.graph_file import OPSET, save
 
-# What exporters write beside a graph, and no runtime reads: where each node comes from, with paths of a machine.
+# Notes of exporters that no runtime reads: the origin of each node, with paths of a machine.
 
 
 def remove_export_notes(model: onnx_ir.Model) -> None:
-    """Removes stack traces, names of scopes and doc strings of everything in a graph, in place.
+    """Remove stack traces, names of scopes and doc strings of everything in a graph, in place.
 
-    What is said of the model as a whole, such as its author and license, stays: its owner wrote it.
+    Metadata of the model as a whole, such as its author and license, stays.
     """
     for noted in _parts(model):
         noted.metadata_props.clear()
@@ -72,15 +72,15 @@ def _without_notes(tensor: Any) -> Any:
 
 # Old operator sets: graphs are rewritten with the operators of the one that converters write.
 
+# Operator set since which a Resize says how it places the pixels. Before it, and in Upsample, `asymmetric` is meant:
+# ONNX's own reference and ONNX Runtime compute that; the converter leaves it at the new default, `half_pixel`.
 _RESIZE_SINCE = 11
-"""Operator set since which a Resize says how it places the pixels. Before it, and in Upsample, `asymmetric` is meant:
-ONNX's own reference and ONNX Runtime compute that; the converter leaves it at the new default, `half_pixel`."""
+# Operator set since which a Scan has no batch.
 _SCAN_SINCE = 9
-"""Operator set since which a Scan has no batch."""
 
 
 def raise_opset(model: onnx_ir.Model) -> None:
-    """Converts a graph of an older operator set, in place; one stays that no converter knows to convert."""
+    """Convert a graph of an older operator set, in place; one stays that no converter knows to convert."""
     version = model.opset_imports.get("") or OPSET
     if version >= OPSET or _has_batched_scans(model, version):
         return
@@ -92,7 +92,7 @@ def raise_opset(model: onnx_ir.Model) -> None:
 
 
 def _has_batched_scans(model: onnx_ir.Model, version: int) -> bool:
-    """Whether its scans take a batch and its lengths, which the converter reads as those that have neither."""
+    """Detect scans with a batch and lengths, which the converter misreads."""
     return version < _SCAN_SINCE and any(node.op_type == "Scan" for node in model.graph.all_nodes())
 
 
@@ -113,7 +113,7 @@ _MOST_OPERATORS = 100
 
 
 def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
-    """Writes a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
+    """Write a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
 
     Args:
         model: The graph; changed in place where nodes must change. What cannot be helped is left to its first session.
@@ -140,7 +140,7 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
 
 
 def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
-    """Lets those nodes of fp64 compute in fp32 that have no kernel, operator by operator."""
+    """Let those nodes of fp64 compute in fp32 that have no kernel, operator by operator."""
     found: list[str] = []
     for _ in range(_MOST_OPERATORS):
         missing = _MISSING.search(_problem(target))
@@ -153,7 +153,7 @@ def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
 
 
 def _problem(graph: Path) -> str:
-    """Why ONNX Runtime does not run a graph, or empty."""
+    """Error of ONNX Runtime for a graph; empty where it runs."""
     try:
         OnnxRuntimeEngine().build_reference(graph).close()
     except LoweringError as error:
@@ -173,7 +173,7 @@ def _types(model: onnx_ir.Model) -> set[onnx_ir.DataType | None]:
 
 
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Runs samples in batches of a size, the last one smaller where they do not divide, and joins the outputs.
+    """Run samples in batches of a size, the last one smaller where they do not divide, and join the outputs.
 
     Raises:
         ConversionError: An output has not as many rows as the batch, or sizes that depend on the values.

@@ -1,4 +1,4 @@
-"""Samples for the proof: a user's own, or synthetic; at the smallest, usual and largest sizes."""
+"""Samples for the proof: a user's or synthetic ones, with the source's outputs for them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from graphkiln_converters.sources.base import GradientSource, InputSpec, OpenMod
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")
 
+# The right classes, `[samples]`.
 Targets = npt.NDArray[np.int64]
-"""The right classes, `[samples]`."""
+# Input -> axis of the sample -> size, for axes that vary.
 Sizes = Mapping[str, Mapping[int, int]]
-"""Input -> axis of the sample -> size, for axes that vary."""
 
 
 def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
@@ -65,12 +65,12 @@ def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
 def read_samples(
     path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
 ) -> dict[str, AnyArray]:
-    """Reads a user's samples: an .npz of arrays by input name, or a folder of images.
+    """Read a user's samples: an .npz of arrays by input name, or a folder of images.
 
     Args:
         path: The file or folder.
-        inputs: What to expect, by the names of the saved graph.
-        preprocess: How an image becomes the only input.
+        inputs: Expected inputs, by the names of the saved graph.
+        preprocess: Preprocessing of an image, for the only input.
         most: Largest number of samples; of more, evenly spread ones are read.
 
     Returns:
@@ -101,7 +101,7 @@ def _with_samples(array: AnyArray, spec: InputSpec) -> AnyArray:
 
 
 def _as_input(array: AnyArray, spec: InputSpec) -> AnyArray:
-    """Floating-point samples in the input's own type: numpy alone writes no bf16, and nobody records in fp16."""
+    """Floating-point samples in the input's type: numpy alone writes no bf16, and recordings are rarely fp16."""
     return array.astype(spec.dtype.numpy) if spec.dtype.is_float and array.dtype.kind == "f" else array
 
 
@@ -120,12 +120,12 @@ def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> li
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
-    """Reads the source's own outputs, recorded where it ran: an .npz of arrays by name.
+    """Read the source's own outputs, recorded where it ran: an .npz of arrays by name.
 
     Args:
         path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
-        inputs: What the source takes.
-        outputs: Names of what it returns.
+        inputs: Inputs of the source.
+        outputs: Names of its outputs.
 
     Returns:
         Inputs and outputs by the source's names, `[samples, ...]` each.
@@ -160,7 +160,7 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
 
 
 def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
-    """Reads the right classes of the images that `read_samples` reads, where their folders are named after labels.
+    """Read the right classes of the images that `read_samples` reads, where their folders are named after labels.
 
     Args:
         path: The file or folder.
@@ -184,20 +184,20 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
 def read_targets_of(
     task: Task | None, path: Path, labels: Sequence[str], most: int, preprocess: Preprocess | None
 ) -> TaskTargets | None:
-    """Reads what is on the images that `read_samples` reads, as the task of a model takes it.
+    """Read the ground truth of the images that `read_samples` reads, in the form that the task takes.
 
     Args:
-        task: What the model answers about an image.
+        task: The image task.
         path: The file or folder.
         labels: Class names.
         most: As for `read_samples`.
         preprocess: As for `read_samples`.
 
     Returns:
-        None where nothing says it.
+        None where there is no ground truth.
 
     Raises:
-        ConversionError: What is written down cannot be read, or does not fit.
+        ConversionError: The ground truth cannot be read, or does not fit.
     """
     if not is_judged(task):
         return read_targets(path, labels, most)
@@ -237,7 +237,7 @@ def _images(
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The images of a folder; those that are not decoded are told of."""
+    """List the images of a folder; log those that are not decoded."""
     try:
         files, left_out = list_images(folder)
     except InvalidInput as error:
@@ -271,8 +271,8 @@ class Sampler:
 
     Attributes:
         model: The source.
-        edge: How the graph's inputs and outputs differ from the source's.
-        preprocess: How an image becomes the graph's input, or None.
+        edge: Differences of the graph's inputs and outputs from the source's.
+        preprocess: Preprocessing for the graph's input, or None.
     """
 
     model: OpenModel
@@ -286,7 +286,7 @@ class Sampler:
 
     @property
     def task(self) -> Task | None:
-        """What users read from the outputs, by the graph's names."""
+        """The task, by the graph's names of outputs."""
         return self.edge.to_graph_task(self.model.task)
 
     def samples(self, recipe: Recipe) -> list[ReferenceSamples]:
@@ -402,7 +402,7 @@ class Sampler:
 
 
 def _errors(exact: ReferenceSamples, sample: ReferenceSamples) -> tuple[OutputError, ...]:
-    """How far samples are off, whatever the order of what was detected."""
+    """Errors of samples, independent of the order of detections."""
     return compare(exact.outputs, judge(sample.task, exact.outputs, sample.outputs, EXPORT).outputs)
 
 
@@ -430,7 +430,7 @@ def recorded_samples(
         inputs: The source's inputs.
         outputs: Names of the source's outputs.
         whole: Whether each sample is one of whole tensors.
-        task: What users read from the outputs, by the source's names.
+        task: The image task.
 
     Raises:
         ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.

@@ -11,19 +11,19 @@ from types import ModuleType
 
 import torch
 
+# A library's declarations live as long as this object.
 _DECLARED: list[torch.library.Library] = []
-"""A library's declarations live as long as this object."""
 
 
 def prepare_torchvision() -> None:
-    """Imports torchvision where it is installed, so that what imports it next finds it."""
+    """Import torchvision where it is installed, so that what imports it next finds it."""
     if find_spec("torchvision"):
         with suppress(ImportError, RuntimeError):  # whoever needs it imports it, and gets the error, too
             import_torchvision()
 
 
 def import_torchvision() -> ModuleType:
-    """Imports torchvision.
+    """Import torchvision.
 
     Raises:
         ImportError: It is not installed.

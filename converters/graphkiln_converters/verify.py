@@ -1,4 +1,4 @@
-"""Proves a written version again, at any time: on another engine, in another build, on more samples."""
+"""Prove a written version again, at any time: on another engine, in another build, on more samples."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from graphkiln_converters.sources.base import InputSpec
 
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
+# Of dimensions that vary.
 _USUAL_SIZE = 8
-"""Of dimensions that vary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """What was proven, and where it ran.
+    """Verdicts, and the placement of the nodes.
 
     Attributes:
         verdicts: One for each reference.
@@ -48,13 +48,13 @@ class Verified:
 
 
 def check_publication(version: ModelVersion) -> None:
-    """Checks that a version in a model's folder can be served beside what else is there, and be told of as it is.
+    """Check that a version can be served beside the model's configuration and its other versions.
 
     Args:
-        version: The version; one outside of a model's folder is served by nobody.
+        version: The version; one outside of a model's folder is not served.
 
     Raises:
-        RepositoryError: The model's config.pbtxt contradicts it, or other versions say what this one leaves open.
+        RepositoryError: The model's config.pbtxt contradicts it, or other versions contradict it.
     """
     folder = version.graph_path.parent
     if version.manifest is None or not is_version(folder.name):
@@ -69,10 +69,10 @@ def check_publication(version: ModelVersion) -> None:
 def verify(
     version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
 ) -> Verified:
-    """Runs a version's whole graph on an engine and compares it with what is trusted.
+    """Run a version's whole graph on an engine and compare it with what is trusted.
 
     Args:
-        version: What to prove.
+        version: The version to prove.
         engine: Name in the registry.
         precision: As for `verify_session`.
         samples: As for `verify_session`.
@@ -95,14 +95,14 @@ def verify(
 def verify_session(
     version: ModelVersion, session: Session, name: str, *, precision: Precision | None, samples: Path | None
 ) -> tuple[Verification, ...]:
-    """Compares what a session of a version computes with what is trusted.
+    """Compare what a session of a version computes with what is trusted.
 
     The golden samples are compared with the source model's outputs (row of the precision) and with the saved graph's
     own (replay). A user's samples are compared with the reference engine, optimizations off.
 
     Args:
-        version: What it computes.
-        session: What to prove; stays open.
+        version: The version that it computes.
+        session: Session to prove; stays open.
         name: Of what computes, for the verdicts.
         precision: Row of the policy; None for the one that the graph was saved in.
         samples: More samples, a folder of images or an .npz, or None.

@@ -17,13 +17,13 @@ from graphkiln_converters.recipe import check_file
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
 _SHOWN = 8
+# The first byte of what torch.save writes: a zip archive, or in old releases a pickle.
 _BEGINS = (b"P", b"\x80")
-"""The first byte of what torch.save writes: a zip archive, or in old releases a pickle."""
 _HINT = "save the state dict alone: torch.save(module.state_dict(), path)"
 
 
 def load_weights(module: nn.Module, path: Path) -> None:
-    """Loads a state dict into a module; common wrappers (`state_dict`, ...) and prefixes (`module.`, ...) are removed.
+    """Load a state dict into a module; common wrappers (`state_dict`, ...) and prefixes (`module.`, ...) are removed.
 
     Raises:
         ConversionError: The file cannot be read, could run code, or its keys or shapes differ from the module's; the
@@ -44,7 +44,7 @@ def trained_classes(module: nn.Module, path: Path) -> int | None:
         path: As for `load_weights`.
 
     Returns:
-        None where both are equal, or the file does not tell.
+        None where both are equal, or not known.
 
     Raises:
         ConversionError: The file cannot be read.

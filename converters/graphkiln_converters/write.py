@@ -46,8 +46,8 @@ from graphkiln_converters.prove import ReferenceSamples, prove_graph
 
 # The number of a new version, which belongs to one conversion only, however many end at once.
 
+# How a rename fails where the target is there. Source: rename(2).
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-"""How a rename fails where the target is there. Source: rename(2)."""
 
 
 def next_number(model_folder: Path) -> int:
@@ -60,7 +60,7 @@ def _taken_numbers(model_folder: Path) -> list[int]:
 
 
 def check_free(model_folder: Path, number: int) -> None:
-    """Refuses a version number that is taken.
+    """Refuse a version number that is taken.
 
     Raises:
         ConversionError: It is.
@@ -71,7 +71,7 @@ def check_free(model_folder: Path, number: int) -> None:
 
 
 def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Callable[[int], None]) -> int:
-    """Renames a whole folder to its number: the one step that makes a version, and fails where there is one.
+    """Rename a whole folder to its number: the one step that makes a version, and fails where there is one.
 
     Args:
         folder: The folder, on the file system of the model's.
@@ -96,7 +96,7 @@ def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Ca
 
 
 def _rename(folder: Path, target: Path) -> bool:
-    """Whether a folder could be renamed; False where the target is there already."""
+    """Rename a folder; return False where the target exists."""
     try:
         folder.rename(target)
     except OSError as error:
@@ -110,11 +110,11 @@ def _exists(target: Path) -> ConversionError:
     return ConversionError(f"{target} exists already", hint="choose another version number")
 
 
-# Whether a new version fits the model that it is written into: its configuration, and the versions that are there.
+# Checks that a new version fits the model that it is written into: its configuration, and the versions that are there.
 
 
 def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
-    """Refuses a version that the model's configuration would keep from being served as it is meant to be.
+    """Refuse a version that the model's configuration would keep from being served as it is meant to be.
 
     Args:
         config: The model's config.pbtxt.
@@ -140,7 +140,7 @@ def check_fits(config: Path, signature: Signature, *, accepts_images: bool = Fal
 
 
 def check_newest_fits(model_folder: Path, config: Path) -> None:
-    """Refuses a version that would take the requests of one with another signature.
+    """Refuse a version that would take the requests of one with another signature.
 
     Raises:
         ConversionError: The model's newest version contradicts the new one's configuration.
@@ -169,17 +169,17 @@ _MAX_BATCH_SIZE = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceInfo:
-    """What a converter knows of its source model.
+    """Facts about a source model.
 
     Attributes:
         description: The model and its data, in words.
         command: The command that repeats the conversion.
         libraries: Distributions whose versions matter.
-        metrics: What was measured on the source task.
-        preprocess: How an image becomes the input, or None.
+        metrics: Metrics of the source task.
+        preprocess: Preprocessing of an image, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
-        ranking: What clients are told of a graph that ranks its classes itself, or None.
-        task: What the graph answers about an image, or None.
+        ranking: Ranking outputs of a graph that ranks its classes itself, or None.
+        task: The image task, or None.
     """
 
     description: str
@@ -198,7 +198,7 @@ class NewVersion:
 
     Attributes:
         graph: The ONNX file; weights of their own lie beside it.
-        source: What it was made from.
+        source: Its source.
         signature: Inputs and outputs.
         verification: The steps that were proven.
         golden: Samples that the server replays.
@@ -220,11 +220,11 @@ class NewVersion:
 def prove_and_write(
     graph: Path, source: SourceInfo, sample: ReferenceSamples, model_folder: Path, number: int
 ) -> Manifest:
-    """Proves an exported graph and writes `MODEL/NUMBER/`, and a config.pbtxt where there is none.
+    """Prove an exported graph and write `MODEL/NUMBER/`, and a config.pbtxt where there is none.
 
     Args:
         graph: The exported ONNX file; copied.
-        source: What it was made from.
+        source: Its source.
         sample: Inputs, and the source model's own outputs for them.
         model_folder: Folder of the model in its repository; made when missing.
         number: Version number; must not exist yet.
@@ -246,7 +246,7 @@ def prove_and_write(
 
 
 def write_version(version: NewVersion, model_folder: Path, number: int) -> Manifest:
-    """Writes a version, whole or not at all.
+    """Write a version, whole or not at all.
 
     Raises:
         ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. Nothing
@@ -257,10 +257,10 @@ def write_version(version: NewVersion, model_folder: Path, number: int) -> Manif
 
 
 def write_next_version(version: NewVersion, model_folder: Path) -> Path:
-    """Writes a version under the next free number, whole or not at all.
+    """Write a version under the next free number, whole or not at all.
 
     The number is claimed by the rename that publishes the folder: of several conversions that end at once, each gets
-    one of its own.
+    a separate one.
 
     Returns:
         Its folder.
@@ -315,7 +315,7 @@ def _remove_empty(folders: Sequence[Path]) -> None:
 
 
 def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
-    """Gives a whole folder its number."""
+    """Give a whole folder its number."""
     number = claim(folder, model_folder, requested, lambda number: _number(folder, manifest, number))
     return number, _numbered(manifest, number)
 
@@ -346,7 +346,7 @@ def _config_text(name: str, version: NewVersion) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuses a name that no model can have.
+    """Refuse a name that no model can have.
 
     Raises:
         ConversionError: It is one.
@@ -386,12 +386,7 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
 
 
 def _write_labels(path: Path, version: NewVersion) -> Labels | None:
-    """Writes the labels file of a version that has labels.
-
-    Raises:
-        ConversionError: A label is not one line, or they are not one for each class; or the graph lacks what its task
-            needs.
-    """
+    """Write the labels file of a version that has labels."""
     labels = version.source.labels
     try:
         check_task(version.source.task, labels, version.signature, "the source")
@@ -404,7 +399,7 @@ def _write_labels(path: Path, version: NewVersion) -> Labels | None:
 
 
 def _link_new(path: Path, draft: Path) -> None:
-    """Puts a file where nobody has put one meanwhile: what is there stays, and nobody sees a part of it."""
+    """Publish a file without replacing an existing one, and without showing a part of it."""
     try:
         path.hardlink_to(draft)
     except OSError:  # it is there, or a file system has no hard links: FAT, SMB, buckets that are mounted

@@ -315,7 +315,7 @@ class TestMistakes:
             ),
             (["--model", "torchvision:resnet18", "--samples", "no/images"], 2, "holds 0 JPEGs"),
             (["--model", "torchvision:resnet18", "--only", "reduced,nonsense"], 2, "there is no step 'nonsense'"),
-            (["--model", SOURCE, "--image-size", "32"], 2, "nobody says how an image becomes the input"),
+            (["--model", SOURCE, "--image-size", "32"], 2, "not known how an image becomes the input"),
         ],
     )
     def test_are_told_in_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:

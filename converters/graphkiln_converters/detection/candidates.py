@@ -9,10 +9,10 @@ import torch
 from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.operators import suppress
 
+# What a detector's graph returns, before it is renamed.
 OUTPUTS = ("boxes", "scores", "classes", "counts")
-"""What a detector's graph returns, before it is renamed."""
+# How that is read.
 DETECTION = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
-"""How that is read."""
 
 
 class Candidates(NamedTuple):
@@ -47,7 +47,7 @@ class Candidates(NamedTuple):
         """Those that no better one of the same class overlaps.
 
         Args:
-            classes: How many classes there are.
+            classes: Number of classes.
             iou_threshold: Most that two which are kept may overlap, as intersection over union.
         """
         numbers = torch.arange(classes).reshape(1, -1, 1)

@@ -26,7 +26,7 @@ _UNLIMITED = sys.maxsize
 
 @torch.library.custom_op("graphkiln::suppress", mutates_args=())
 def suppress(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Keeps the scores of the boxes that no better box of the same class overlaps.
+    """Keep the scores of the boxes that no better box of the same class overlaps.
 
     Args:
         boxes: FP32 `[groups, boxes, 4]` as x1, y1, x2, y2.
@@ -88,7 +88,7 @@ def _areas(boxes: Floats) -> Floats:
 
 @onnxscript.script(default_opset=op)
 def suppress_in_graph(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> FLOAT:
-    """What `suppress` is in a graph, for any number of groups, classes and boxes."""
+    """`suppress` as ONNX operators, for any number of groups, classes and boxes."""
     limit = op.Constant(value_int=_UNLIMITED)
     iou = op.Constant(value_float=iou_threshold)
     zero = op.Constant(value_float=0.0)
@@ -98,13 +98,13 @@ def suppress_in_graph(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> FLOA
 
 # The operator of two-stage detectors, for batches: features of regions.
 
+# Boxes whose features are copied at a time.
 _AT_ONCE = 16
-"""Boxes whose features are copied at a time."""
 
 
 @torch.library.custom_op("graphkiln::pool", mutates_args=())
 def pool(features: torch.Tensor, boxes: torch.Tensor, scale: float, side: int, samples: int) -> torch.Tensor:
-    """Averages features in a grid over each box.
+    """Average features in a grid over each box.
 
     Args:
         features: FP32 `[batch, channels, height, width]`.
@@ -158,7 +158,7 @@ def _weights(points: torch.Tensor, size: int) -> torch.Tensor:
 
 @onnxscript.script(default_opset=op)
 def pool_in_graph(features: FLOAT, boxes: FLOAT, scale: float, side: int, samples: int) -> FLOAT:
-    """What `pool` is in a graph."""
+    """`pool` as ONNX operators."""
     one = op.Constant(value_ints=[1])
     images = op.Squeeze(op.Slice(boxes, op.Constant(value_ints=[0]), one, one), one)  # type: ignore[type-var,arg-type]
     return op.RoiAlign(
@@ -182,7 +182,7 @@ _op: Any = opset18  # untyped: onnxscript's types are narrower than what this fu
 
 @torch.library.custom_op("graphkiln::locate", mutates_args=())
 def locate(heatmaps: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Finds the highest pixel of each heatmap, enlarged to its box.
+    """Find the highest pixel of each heatmap, enlarged to its box.
 
     Args:
         heatmaps: FP32 `[boxes, keypoints, height, width]`.
@@ -214,7 +214,7 @@ def merge_scores(points: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
 
 @onnxscript.script(default_opset=_op)
 def locate_in_graph(heatmaps: FLOAT, boxes: FLOAT) -> FLOAT:
-    """What `locate` is in a graph."""
+    """`locate` as ONNX operators."""
     zero = _op.Constant(value_ints=[0])
     one = _op.Constant(value_ints=[1])
     two = _op.Constant(value_ints=[2])

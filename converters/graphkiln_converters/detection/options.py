@@ -1,4 +1,4 @@
-"""What a user may say of a detector's graph that the graph does not say itself."""
+"""Options of a user for a detector's graph that the graph does not declare itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Head(StrEnum):
-    """How a graph returns what it detects. `convert` recognizes it by the shapes of the outputs."""
+    """Kind of output of a detector's graph; `convert` recognizes it by the shapes of the outputs."""
 
     YOLOV8 = "yolov8"
     YOLOV5 = "yolov5"
@@ -16,7 +16,7 @@ class Head(StrEnum):
 
 
 class BoxFormat(StrEnum):
-    """What the four numbers of a box are; `unit` ones are shares of the input, from 0 to 1, others are pixels."""
+    """Meaning of the four numbers of a box; `unit` ones are shares of the input, from 0 to 1, others are pixels."""
 
     CORNERS = "xyxy"
     ROWS_FIRST = "yxyx"
@@ -28,7 +28,7 @@ class BoxFormat(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DetectorOptions:
-    """Options of a detector without a post-processing of its own.
+    """Options of a detector without post-processing.
 
     Attributes:
         head: Its kind, or None to recognize it.

@@ -12,8 +12,8 @@ from graphkiln_converters.detection.options import BoxFormat
 from graphkiln_converters.detection.torchvision import pad_found
 from graphkiln_converters.detection.yolo import LEAST_SCORE, corners_of
 
+# Source: `top_k` of `ConditionalDetrImageProcessor.post_process_object_detection`.
 _MOST = 100
-"""Source: `top_k` of `ConditionalDetrImageProcessor.post_process_object_detection`."""
 
 
 class QueryDetector(nn.Module):
@@ -30,7 +30,7 @@ class QueryDetector(nn.Module):
     """
 
     def __init__(self, model: Any, size: tuple[int, int], *, focal: bool, most: int) -> None:
-        """Takes a model over."""
+        """Take a model over."""
         super().__init__()
         self.model, self.size, self.focal, self.most = model, size, focal, most
 
@@ -57,7 +57,7 @@ class QueryLibrary(nn.Module):
     """
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int], most: int) -> None:
-        """Takes a model over."""
+        """Take a model over."""
         super().__init__()
         self.model, self.processor, self.size, self.most = model, processor, size, most
 
@@ -79,7 +79,7 @@ class QuerySegmenter(nn.Module):
     """
 
     def __init__(self, model: Any, size: tuple[int, int] | None) -> None:
-        """Takes a model over."""
+        """Take a model over."""
         super().__init__()
         self.model, self.size = model, size
 
@@ -100,7 +100,7 @@ class SegmenterLibrary(nn.Module):
     """The same model, read by its processor: the reference of a segmenter."""
 
     def __init__(self, model: Any, processor: Any) -> None:
-        """Takes a model over, and its image processor."""
+        """Take a model over, and its image processor."""
         super().__init__()
         self.model, self.processor = model, processor
 
@@ -115,7 +115,7 @@ class PixelSegmenter(nn.Module):
     """SegFormer and others whose model scores the classes of each pixel itself."""
 
     def __init__(self, model: Any) -> None:
-        """Takes a model over."""
+        """Take a model over."""
         super().__init__()
         self.model = model
 
@@ -125,5 +125,5 @@ class PixelSegmenter(nn.Module):
 
 
 def limited(queries: int, classes: int) -> int:
-    """How many detections a processor returns that limits them; of few queries, every pair with a class."""
+    """Number of detections of a processor that limits them: with few queries, every pair with a class."""
     return min(_MOST, queries * classes)

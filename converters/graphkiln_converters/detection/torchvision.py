@@ -51,7 +51,7 @@ class _OneStage(nn.Module):
         self.cells = [each.shape[-2] * each.shape[-1] for each in features]
 
     def heads(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the heads return, all levels in a row: `[batch, anchors, ...]` by torchvision's names."""
+        """Outputs of the heads, all levels in a row: `[batch, anchors, ...]` by torchvision's names."""
         found: dict[str, torch.Tensor] = self.model.head(list(self.model.backbone(image).values()))
         return found
 
@@ -109,8 +109,8 @@ class ByLevel(_OneStage):
 
 # torchvision's Faster, Mask and Keypoint R-CNN with both of their stages for whole batches of one image size.
 
+# In pixels. Source: `RoIHeads.postprocess_detections`.
 _LEAST_SIDE = 1e-2
-"""In pixels. Source: `RoIHeads.postprocess_detections`."""
 
 
 class RegionPool(nn.Module):
@@ -120,7 +120,7 @@ class RegionPool(nn.Module):
     """
 
     def __init__(self, pooler: Any, features: dict[str, torch.Tensor], size: tuple[int, int]) -> None:
-        """Takes what a pooler works out from the first image.
+        """Take what a pooler works out from the first image.
 
         Args:
             pooler: Of a model.
@@ -159,7 +159,7 @@ class TwoStage(nn.Module):
     anchors: torch.Tensor
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
-        """Takes a model over.
+        """Take a model over.
 
         Args:
             model: A `FasterRCNN`, `MaskRCNN` or `KeypointRCNN`.
@@ -261,7 +261,7 @@ class LibraryPipeline(nn.Module):
     """Runs a detector of torchvision as it is, image by image, and pads what it finds."""
 
     def __init__(self, model: Any, count: int) -> None:
-        """Takes a model over: its resize and its normalization are left out.
+        """Take a model over: its resize and its normalization are left out.
 
         Args:
             model: The detector.
@@ -326,7 +326,7 @@ def _pad(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _complete_torchvision() -> None:
-    """Puts a suppression of our own where torchvision's compiled operators are built for another PyTorch."""
+    """Put a suppression of our own where torchvision's compiled operators are built for another PyTorch."""
     torchvision = import_torchvision()
     if not torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
         torchvision.ops.boxes.nms = _nms

@@ -1,4 +1,4 @@
-"""What graphs of the YOLO kind leave to their users, as PyTorch that exports with a batch.
+"""Post-processing of YOLO graphs: as PyTorch that exports with a batch, as a NumPy reference, and its recognition.
 
 Source: Ultralytics `non_max_suppression` with its defaults: the best class of each box, suppression by class.
 """
@@ -18,13 +18,13 @@ from graphkiln_converters.detection.candidates import Candidates, as_corners, ta
 from graphkiln_converters.detection.operators import Floats, keep, suppress
 from graphkiln_converters.detection.options import BoxFormat, Head
 
+# Boxes at or below it are no candidates; clients choose by a score of their own, and find the same with or without.
 LEAST_SCORE = 0.01
-"""Boxes at or below it are no candidates; clients choose by a score of their own, and find the same with or without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is done with the boxes.
+    """Settings of the post-processing.
 
     Attributes:
         head: Kind of the output.
@@ -49,7 +49,7 @@ class RawHead(nn.Module):
     """From the scored boxes of YOLOv5 and YOLOv8 to detections."""
 
     def __init__(self, settings: Settings) -> None:
-        """Takes the settings of a graph."""
+        """Take the settings of a graph."""
         super().__init__()
         self.settings = settings
 
@@ -72,7 +72,7 @@ class EndToEndHead(nn.Module):
     """From rows that a graph chose itself to detections."""
 
     def __init__(self, settings: Settings) -> None:
-        """Takes the settings of a graph."""
+        """Take the settings of a graph."""
         super().__init__()
         self.settings = settings
 
@@ -88,7 +88,7 @@ class SelectedHead(nn.Module):
     """From the boxes and scores that a NonMaxSuppression of a graph takes to detections."""
 
     def __init__(self, settings: Settings) -> None:
-        """Takes the settings of a graph: thresholds and limits are those of its node."""
+        """Take the settings of a graph: thresholds and limits are those of its node."""
         super().__init__()
         self.settings = settings
 
@@ -124,12 +124,12 @@ def corners_of(boxes: torch.Tensor, written: BoxFormat, size: tuple[int, int]) -
 
 # Post-processing of graphs of the YOLO kind, image by image in NumPy: the reference of what is appended to them.
 
+# Box as x1, y1, x2, y2 in pixels, score, class.
 Rows = list[tuple[AnyArray, float, int]]
-"""Box as x1, y1, x2, y2 in pixels, score, class."""
 
 
 def detect(found: AnyArray, settings: Settings) -> dict[str, AnyArray]:
-    """What `RawHead` and `EndToEndHead` return for an output of a graph.
+    """Compute the outputs of `RawHead` and `EndToEndHead` in NumPy: the reference.
 
     Source: Ultralytics `non_max_suppression`, with classes apart in place of boxes that are moved apart by class.
     """
@@ -137,7 +137,7 @@ def detect(found: AnyArray, settings: Settings) -> dict[str, AnyArray]:
 
 
 def selected(boxes: AnyArray, scores: AnyArray, chosen: Sequence[AnyArray], settings: Settings) -> dict[str, AnyArray]:
-    """What `SelectedHead` returns, from what the graph's own NonMaxSuppression chose.
+    """Compute the outputs of `SelectedHead` from the choice of the graph's own NonMaxSuppression.
 
     Args:
         boxes: `[batch, boxes, 4]`.
@@ -207,17 +207,17 @@ def _corners(box: Floats, settings: Settings) -> Floats:
     return np.array([a * width, b * height, c * width, d * height], np.float32)
 
 
-# Which kind of detector a graph is, by the shapes of its outputs: recognized only where no other kind fits.
+# Recognition of the kind of detector by the shapes of its outputs, only where no other kind fits.
 #
 # Sources: Ultralytics YOLOv5 and YOLOv8, "Export" (shapes of the ONNX files); YOLOv10 (rows of six numbers).
 
+# Output -> its sizes for one image, the batch first.
 Shapes = Mapping[str, tuple[int, ...]]
-"""Output -> its sizes for one image, the batch first."""
 
+# Of the features that boxes are predicted from: the usual ones, for small objects, and for large images.
 _STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
-"""Of the features that boxes are predicted from: the usual ones, for small objects, and for large images."""
+# Of YOLOv5, in each cell of the features.
 _ANCHORS = 3
-"""Of YOLOv5, in each cell of the features."""
 _MOST_ROWS = 1000
 _ROW = 6
 _BOX = 4
@@ -241,7 +241,7 @@ class Recognized:
     Attributes:
         head: Its kind.
         output: The output that holds it.
-        classes: How many classes it scores; 0 where it names them by number.
+        classes: Number of classes that it scores; 0 where it names them by number.
     """
 
     head: Head
@@ -254,7 +254,7 @@ class Recognized:
 
 
 def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> Recognized:
-    """Finds the head.
+    """Find the head.
 
     Args:
         shapes: Of all outputs.
@@ -277,11 +277,7 @@ def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> 
 
 
 def _check_only_boxes(shapes: Shapes) -> None:
-    """Masks come as coefficients among the scores of the boxes, which would be read as classes.
-
-    Raises:
-        ConversionError: An output holds prototypes of masks.
-    """
+    """Refuse masks: their coefficients among the scores would be read as classes."""
     ranks = {len(dims): name for name, dims in shapes.items()}
     if 4 in ranks and 3 in ranks and 5 not in ranks:
         raise ConversionError(
@@ -299,7 +295,7 @@ def _fitting(shapes: Shapes, size: tuple[int, int]) -> Iterator[Recognized]:
 
 
 def _has_boxes(head: Head, dims: Sequence[int], cells: Sequence[int]) -> bool:
-    """Whether there are as many boxes as a kind has."""
+    """Check the number of boxes against that of a kind."""
     if head is Head.END_TO_END:
         return dims[1] <= _MOST_ROWS
     return dims[2] in cells if head is Head.YOLOV8 else dims[1] in [_ANCHORS * each for each in cells]
@@ -324,12 +320,12 @@ def _classes_of_rows(dims: Sequence[int]) -> int | None:
     return 0 if dims[2] == _ROW else None
 
 
+# Kind -> how many classes an output of some sizes holds; 0 where they are numbers, None for another kind.
 _CLASSES: Mapping[Head, Callable[[Sequence[int]], int | None]] = {
     Head.YOLOV8: _classes_v8,
     Head.YOLOV5: _classes_v5,
     Head.END_TO_END: _classes_of_rows,
 }
-"""Kind -> how many classes an output of some sizes holds; 0 where they are numbers, None for another kind."""
 
 
 def _of_rank_3(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:

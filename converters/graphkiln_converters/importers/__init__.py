@@ -1,1 +1,1 @@
-"""What other frameworks saved into a model repository, as the backend imports it when it is served."""
+"""Importers of models that other frameworks saved into a model repository."""

@@ -1,4 +1,4 @@
-"""What OneFlow saved into a model repository, as the backend imports it when it is served.
+"""Importer of models that OneFlow saved into a model repository.
 
     NAME/1/model/{model.mlir, STATE.TENSOR/{out,meta}, ...}
 
@@ -30,7 +30,7 @@ class OneFlowImporter:
         return saved if (saved / _GRAPH).is_file() else None
 
     def convert(self, saved: Path, target: Path) -> None:
-        """Converts and proves a saved graph, as `graphkiln convert oneflow:DIR` does.
+        """Convert and prove a saved graph, as `graphkiln convert oneflow:DIR` does.
 
         Raises:
             ConversionError: It cannot be converted.

@@ -1,4 +1,4 @@
-"""What a translator works with: an operation of OneFlow, and the ONNX graph that its nodes are added to."""
+"""Building blocks of translators: an operation of OneFlow, and the ONNX graph that its nodes are added to."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ _BY_PROTO_NUMBER = {
     15: DType.UINT64,
     17: DType.INT16,
 }
+# Name of the enumerator, as in the `meta` of a state tensor -> type.
 BY_PROTO_NAME = {
     "kChar": DType.INT8,
     "kFloat": DType.FP32,
@@ -52,7 +53,6 @@ BY_PROTO_NAME = {
     "kUInt64": DType.UINT64,
     "kInt16": DType.INT16,
 }
-"""Name of the enumerator, as in the `meta` of a state tensor -> type."""
 _BY_MLIR = {
     "f16": DType.FP16,
     "bf16": DType.BF16,
@@ -87,8 +87,8 @@ def dtype_from_number(number: int) -> DType:
 
 
 Value = onnx_ir.Value
+# Of the ONNX files; read by every runtime that reads the operator set.
 IR_VERSION = 10
-"""Of the ONNX files; read by every runtime that reads the operator set."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +104,7 @@ class GraphBuilder:
     weights: dict[str, Value] = field(default_factory=dict)
 
     def weight(self, name: str, array: AnyArray) -> Value:
-        """Adds a weight, or returns the one of that name."""
+        """Add a weight, or return the one of that name."""
         if name not in self.weights:
             tensor = onnx_ir.tensor(array, name=name)
             self.weights[name] = Value(
@@ -215,11 +215,11 @@ class Op:
         return [[next(remaining) for _ in range(size)] for size in sizes]
 
     def emit(self, op_type: str, *inputs: Value | None, **attributes: Any) -> Value:
-        """Adds a node with one output."""
+        """Add a node with one output."""
         return self.emit_multiple(op_type, 1, *inputs, **attributes)[0]
 
     def emit_multiple(self, op_type: str, count: int, *inputs: Value | None, **attributes: Any) -> Sequence[Value]:
-        """Adds a node with a number of outputs."""
+        """Add a node with a number of outputs."""
         name = self.name if not self._emitted else f"{self.name}/{self._emitted}"
         self._emitted += 1
         node = onnx_ir.node(op_type, inputs, attributes, num_outputs=count, name=name)
@@ -230,11 +230,7 @@ class Op:
         return node.outputs
 
     def _infer(self, node: onnx_ir.Node) -> None:
-        """Gives a node's outputs the types and shapes that ONNX infers.
-
-        Raises:
-            ConversionError: The node's inputs and attributes do not fit each other.
-        """
+        """Give a node's outputs the types and shapes that ONNX infers."""
         inputs = [value for value in node.inputs if value is not None]
         shapes = {
             str(value.name): onnx_ir.serde.serialize_tensor(value.const_value)
@@ -301,12 +297,12 @@ def _type_proto(value: Value) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(value.dtype or onnx_ir.DataType.UNDEFINED), shape)
 
 
+# Raised for attributes and inputs that no node can have; the last one for numbers above 64 bits.
 _INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)
-"""Raised for attributes and inputs that no node can have; the last one for numbers above 64 bits."""
+# Of a constant that is shared by all nodes that take one like it.
 _MAX_SHARED_ELEMENTS = 8
-"""Of a constant that is shared by all nodes that take one like it."""
+# Of a constant that may be a shape or axes: shape inference needs its elements.
 _MAX_SHAPE_ELEMENTS = 64
-"""Of a constant that may be a shape or axes: shape inference needs its elements."""
 _ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}
 
 
@@ -314,7 +310,7 @@ _ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype i
 
 
 def check_channels_first(op: Op) -> None:
-    """Rejects channels last, which ONNX does not have.
+    """Reject channels last, which ONNX does not have.
 
     Raises:
         ConversionError: The operation works on channels last.
@@ -335,18 +331,18 @@ def align_to_axis(op: Op, values: Value, axis: int) -> Value:
 
 # Translators, and how a function of `operators/` becomes one.
 
+# Adds an operation's nodes to the graph and return its results; those that the graph does not use may be missing.
 Translator = Callable[[Op], Value | Sequence[Value]]
-"""Adds an operation's nodes to the graph and returns its results; those that the graph does not use may be missing."""
 
+# Operation -> its translator, as far as modules of `operators/` are imported.
 TRANSLATORS: dict[str, Translator] = {}
-"""Operation -> its translator, as far as modules of `operators/` are imported."""
 
 
 _T = TypeVar("_T", bound=Translator)
 
 
 def translates(*kinds: str) -> Callable[[_T], _T]:
-    """Registers a function as the translator of these operations."""
+    """Register a function as the translator of these operations."""
 
     def register(function: _T) -> _T:
         TRANSLATORS.update(dict.fromkeys(kinds, function))

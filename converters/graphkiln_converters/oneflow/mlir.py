@@ -22,7 +22,7 @@ from lark.exceptions import UnexpectedInput, VisitError
 
 from graphkiln_backend.graph.errors import ConversionError
 
-# What a saved graph says: OneFlow's job, its operations, and their attributes and types.
+# Contents of a saved graph: OneFlow's job, its operations, and their attributes and types.
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Job:
 _ESCAPE = re.compile(r'\\(["\\nt]|[0-9A-Fa-f]{2})')
 _ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 _SHAPED = re.compile(r"(?:tensor|vector)<\s*(?:((?:(?:\d+|\?)x)*))([a-z]+\d*)\s*(?:,.*)?>")
+# Float type -> its size in bytes, and how `struct` reads it; bf16 is the upper half of an f32.
 _FLOATS = {"f16": (2, "<e"), "bf16": (2, "<f"), "f32": (4, "<f"), "f64": (8, "<d")}
-"""Float type -> its size in bytes, and how `struct` reads it; bf16 is the upper half of an f32."""
 
 
 def read_string(literal: str) -> str:
@@ -120,7 +120,7 @@ def read_number(literal: str, type_name: str) -> int | float:
         type_name: The type that it is written with, such as `si32`, or empty.
 
     Raises:
-        ValueError: The type has no such number; the message says why.
+        ValueError: The type has no such number.
 
     Source: MLIR Language Reference, "Floating Point Types".
     """
@@ -155,12 +155,12 @@ def read_shaped_type(literal: str) -> TensorType | Opaque:
 
 
 _DIALECT = "oneflow."
+# Results of one operation, and elements of a splat, that are written out.
 _MAX_PACK = 1 << 16
-"""Results of one operation, and elements of a splat, that are written out."""
 
 
 def parse(text: str) -> Job:
-    """Parses a graph.
+    """Parse a graph.
 
     Raises:
         ConversionError: The text is not MLIR, or not of one job; the message names line and column.

@@ -40,7 +40,7 @@ from graphkiln_converters.oneflow.mlir import Job, Operation, TensorType
 #
 # The built-in ones are the functions of `operators/` that are registered with `translates`. Third parties add theirs as
 # entry points of the group `graphkiln.oneflow_operators`: the name is the operation's (without the dialect), the
-# value a function that takes an `Op` and returns its outputs. Where both have a name, the third party's is used.
+# value a function that takes an `Op` and return its outputs. Where both have a name, the third party's is used.
 
 GROUP = "graphkiln.oneflow_operators"
 
@@ -115,7 +115,7 @@ class StateTensor:
 
 
 def read_state(folder: Path, name: str) -> StateTensor:
-    """Finds a tensor and checks its files.
+    """Find a tensor and check its files.
 
     Args:
         folder: What `flow.save` wrote.
@@ -185,12 +185,12 @@ def _meta_class() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("graphkiln.oneflow.Meta"))
 
 
+# Operations that stand for values of the graph -> number of their operands.
 _BOUNDARIES = {"input": 1, "output": 1, "variable": 0}
-"""Operations that stand for values of the graph -> number of their operands."""
 
 
 def translate(job: Job, folder: Path) -> onnx_ir.Model:
-    """Translates a graph; its inputs are `INPUT_<i>`, its outputs `OUTPUT_<i>`, in the order of the model's signature.
+    """Translate a graph; its inputs are `INPUT_<i>`, its outputs `OUTPUT_<i>`, in the order of the model's signature.
 
     Every value of OneFlow's graph is checked to have the type and shape that it has there.
 
@@ -224,7 +224,7 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
 
 
 def _output(graph: GraphBuilder, values: Mapping[str, Value], name: str, number: int) -> Value:
-    """Adds the output of a value, which may be returned twice, or be an input."""
+    """Add the output of a value, which may be returned twice, or be an input."""
     if name not in values:
         raise ConversionError(f"the graph returns {name}, which its operation does not compute")
     node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
@@ -265,7 +265,7 @@ def _translate(
     translators: Mapping[str, Translator],
     folder: Path,
 ) -> dict[str, Value]:
-    """Adds an operation's nodes, and returns its results by name."""
+    """Add an operation's nodes, and return its results by name."""
     operands = [_operand(operation, name, values) for name in operation.operands]
     if operation.kind in _BOUNDARIES:
         value = _boundary(operation, operands, graph, folder)
@@ -335,7 +335,7 @@ def _accepted_dtypes(element: str) -> set[DType]:
 
 
 def _check_result(operation: Operation, value: Value, declared: TensorType) -> None:
-    """Compares a translated value to its type in OneFlow's graph, and adds a shape that could not be inferred."""
+    """Compare a translated value to its type in OneFlow's graph, and add a shape that could not be inferred."""
     expected = [dim for dim in declared.shape if dim is not None]
     if value.shape is None:
         value.shape = onnx_ir.Shape(expected)

@@ -1,1 +1,1 @@
-"""Where models come from: one module for each kind of source, all of the same shape (see `base`)."""
+"""Sources of models: one module for each kind, all with the interface in `base`."""

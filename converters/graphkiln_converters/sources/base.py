@@ -1,4 +1,4 @@
-"""What every source module offers: `open_source(location, options) -> SourceModel`.
+"""Interface of the source modules: `open_source(location, options) -> SourceModel`.
 
 A source model is opened, not yet converted: it can be run (the reference of the proof) and exported.
 """
@@ -24,21 +24,21 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.recipe import near_file
 
-# What was probably meant by a source that is none: `resnet18`, `hf:bert`, a folder, a file of weights.
+# Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.
 #
-# The libraries of the sources are asked for their architectures, as far as they are installed: whoever wrote a wrong
-# name can wait for that.
+# The libraries of the sources are asked for their architectures, as far as they are installed: after a wrong
+# name there is time for that.
 
+# Other words for the kinds of sources.
 _ALIASES = {
     **dict.fromkeys(("tv", "torch", "pytorch", "torchvision.models", "flowvision"), "torchvision"),
     **dict.fromkeys(("hf", "transformers", "hub", "hf-hub", "hf_hub"), "huggingface"),
     **dict.fromkeys(("py", "module"), "python"),
     **dict.fromkeys(("flow", "of"), "oneflow"),
 }
-"""Other words for the kinds of sources."""
 _WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
+# A file that makes a folder a source.
 _IN_FOLDER = {"config.json": "huggingface", "model.mlir": "oneflow"}
-"""A file that makes a folder a source."""
 _CUTOFF = 0.75
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 _LISTS = {"torchvision": "list_architectures", "timm": "list_all_architectures"}
@@ -46,10 +46,10 @@ _MODEL_TYPES = "list_model_types"
 
 
 def suggest(source: str, kinds: Collection[str]) -> str:
-    """A hint for somebody who wrote a source that is none.
+    """Suggest a source for a text that is not one.
 
     Args:
-        source: What was written.
+        source: The text.
         kinds: The kinds of sources.
 
     Returns:
@@ -121,11 +121,11 @@ def _names(kind: str, function: str) -> Iterable[str]:
     return listed
 
 
+# in the description of a source without trained weights
 RANDOM_WEIGHTS = "with random weights"
-"""In the description of a source whose weights nobody trained."""
+# The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
+# batch is the commonest silent failure of an export.
 EXPORT_BATCH = 2
-"""The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
-batch is the commonest silent failure of an export."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,11 +161,11 @@ class SourceOptions:
         features_only: A backbone that returns feature maps (timm).
         out_indices: Which feature maps.
         shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
-        allow_code: Open files that can run code of whoever made them.
+        allow_code: Open files that can run code.
         free_batch: Let a batch vary that a graph was saved with.
         samples: The user's samples, for sources that do not know their inputs.
-        task: What the model shall answer about an image; `auto` for what its source says.
-        detection: What the user says of a detector's graph.
+        task: Requested image task; `auto` for the source's.
+        detection: Options for a detector's graph.
     """
 
     weights: Path | None = None
@@ -200,7 +200,7 @@ class SourceModel(Protocol):
 
     @property
     def preprocess(self) -> Preprocess | None:
-        """How an image becomes its input, or None."""
+        """Preprocessing of an image, or None."""
         ...
 
     @property
@@ -224,7 +224,7 @@ class SourceModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases its session and temporary files."""
+        """Release its session and temporary files."""
         ...
 
 
@@ -234,11 +234,11 @@ class GradientSource(Protocol):
 
     @property
     def gradient(self) -> str:
-        """Name of the output that is a gradient."""
+        """Names of the output that is a gradient."""
         ...
 
     def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:
-        """How much the gradient changes when its input changes by fp32's own error, as a share of its length."""
+        """Change of the gradient when its input changes by fp32's own error, as a share of its length."""
         ...
 
 
@@ -247,7 +247,7 @@ class PreciseSource(Protocol):
     """A source model that can be computed in fp64, too."""
 
     def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """What `run` returns, computed and returned in fp64 where that is fp32.
+        """Compute `run` in fp64, and return fp64 in place of fp32.
 
         Raises:
             ConversionError: The model computes in no other type than its own.
@@ -291,7 +291,7 @@ class WholeSource(Protocol):
 
     @property
     def whole(self) -> str:
-        """Why requests cannot be batched, or empty where they can."""
+        """Reason why requests cannot be batched; empty where they can."""
         ...
 
 
@@ -334,31 +334,31 @@ _KINDS = {
     "sklearn": ("sklearn", "sklearn"),
     "keras": ("keras", "keras"),
 }
+# Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
+# tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs.
 _ELSEWHERE = {
     "paddle": "paddle2onnx --model_dir DIR ... --save_file model.onnx",
     "tensorflow": "python -m tf2onnx.convert --saved-model DIR --opset 18 --output model.onnx",
 }
-"""Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
-tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs."""
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
+# Modules that open what others open, for `--task detection`.
 _DETECTORS = {"onnx_file": "onnx_detector"}
-"""Modules that open what others open, for `--task detection`."""
 CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
+# Its loader runs what the file says: it evaluates text and loads pickles.
 _RUNS_CODE = ".pt2"
-"""Its loader runs what the file says: it evaluates text and loads pickles."""
 
 
 def described(name: str, options: SourceOptions) -> str:
-    """The description of an architecture, which says where its weights are random."""
+    """Describe an architecture, and note random weights."""
     return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"
 
 
 def open_source(source: str, options: SourceOptions) -> SourceModel:
-    """Opens `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
+    """Open `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
 
     Raises:
-        ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code and
-            nobody allowed that.
+        ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code
+            without --allow-code.
         EngineUnavailable: The library of that kind is not installed.
     """
     kind, separator, location = source.partition(":")

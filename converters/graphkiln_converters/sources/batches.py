@@ -1,4 +1,4 @@
-"""Whether requests for a graph can be batched: tried, never assumed.
+"""Batching of graphs: tried, never assumed.
 
 A graph may be batched when each row is computed as if it were alone. A first dimension that varies is no proof: it may
 be the time of a sequence, or a softmax may run over it. Where the batch is fixed, it is made to vary first.
@@ -35,17 +35,17 @@ from graphkiln_converters.sources.pytorch import TorchModel
 
 _SEED = 20260102
 _ROWS = 5
+# Beside one row at a time.
 _SIZES = (3, 5)
-"""Beside one row at a time."""
 
+# Not folded unless asked for; with the batch fixed, they depend on constants only.
 _SHAPES_ALONE = frozenset({"ConstantOfShape", "Range"})
-"""Not folded unless asked for; with the batch fixed, they depend on constants only."""
 
 Run = Callable[[Arrays], dict[str, AnyArray]]
 
 
 def without_batch(signature: Signature) -> str:
-    """Why a signature cannot be that of batches, varying or fixed; or empty."""
+    """Reason why a signature has no batch, varying or fixed; empty where it has one."""
     if signature.batchable or saved_size(signature):
         return ""
     listed = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
@@ -63,13 +63,13 @@ def saved_size(signature: Signature) -> int:
 
 
 def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], limits: Limits) -> str:
-    """Why rows cannot be computed together: another number of them changes what is computed of one; or empty.
+    """Reason why rows cannot be computed together (the number of rows changes a row's result); empty where they can.
 
     Args:
         alone: Computes rows one by one.
         together: Computes any number of rows at once.
-        inputs: What both take.
-        limits: How far both may be apart.
+        inputs: Inputs of both.
+        limits: Limits of their difference.
     """
     try:
         feeds = _rows(inputs)
@@ -126,7 +126,7 @@ def _infer_shapes(model: onnx_ir.Model) -> None:
 
 
 def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Lets the fixed batch of a graph vary, in place; whether it computes the same is not proven yet.
+    """Let the fixed batch of a graph vary, in place; whether it computes the same is not proven yet.
 
     Raises:
         ConversionError: A node mixes the samples of the batch, or it is not known what it does with them.
@@ -147,7 +147,7 @@ def free_and_prove(graph: onnx_ir.Model, alone: Run, inputs: tuple[InputSpec, ..
     Args:
         graph: With a fixed batch; changed in place.
         alone: Computes rows one by one, with the batch that was saved.
-        inputs: What it takes, without the batch.
+        inputs: Inputs, without the batch.
         copy: A file to write the graph to.
 
     Raises:
@@ -165,7 +165,7 @@ def free_and_prove(graph: onnx_ir.Model, alone: Run, inputs: tuple[InputSpec, ..
 
 
 def rounding_limits(model: onnx_ir.Model) -> Limits:
-    """How far two computations of a graph may be apart, in the type that it rounds to."""
+    """Limits for two computations of a graph, in the type that it rounds to."""
     rounding = Rounding.of(model)
     return export_limits(rounding.precision, rounding.depth)
 
@@ -180,11 +180,11 @@ class FixedBatchModel:
     """A program with a fixed batch as a `SourceModel`.
 
     Attributes:
-        program: What runs; its inputs are whole tensors, with the batch.
+        program: Program to run; its inputs are whole tensors, with the batch.
         graph: Its export, with a batch that varies unless it is served whole.
         inputs: Its inputs: without the batch, or whole.
         batch_size: The batch that it takes; `EXPORT_BATCH` where it is served whole.
-        whole: Why its requests cannot be batched, or empty where they can.
+        whole: Reason why requests cannot be batched, or empty.
     """
 
     program: TorchModel
@@ -222,7 +222,7 @@ class FixedBatchModel:
         return {name: np.concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
 
     def run_alone(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Computes rows one by one: each fills the batch."""
+        """Compute rows one by one: each fills the batch."""
         size = self.batch_size
         rows = [
             self.program.run({name: np.repeat(array[i : i + 1], size, axis=0) for name, array in feeds.items()})
@@ -257,7 +257,7 @@ def with_free_batch(
     """The program as a source whose batch varies, or that is served whole, with the reason.
 
     Args:
-        program: What runs; its inputs are whole.
+        program: Program to run; its inputs are whole.
         export: Makes its graph, with the sizes that it takes.
         options: Whether the batch is to vary.
         hint: How a program is saved whose batch varies.

@@ -25,14 +25,14 @@ import_torchvision()
 import transformers  # noqa: E402 - transformers imports torchvision
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache  # noqa: E402 - likewise
 
+# Of transformers' models that know positions by their distance alone.
 _TYPE = "t5"
-"""Of transformers' models that know positions by their distance alone."""
 _TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 32, 8, 512
 _PAST, _MOST_PAST = 8, 64
 
 
+# Half of its methods say no types.
 _Layer: Any = DynamicLayer
-"""Half of its methods say no types."""
 
 
 class _Past(_Layer):  # type: ignore[misc]
@@ -61,7 +61,7 @@ class _Source(_Layer):  # type: ignore[misc]
 
 
 def cache_argument(model: Any) -> str:
-    """What a model of transformers calls its cache: 5.24 gave it another name, and 5.40 no longer knows the old one."""
+    """Name of a transformers model's cache argument: 5.24 renamed it, and 5.40 no longer knows the old name."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
@@ -99,7 +99,7 @@ class DecoderStep(torch.nn.Module):
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Opens a folder (or a hub's id) with a T5; a folder without weights gets random ones.
+    """Open a folder (or a hub's id) with a T5; a folder without weights gets random ones.
 
     Raises:
         ConversionError: There is no such model, or it has no decoder whose positions are distances.
@@ -109,7 +109,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         if config.model_type != _TYPE:
             raise ConversionError(
                 f"'{location}' is a {config.model_type}: decoder: takes a {_TYPE}",
-                hint="wrap one step of yours in a module that takes and returns its cache: python:FILE:FACTORY",
+                hint="wrap one step of yours in a module that takes and return its cache: python:FILE:FACTORY",
             )
         model = create(location, config, transformers.AutoModelForSeq2SeqLM, complete=True)
     if options.weights:

@@ -19,6 +19,7 @@ from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batc
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
 _HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
+# Operators that train or do not -> which of their arguments says so. Source: PyTorch, native_functions.yaml.
 _MODES = {
     "aten.batch_norm.default": 5,
     "aten._native_batch_norm_legit.default": 5,
@@ -26,12 +27,11 @@ _MODES = {
     "aten.dropout.default": 2,
     "aten.native_dropout.default": 2,
 }
-"""Operators that train or do not -> which of their arguments says so. Source: PyTorch, native_functions.yaml."""
 _STATISTICS = 3
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatchModel:
-    """Loads a program; its example inputs define its inputs.
+    """Load a program; its example inputs define its inputs.
 
     A batch that was exported with one size is made to vary, where that can be proven.
 
@@ -63,7 +63,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatc
 
 
 def _check_trained(program: torch.export.ExportedProgram, location: str) -> None:
-    """Refuses what drops values at random, or normalizes by the statistics of each request."""
+    """Refuse what drops values at random, or normalizes by the statistics of each request."""
     if names := [node.name for node in program.graph.nodes if _trains(node)]:
         more = f" and {len(names) - 1} more" if names[1:] else ""
         raise ConversionError(

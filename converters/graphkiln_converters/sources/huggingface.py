@@ -33,13 +33,13 @@ from graphkiln_converters.weights import load_weights
 
 @contextmanager
 def opened(location: str) -> Iterator[None]:
-    """Translates what transformers says of a model that it cannot open.
+    """Translate errors of transformers for a model that it cannot open.
 
     Args:
         location: As the user wrote it.
 
     Raises:
-        ConversionError: It is not there, is none that transformers knows, needs a library that is not installed, or
+        ConversionError: It does not exist, is not known to transformers, needs a library that is not installed, or
             brings code of its own.
     """
     try:
@@ -61,13 +61,13 @@ def opened(location: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line that says anything; what it says of an installation with pip is left to our own hint."""
+    """The first line with text, without transformers' advice on pip: our own hint replaces it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(" You can install")[0] if lines else type(error).__name__
 
 
 def is_without_weights(location: str) -> bool:
-    """Whether it is a folder that holds a configuration alone."""
+    """True for a folder that holds a configuration alone."""
     folder = Path(location)
     return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
 
@@ -101,8 +101,9 @@ def create(location: str, config: Any, factory: Any, *, complete: bool = False) 
     return model
 
 
-# How images get into transformers' detectors, segmenters and depth estimators, as their image processors do it.
+# Preprocessing of transformers' detectors, segmenters and depth estimators, as in their image processors.
 
+# Source: `PIL.Image.Resampling`.
 RESAMPLING: dict[int, Interpolation] = {
     0: "nearest",
     1: "lanczos",
@@ -111,15 +112,14 @@ RESAMPLING: dict[int, Interpolation] = {
     4: "box",
     5: "hamming",
 }
-"""Source: `PIL.Image.Resampling`."""
 _STRIDE = 32
+# Processors that pad with mirrored images.
 _INEXPRESSIBLE = ("ZoeDepthImageProcessorPil",)
-"""Processors that pad with mirrored images."""
 _PADS_AROUND = "Sapiens2ImageProcessor"
 
 
 def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
-    """`(height, width)` that a model takes where nobody says: its own, its processor's, or a square of that."""
+    """Default `(height, width)` of a model: its own, its processor's, or a square of that."""
     own = getattr(config, "image_size", None)
     if isinstance(own, (list, tuple)):
         return int(own[0]), int(own[1])
@@ -134,7 +134,7 @@ def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
 
 
 def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | None:
-    """How images are fitted into the one size of a detector, a segmenter or a depth estimator.
+    """Fit images into the one size of a detector, a segmenter or a depth estimator.
 
     A processor that keeps the aspect ratio gives every image a size of its own, and pads the smaller ones of a batch;
     here each is padded to the size of the input.
@@ -158,7 +158,7 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
 
 
 def _is_inexpressible(processor: Any) -> bool:
-    """Whether a processor pads with mirrored images, or on all sides of an image."""
+    """True for a processor that pads with mirrored images, or on all sides of an image."""
     name = type(processor).__name__
     return name in _INEXPRESSIBLE or (name == _PADS_AROUND and bool(processor.do_pad))
 
@@ -196,6 +196,7 @@ os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of 
 
 _TOKENS = 32
 _LEAST_TOKENS, _MOST_TOKENS = 8, 512
+# Outputs of transformers' models that are served as they are.
 _SERVED = (
     "logits",
     "last_hidden_state",
@@ -205,7 +206,6 @@ _SERVED = (
     "predicted_depth",
     "field_of_view",
 )
-"""Outputs of transformers' models that are served as they are."""
 
 
 class _ImageEncoder(torch.nn.Module):
@@ -244,7 +244,7 @@ def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Opens a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
+    """Open a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
 
     Raises:
         ConversionError: There is no such model, or it is neither an image nor a text encoder.
@@ -288,7 +288,7 @@ def _model(location: str, config: Any) -> Any:
 
 
 def _most_tokens(model: Any, config: Any) -> int:
-    """How many tokens a text may have; RoBERTa's kind counts positions from behind that of its padding."""
+    """Largest number of tokens of a text; models like RoBERTa count positions from behind that of the padding."""
     most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
     for name, layer in model.named_modules():
         if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
@@ -352,11 +352,11 @@ def _processor(location: str) -> Any:
 
 
 _METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
+# Processors whose own code differs for segmentation maps only.
 _SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
-"""Processors whose own code differs for segmentation maps only."""
 _CONVNEXT_WARPS_FROM = 384
+# Ends of the names of models whose classes have names.
 _NAMED = ("Classification", "Detection", "Segmentation")
-"""Ends of the names of models whose classes have names."""
 
 
 def preprocess_from_processor(processor: Any) -> Preprocess | None:

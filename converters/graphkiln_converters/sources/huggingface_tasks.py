@@ -37,15 +37,15 @@ _SEGMENT_BY_POINT = (
     "edgetam",
     "edgetam_video",
 )
+# Model types that need more than an image, and what they do with it.
 _PROMPTED = {
     **dict.fromkeys(_FIND_BY_TEXT, "finds what a text names"),
     **dict.fromkeys(_SEGMENT_BY_TEXT, "segments what a text names"),
     **dict.fromkeys(_SEGMENT_BY_POINT, "segments what a point or a box names"),
     "seggpt": "segments what another image and its mask show",
 }
-"""Model types that need more than an image, and what they do with it."""
+# In the names of models whose output is not that of a backbone.
 _OF_OTHER_TASKS = re.compile("For(?!ImageClassification)[A-Z]")
-"""In the names of models whose output is not that of a backbone."""
 _OF_ANY_SIZE = ("ForObjectDetection", "Segmentation", "ForDepthEstimation")
 _SOFTMAX = {"detr": "Detr", "table-transformer": "Detr", "yolos": "Yolos"}
 _FOCAL = {
@@ -59,8 +59,9 @@ _FOCAL = {
     "deimv2": "RTDetr",
     "rf_detr": "RfDetr",
 }
+# The processors whose detections are as many as there are queries.
 _UNLIMITED = ("RTDetr", "RfDetr")
-"""The processors whose detections are as many as there are queries."""
+# Types of detectors whose answers are no boxes with classes, and what they are.
 _READ_OTHERWISE = {
     **dict.fromkeys(
         ("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"),
@@ -71,9 +72,8 @@ _READ_OTHERWISE = {
         "it returns a map of where there is text, whose outlines become turned boxes behind the model",
     ),
 }
-"""Types of detectors whose answers are no boxes with classes, and what they are."""
+# Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`.
 _MASKS: dict[str, tuple[int, int] | None] = {"maskformer": None, "mask2former": (384, 384)}
-"""Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +92,7 @@ class ImageTask:
 
 
 def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask | None:
-    """A model with a task of its own, or with the one that is requested; None for others.
+    """A model with its own task, or with the requested one; None for others.
 
     Args:
         model: Of transformers, taking images.
@@ -130,12 +130,12 @@ def _check_has_vectors(kind: str) -> None:
 
 
 def takes_images_of_any_size(model: Any) -> bool:
-    """Whether it reads a whole image: the processors of most such models fit it in, the aspect ratio kept."""
+    """True for models that read a whole image: most of their processors keep the aspect ratio."""
     return type(model).__name__.endswith(_OF_ANY_SIZE)
 
 
 def check_takes_images_alone(config: Any, location: str) -> None:
-    """Refuses models that need a text, a point or a box with each image.
+    """Refuse models that need a text, a point or a box with each image.
 
     Raises:
         ConversionError: It is one.
@@ -193,7 +193,7 @@ class Pooled(nn.Module):
     """A model of images as vectors: what its head reads, or its own pooled features."""
 
     def __init__(self, model: Any) -> None:
-        """Takes a model over; the last layer of a classifier is left out."""
+        """Take a model over; the last layer of a classifier is left out."""
         super().__init__()
         self.model = model
         if type(model).__name__.endswith("ForImageClassification"):
@@ -217,7 +217,7 @@ def _vectors(found: Any) -> torch.Tensor:
 
 
 def _leave_out_head(model: Any) -> None:
-    """Puts nothing in the place of a classifier's last layer, where transformers mostly has it."""
+    """Put nothing in the place of a classifier's last layer, where transformers mostly has it."""
     head = getattr(model, "classifier", None)
     if isinstance(head, nn.Linear):
         model.classifier = nn.Identity()

@@ -33,10 +33,10 @@ class _Positional(torch.nn.Module):
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Loads a model; its own inputs say what it takes.
+    """Load a model with its declared inputs.
 
     Raises:
-        ConversionError: The file is missing or damaged, holds code that nobody allowed, or does not say its inputs.
+        ConversionError: The file is missing or damaged, holds code without --allow-code, or does not say its inputs.
         EngineUnavailable: Keras computes with another library than PyTorch.
     """
     if options.weights:
@@ -87,5 +87,5 @@ def _spec(tensor: Any, location: str, options: SourceOptions) -> InputSpec:
     return InputSpec(name=tensor.name, dtype=dtype, shape=sizes, dynamic=dynamic)
 
 
+# Keras's names of element types, where they are not ours in lower case.
 _TYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16"}
-"""Keras's names of element types, where they are not ours in lower case."""

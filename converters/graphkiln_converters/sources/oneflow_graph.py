@@ -90,10 +90,10 @@ class OneflowGraph:
 
 
 def open_source(location: str, options: SourceOptions) -> OneflowGraph:
-    """Reads a saved graph and its weights.
+    """Read a saved graph and its weights.
 
     Raises:
-        ConversionError: There is none, a file is damaged, missing or not what the graph expects, or an operation is
+        ConversionError: There is no graph, a file is damaged, missing or not what the graph expects, or an operation is
             not known.
     """
     if options.weights or options.shapes:

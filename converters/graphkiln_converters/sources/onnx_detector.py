@@ -89,7 +89,7 @@ def _move(source: onnx_ir.Model, target: onnx_ir.Model) -> None:
         target.opset_imports.setdefault(domain, version)
 
 
-# Graphs that end in a NonMaxSuppression: what it takes, what it is told, and the graph before it.
+# Graphs that end in a NonMaxSuppression: its inputs, its thresholds, and the graph before it.
 
 _OPERATOR = "NonMaxSuppression"
 _INPUTS = {2: "max_output_boxes_per_class", 3: "iou_threshold", 4: "score_threshold"}
@@ -103,8 +103,7 @@ class Selection:
         output: The output of the graph.
         boxes: The value that holds the boxes, `[batch, boxes, 4]`.
         scores: The value that holds the scores, `[batch, classes, boxes]`.
-        centered: Whether the node is told that boxes are center and size; else they are corners, in an order that it
-            need not know.
+        centered: Whether boxes are center and size; else they are corners in any order.
         most_of_class: Most boxes of a class.
         iou_threshold: Most that two boxes of a class which are kept may overlap.
         score_threshold: Boxes at or below it are not selected.
@@ -123,7 +122,7 @@ def find_selection(model: onnx_ir.Model) -> Selection | None:
     """The only one among the outputs of a graph, or None.
 
     Raises:
-        ConversionError: What it is told is computed by the graph.
+        ConversionError: A threshold is computed by the graph.
     """
     nodes = [value.producer() for value in model.graph.outputs]
     found = [node for node in nodes if node is not None and node.op_type == _OPERATOR]
@@ -166,25 +165,25 @@ def _told(node: onnx_ir.Node, number: int) -> float:
     return float(tensor.numpy().reshape(-1)[0])
 
 
-# How the detections of a graph are read: by the shapes of its outputs, or from its NonMaxSuppression at the end.
+# Post-processing of a graph: by the shapes of its outputs, or from its NonMaxSuppression at the end.
 
 Arrays = Mapping[str, AnyArray]
 _MAX_DETECTIONS = 300
+# Source: Ultralytics, "Predict" (YOLOv8), and `detect.py` (YOLOv5).
 _IOU_THRESHOLDS = {Head.YOLOV8: 0.7, Head.YOLOV5: 0.45}
-"""Source: Ultralytics, "Predict" (YOLOv8), and `detect.py` (YOLOv5)."""
 _FORMATS = {Head.YOLOV8: BoxFormat.CENTER, Head.YOLOV5: BoxFormat.CENTER, Head.END_TO_END: BoxFormat.CORNERS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundHead:
-    """How a graph is read.
+    """Post-processing that was found for a graph.
 
     Attributes:
-        graph: What the head is appended to.
+        graph: Graph that the head is appended to.
         read: Outputs of that graph which the head takes.
-        settings: What the head does.
-        classes: How many there are; 0 where that is not known.
-        note: What was found, for the user.
+        settings: Settings of the post-processing.
+        classes: Number of classes; 0 where that is not known.
+        note: Remark for the user.
         run: The reference: detections of any number of images, `OUTPUTS` by name.
         release: Closes what the reference holds beside the graph.
     """
@@ -199,13 +198,13 @@ class FoundHead:
 
 
 def find_head(model: OnnxModel, image: InputSpec, size: tuple[int, int], options: SourceOptions) -> FoundHead:
-    """Finds out how to read a graph.
+    """Find the post-processing of a graph.
 
     Args:
         model: The graph.
         image: Its input, of one size.
         size: `(height, width)` of that in pixels.
-        options: What the user says.
+        options: The user's options.
 
     Raises:
         ConversionError: It is not clear, or the graph takes no batches.
@@ -248,7 +247,7 @@ def _described(settings: Settings) -> str:
 
 
 def _check_batch(model: OnnxModel) -> None:
-    """Refuses a graph that takes one batch size only."""
+    """Refuse a graph that takes one batch size only."""
     if model.whole:
         raise ConversionError(
             f"{model.path} cannot take batches of images: {model.whole}",
@@ -275,7 +274,7 @@ def _selected(model: OnnxModel, selection: Selection, size: tuple[int, int], opt
 
 
 def _box_format(selection: Selection, told: DetectorOptions) -> BoxFormat:
-    """The format that the user names, or that the node is told; which corner comes first, a node need not know."""
+    """The format that the user names, or that of the node; a node need not know the order of corners."""
     if told.boxes is None and not selection.centered:
         raise ConversionError(
             f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
@@ -283,7 +282,7 @@ def _box_format(selection: Selection, told: DetectorOptions) -> BoxFormat:
         )
     chosen = told.boxes or BoxFormat.CENTER
     if selection.centered != chosen.value.startswith(BoxFormat.CENTER.value):
-        raise ConversionError(f"--boxes {chosen} is not what NonMaxSuppression '{selection.output}' is told")
+        raise ConversionError(f"--boxes {chosen} contradicts NonMaxSuppression '{selection.output}'")
     return chosen
 
 
@@ -349,8 +348,8 @@ def _classes(graph: OnnxModel, scores: str) -> int:
     return int(graph.run(synthetic_samples(graph.inputs, 1, {}, seed=0))[scores].shape[1])
 
 
+# Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict".
 _SCORE_THRESHOLD = 0.25
-"""Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict"."""
 _CHANNELS = 3
 
 
@@ -432,7 +431,7 @@ class OnnxDetector:
 
 
 def open_source(location: str, options: SourceOptions) -> OnnxModel | OnnxDetector:
-    """Opens a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
+    """Open a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
 
     Raises:
         ConversionError: The file cannot be loaded, its kind is not clear, or it cannot take batches of images.
@@ -469,11 +468,7 @@ def _with_head(model: OnnxModel, options: SourceOptions) -> OnnxModel | OnnxDete
 
 
 def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
-    """The only input, of one size, and the order of its dimensions.
-
-    Raises:
-        ConversionError: It is no image, or nothing says how large it is.
-    """
+    """The only input, of one size, and the order of its dimensions."""
     (spec, *others) = model.inputs
     shape = spec.shape[1:] if model.whole else spec.shape
     varies = any(axis >= len(spec.shape) - len(shape) for axis in spec.dynamic)
@@ -488,11 +483,7 @@ def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal
 
 
 def _labels(path: Path, classes: int) -> tuple[str, ...]:
-    """The names that Ultralytics writes into its files: a dict by class, as Python spells it.
-
-    Raises:
-        ConversionError: They are of another number of classes than the outputs hold: the outputs hold something else.
-    """
+    """The names that Ultralytics writes into its files: a dict by class, as Python spells it."""
     properties = {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
     try:
         names = ast.literal_eval(properties.get("names", "{}"))

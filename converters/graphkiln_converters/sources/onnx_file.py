@@ -52,12 +52,12 @@ from graphkiln_converters.sources.batches import (
     without_batch,
 )
 
-# Which texts a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
+# Texts that a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
 
+# Unlikely categories: they show what a graph makes of text that it does not know.
 ODD_WORDS = ("", "unknown", "größe", "日本", "two words", "NUL\0inside")
-"""Nobody's categories: they show what a graph makes of text that it does not know."""
+# Start of the names of attributes that hold what a node returns, not what it is asked.
 _ANSWERS = ("classlabels", "values_", "default_")
-"""Start of the names of attributes that hold what a node returns, not what it is asked."""
 _MOST_WORDS = 1000
 
 
@@ -106,7 +106,7 @@ class ReferenceSession(Closeable):
 
     @classmethod
     def open(cls, graph: Path) -> ReferenceSession:
-        """Loads a graph.
+        """Load a graph.
 
         Raises:
             LoweringError: It has an operator that the implementation does not know.
@@ -117,7 +117,7 @@ class ReferenceSession(Closeable):
             raise LoweringError(f"{graph} cannot be computed in its own type", attempts=(str(error),)) from error
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`.
+        """Compute outputs; see `engines.base.Session.run`.
 
         Raises:
             ExecutionError: An operator failed.
@@ -146,8 +146,8 @@ _UNLOADED_LIBRARIES = (
     'config.pbtxt with model_operations { op_library_filename: "/path/to/library.so" }'
 )
 _AS_IT_IS = "as it is, it is served from STORE/NAME/1/model.onnx"
+# Samples of made-up text that a graph must take.
 _TRIED = 64
-"""Samples of made-up text that a graph must take."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,7 +161,7 @@ class OnnxModel:
         replaced: Its outputs that are no tensors.
         outputs: Names of the outputs that the exported graph has.
         batch_size: The fixed batch that it was saved with and that was made to vary; `EXPORT_BATCH` where it varied.
-        whole: Why its requests cannot be batched, or empty where they can.
+        whole: Reason why requests cannot be batched, or empty.
         freed: The graph with its batch made to vary, or None.
     """
 
@@ -223,7 +223,7 @@ class OnnxModel:
 
 
 def open_source(location: str, options: SourceOptions) -> OnnxModel:
-    """Loads a graph.
+    """Load a graph.
 
     Raises:
         ConversionError: The file is missing or damaged, its batch is fixed, or an input is text.
@@ -269,14 +269,14 @@ def _check_ranks(signature: Signature, path: Path) -> None:
 
 
 def _check_repeatable(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
-    """No proof, and no replay, could tell what is drawn anew each time from a fault."""
+    """Refuse graphs that draw random numbers: neither proof nor replay could tell a draw from a fault."""
     if not _repeats(model, {name: np.asarray(a[0]) for name, a in synthetic_samples(inputs, 1, {}, seed=0).items()}):
         reason = "draws random numbers: it returns something else each time, which cannot be proven"
         raise ConversionError(f"{model.path} {reason}", hint=f"{EVALUATION_MODE}; {_AS_IT_IS}")
 
 
 def _check_trained(path: Path) -> None:
-    """What it computes by the statistics of each request is not what it has learned."""
+    """Refuse graphs in training mode: statistics of each request are not what the model has learned."""
     if found := find_training(path):
         raise ConversionError(
             f"{path} is in training mode, in which it does not compute what it has learned: {found}",
@@ -324,9 +324,6 @@ def _open_reference(path: Path, folder: Path) -> Session:
     """A session of the graph, or of a copy of it: with fp32 kernels where ONNX Runtime has none for a type.
 
     Beside fp64, fp32 would be no reference: where kernels for that are missing, ONNX's own implementation runs.
-
-    Raises:
-        LoweringError: There is no way to run it.
     """
     engine = OnnxRuntimeEngine()
     try:

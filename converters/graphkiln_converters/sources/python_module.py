@@ -27,8 +27,8 @@ from graphkiln_converters.weights import load_weights
 # Each is named by its place: `past_0_1` is the second tensor of the first element of `past`, `past_key` what the dict
 # `past` holds as `key`. What is no tensor, such as a flag or None, stays what it is in the example.
 
+# What an example may hold beside tensors.
 _OTHER = (bool, int, float, str, type(None))
-"""What an example may hold beside tensors."""
 
 
 class Flattened(nn.Module):
@@ -51,7 +51,7 @@ class Flattened(nn.Module):
 
 
 def is_nested(example: Any) -> bool:
-    """Whether an example holds anything but a tensor for each input."""
+    """True where an example holds anything but a tensor for each input."""
     if isinstance(example, Mapping):
         example = list(example.values())
     return isinstance(example, list | tuple) and not all(isinstance(each, torch.Tensor) for each in example)
@@ -134,7 +134,7 @@ def _as(like: Any, items: Sequence[Any]) -> Any:
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Calls the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
+    """Call the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
 
     Tensors in tuples, lists and dicts inside of the example become inputs of their own.
 

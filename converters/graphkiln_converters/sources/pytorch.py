@@ -109,12 +109,12 @@ def _spec(name: str, tensor: Any, first: int) -> InputSpec:
 
 @contextmanager
 def varying_lengths(module: Any) -> Iterator[None]:
-    """Has `len(tensor)` give the tensor's first size, in the files that a module's code stands in.
+    """Let `len(tensor)` return the tensor's symbolic first size in the files that define a module's parts.
 
     Everything else has the length that it always had. PyTorch's own files are left alone.
 
     Args:
-        module: What is exported; of what is no `nn.Module` nothing is changed.
+        module: Module to export; anything else is left unchanged.
     """
     changed = _namespaces(module) if isinstance(module, nn.Module) else []
     for names in changed:
@@ -127,7 +127,7 @@ def varying_lengths(module: Any) -> Iterator[None]:
 
 
 def first_size(items: Sized | torch.Tensor) -> Any:
-    """What `len` returns, but for a tensor of one dimension and more a size that may be symbolic."""
+    """`len`, but for a tensor of one dimension and more a size that may be symbolic."""
     return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else len(items)
 
 
@@ -155,13 +155,13 @@ class TorchModel:
         description: Which model, in the words of the command line.
         libraries: Distributions whose versions matter.
         inputs: Its inputs, in the order of `forward`'s parameters.
-        preprocess: How an image becomes the only input, or None.
+        preprocess: Preprocessing of an image, or None.
         labels: Class names.
         keywords: Whether inputs are passed by name.
         outputs: Names of its outputs, in order; empty to find them by running it.
         task: What it answers about an image, or None.
-        reference: What computes the reference, where that is not the module itself but the library that it follows.
-        classes: How many classes a detector has; 0 where nobody knows, and for other models.
+        reference: Module of the library that computes the reference, or None for `module`.
+        classes: Number of classes of a detector; 0 where not known, and for other models.
     """
 
     module: nn.Module
@@ -236,15 +236,15 @@ class TorchModel:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """Puts a module in evaluation mode, in fp32, with frozen parameters, and returns it."""
+    """Put a module in evaluation mode, in fp32, with frozen parameters, and return it."""
     return module.eval().float().requires_grad_(requires_grad=False)
 
 
 def named_outputs(outputs: Any, prefix: str = "output") -> dict[str, torch.Tensor]:
-    """What a module returns as tensors by name: a tensor, or (nested) sequences, mappings and dataclasses of them.
+    """Name a module's outputs: a tensor, or (nested) sequences, mappings and dataclasses of tensors.
 
     Args:
-        outputs: What it returned.
+        outputs: The module's result.
         prefix: Name of a single tensor, and the start of the names of a sequence's.
 
     Raises:
@@ -275,7 +275,7 @@ def export_graph(
     output_name: str = "OUTPUT_0",
     further_outputs: Sequence[str] = (),
 ) -> None:
-    """Writes a module with one input as an ONNX graph.
+    """Write a module with one input as an ONNX graph.
 
     Args:
         module: The trained module; it is put in evaluation mode.

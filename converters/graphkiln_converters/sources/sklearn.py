@@ -101,7 +101,7 @@ def _parts(estimator: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _positions(estimator: Any, columns: Any) -> list[int]:
-    """The positions of columns as a ColumnTransformer is told them: by number, name, mask, or a slice of either."""
+    """Positions of the columns of a ColumnTransformer: given by number, name, mask, or a slice of either."""
     names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     count = estimator.n_features_in_
     if isinstance(columns, slice):
@@ -120,7 +120,7 @@ def _by_number(columns: slice, names: list[str]) -> slice:
 
 
 def _words_of(estimator: Any, column: int) -> tuple[str, ...]:
-    """What text an encoder knows in a column; empty where it takes numbers."""
+    """Texts that an encoder knows in a column; empty for numbers."""
     if _reads_documents(estimator):
         known = list(getattr(estimator, "vocabulary_", {}))[:_MOST_WORDS]
         return (*known, *(" ".join(known[start : start + 4]) for start in range(0, len(known), 3)), "unknown words")
@@ -165,18 +165,20 @@ def _frame(inputs: tuple[InputSpec, ...], columns: list[AnyArray]) -> Any:
     return pd.DataFrame({spec.name: column[:, 0] for spec, column in zip(inputs, columns, strict=True)})
 
 
+# What an output of a graph can be.
 _METHODS = (
     *("predict", "predict_proba", "decision_function", "transform"),
     *("score_samples", "predict_log_proba", "predict_std"),
 )
-"""What an output of a graph can be."""
 _ML_OPSET = 3
 _TRIED = 256
+# How far an output may be from the method that it is taken for; the proof is far stricter.
 _LOOSE = 1e-2
-"""How far an output may be from the method that it is taken for; the proof is far stricter."""
 _EXACT = 1e-5
 _TYPES = {DType.FP32: FloatTensorType, DType.FP64: DoubleTensorType, DType.BYTES: StringTensorType}
 _BOTH_CLASSES = "decision_function of both classes"
+# Types of scikit-learn that skops does not trust, whose state is numbers and arrays: a forged one may compute
+# nonsense or crash the conversion, but names no function to call.
 _REVIEWED = (
     "sklearn.ensemble._hist_gradient_boosting.predictor.TreePredictor",
     "sklearn.metrics._dist_metrics.EuclideanDistance32",
@@ -187,8 +189,6 @@ _REVIEWED = (
     "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
     "sklearn.tree._tree.Tree",
 )
-"""Types of scikit-learn that skops does not trust, whose state is numbers and arrays: a forged one may compute nonsense
-or crash the conversion, but names no function to call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +201,7 @@ class SklearnModel:
         inputs: One for all columns, or one for each.
         graph: What skl2onnx makes of it.
         methods: Output of the graph -> method of the estimator that computes it.
-        notes: What a person should know of it.
+        notes: Remarks for the log and the manifest.
     """
 
     estimator: Any
@@ -231,10 +231,10 @@ class SklearnModel:
 
 
 def open_source(location: str, options: SourceOptions) -> SklearnModel:
-    """Loads an estimator and exports it.
+    """Load an estimator and export it.
 
     Raises:
-        ConversionError: The file is missing or damaged, holds types that nobody allowed, or skl2onnx cannot export it.
+        ConversionError: The file is missing or damaged, holds types that need --allow-code, or cannot be exported.
     """
     if options.weights:
         raise ConversionError(f"{location} holds its own parameters", hint="leave --weights out")
@@ -308,7 +308,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
     del graph.graph.output[:]
     graph.graph.output.extend(kept)
     notes = tuple(
-        f"output '{name}' of skl2onnx's graph is left out: it is none of {', '.join(expected)}"
+        f"output '{name}' of skl2onnx's graph is left out: it is not among {', '.join(expected)}"
         for name in nearest
         if name not in methods
     )
@@ -337,7 +337,7 @@ def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description:
 
 
 def _answers(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> dict[str, Any]:
-    """What each method of the estimator answers, of those that it has."""
+    """Results of all methods that the estimator has."""
     table = table_of(estimator, inputs, feeds)
     answers: dict[str, Any] = {}
     for method in _METHODS:

@@ -37,7 +37,7 @@ def list_all_architectures() -> list[str]:
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Opens an architecture with random, published or own weights.
+    """Open an architecture with random, published or own weights.
 
     Raises:
         ConversionError: There is no such architecture, it offers no feature maps, or the weights are not its own.
@@ -71,7 +71,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
 
 
 def _leave_out_head(module: Any, location: str) -> None:
-    """Lets a classifier return the pooled features that its last layer reads."""
+    """Let a classifier return the pooled features that its last layer reads."""
     try:
         module.reset_classifier(0)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:

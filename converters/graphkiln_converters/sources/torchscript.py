@@ -31,11 +31,11 @@ from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
+# Operators that touch more than tensors, among all that torch 2.13 registers.
 _REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")
-"""Operators that touch more than tensors, among all that torch 2.13 registers."""
 _MOST_CODE = 64 << 20
+# A program that takes both takes any.
 _ANY_BATCH = (2, 3)
-"""Who takes both takes any."""
 _USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, *range(3, 32))
 _HINT = "to have it batched, trace it without sizes in numbers: x.reshape(x.shape[0], -1), not x.reshape(1, -1)"
 
@@ -62,7 +62,7 @@ class ScriptModel(TorchModel):
 
 
 class _Holder(torch.nn.Module):
-    """What a program is held by whose arguments are fewer; its forward is written when it is known."""
+    """A wrapper with fewer arguments than its program; its forward is defined later."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ class _Holder(torch.nn.Module):
 
 
 def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBatchModel:
-    """Loads a program; a batch that it was traced with is made to vary, where that can be proven.
+    """Load a program; a batch that it was traced with is made to vary, where that can be proven.
 
     Raises:
-        ConversionError: The file is missing or holds no such program, it reaches out and nobody allowed that, or the
+        ConversionError: The file is missing or holds no such program, it reaches out without --allow-code, or the
             sizes of its inputs are not known.
     """
     if options.weights:
@@ -108,7 +108,7 @@ def _only_batch(model: ScriptModel) -> int:
 
 
 def _takes(model: ScriptModel, size: int) -> bool:
-    """Whether it returns as many rows as it is given."""
+    """Check that a program returns as many rows as it is given."""
     try:
         outputs = model.run(synthetic_samples(model.inputs, size, {}, seed=0))
     except ConversionError:
@@ -125,7 +125,7 @@ def _load(location: str) -> Any:
 
 
 def _reaching_out(location: str) -> list[str]:
-    """What a program names that touches more than tensors."""
+    """Names in a program that touch more than tensors."""
     try:
         with open_regular(location) as file, zipfile.ZipFile(file) as archive:
             sources = [member for member in archive.infolist() if member.filename.endswith(".py")]

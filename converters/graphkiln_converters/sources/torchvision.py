@@ -23,6 +23,7 @@ from graphkiln_converters.weights import load_weights, not_downloaded, trained_c
 
 # torchvision's detectors and segmenters with the heads that their weights were trained for.
 
+# What has outputs for each class: two-stage detectors, RetinaNet and FCOS, SSD, SSDlite, DeepLabV3 and FCN, LRASPP.
 _CLASS_LAYERS = (
     "roi_heads.box_predictor.cls_score",
     "head.classification_head.cls_logits",
@@ -31,7 +32,6 @@ _CLASS_LAYERS = (
     "classifier.4",
     "classifier.low_classifier",
 )
-"""What has outputs for each class: two-stage detectors, RetinaNet and FCOS, SSD, SSDlite, DeepLabV3 and FCN, LRASPP."""
 _KEYPOINT_LAYER = "roi_heads.keypoint_predictor.kps_score_lowres.weight"
 _AUXILIARY = "aux_classifier."
 
@@ -41,7 +41,7 @@ class Built(NamedTuple):
 
     Attributes:
         model: torchvision's.
-        classes: How many it has.
+        classes: Number of its classes.
         names: Of the classes; empty where its weights are of other ones than torchvision's.
     """
 
@@ -78,12 +78,12 @@ def build_model(location: str, options: SourceOptions) -> Built:
 
 
 def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
-    """What a model must be built with to hold the weights of a file; empty where it can hold them as it is.
+    """Options to build a model with so that it can hold the weights of a file; empty where none are needed.
 
     Args:
         model: As torchvision builds it.
         path: As for `load_weights`.
-        classes: How many it has.
+        classes: Number of its classes.
 
     Raises:
         ConversionError: The file cannot be read.
@@ -103,7 +103,7 @@ def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
 
 
 def _has_auxiliary(shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Whether a segmenter has the head that only its training reads."""
+    """True for a segmenter with the head that only training uses."""
     return any(name.startswith(_AUXILIARY) for name in shapes)
 
 
@@ -129,7 +129,7 @@ def list_segmenters() -> list[str]:
 
 
 def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
-    """Opens a segmenter with random, published or own weights.
+    """Open a segmenter with random, published or own weights.
 
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
@@ -162,8 +162,8 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
 # client resizes, the graph takes images of one size, and the proof compares it with torchvision's own pipeline behind
 # the resize. Two differences remain, both at the resize: Pillow's filter is antialiased, and padding counts as image.
 
+# Pixels of the input for one of the coarsest features that all of these models share.
 _STRIDE = 32
-"""Pixels of the input for one of the coarsest features that all of these models share."""
 
 
 def list_detectors() -> list[str]:
@@ -173,7 +173,7 @@ def list_detectors() -> list[str]:
 
 
 def open_detector(location: str, options: SourceOptions) -> TorchModel:
-    """Opens a detector with random, published or own weights.
+    """Open a detector with random, published or own weights.
 
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
@@ -228,11 +228,7 @@ def _task(model: Any) -> Detection:
 
 
 def _size(transform: Any, options: SourceOptions) -> tuple[int, int]:
-    """`(height, width)` of the input: the requested one, or the model's usual one as a square.
-
-    Raises:
-        ConversionError: It is not that of an image, or no multiple of the stride.
-    """
+    """`(height, width)` of the input: the requested one, or the model's usual one as a square."""
     if shape := options.shapes.get(""):
         if len(shape) != 3 or shape[0] != 3:
             raise ConversionError(f"a detector takes images, --shape gives {list(shape)}", hint="--shape 3x640x640")
@@ -268,7 +264,7 @@ def list_architectures() -> list[str]:
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Opens an architecture with random, published or own weights.
+    """Open an architecture with random, published or own weights.
 
     Raises:
         ConversionError: There is no such architecture, or the weights are not its own.

@@ -26,13 +26,13 @@ from graphkiln_converters.sources.base import synthetic_samples
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """A model that a story can be told of, and its saved graphs.
+    """A model that the story can be run with, and its saved graphs.
 
     Attributes:
         request: The story's request.
-        preprocess: How an image becomes the input.
+        preprocess: Preprocessing of an image.
         classes: Number of the model's classes.
-        derivative: `OUTPUT:INPUT`, what the gradient is of and with respect to.
+        derivative: `OUTPUT:INPUT` of the gradient.
     """
 
     request: StoryRequest
@@ -58,7 +58,7 @@ class PreparedModel:
         return path
 
     def saved_graph(self, spec: GraphSpec, platform: Platform) -> Path:
-        """A proven version in a model store of its own, with two instances in its configuration.
+        """A proven version in a separate model store, with two instances in its configuration.
 
         Raises:
             ConversionError: It cannot be converted.
@@ -79,7 +79,7 @@ class PreparedModel:
 
 
 def prepare_model(request: StoryRequest) -> PreparedModel:
-    """Opens the source model once, to see that a story can be told of it.
+    """Open the source model once to check that the story can be run with it.
 
     Raises:
         ConversionError: It cannot be opened.
@@ -91,7 +91,7 @@ def prepare_model(request: StoryRequest) -> PreparedModel:
         if scores.ndim != 2:
             raise MeasurementError(
                 f"{request.source} answers {list(scores.shape)}",
-                hint="a story is told of classifiers: [batch, classes]",
+                hint="a story needs a classifier: [batch, classes]",
             )
         return PreparedModel(
             request=request,
@@ -102,7 +102,7 @@ def prepare_model(request: StoryRequest) -> PreparedModel:
 
 
 def _check_fused(version: Path, fusion: str) -> None:
-    """Raises where a fusion changed nothing: its variant would be the base under another name."""
+    """Raise where a fusion changed nothing: its variant would be the base under another name."""
     conversion = Manifest.read(version / MANIFEST_FILE).conversion
     for record in conversion.passes if conversion else ():
         if record.name == fusion and record.nodes_before == record.nodes_after:

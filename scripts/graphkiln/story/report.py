@@ -1,4 +1,4 @@
-"""The story as two tables in 80 columns: speed, and accuracy."""
+"""The story as two tables in 80 columns, and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TITLE_WIDTH = 21
 
 
 def print_tables(document: dict[str, Any]) -> None:
-    """Prints the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
+    """Print the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
     console = Console()
     steps, facts = document["steps"], document["facts"]
     speed = _table(
@@ -99,7 +99,7 @@ def _format_factor(value: float | None) -> str:
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """Renders the document of `StoryRunner.document`."""
+    """Render the document of `StoryRunner.document`."""
     measured = [step for step in document["steps"] if step["per_second"] is not None]
     chain = [step for step in measured if not step["switch"] and step["counts"]]
     template = environment(__package__ or "").get_template("page.html.j2")

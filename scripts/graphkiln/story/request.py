@@ -1,4 +1,4 @@
-"""What a story is requested for, and the platform that it runs on."""
+"""Request of a story, the platform that it runs on, and facts about both."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from graphkiln_backend.graph.precision import Precision
 
 # The weights that `scripts/train-story` trained for the story.
 
+# Folder of all stories and of the trained weights, in the user's cache.
 STORY_CACHE = "graphkiln-story"
-"""Folder of all stories and of the trained weights, in the user's cache."""
 
 
 def weights_path(architecture: str, image_size: int) -> Path:
-    """Where `scripts/train-story` writes the weights of an architecture, and `graphkiln story` looks for them."""
+    """File that `scripts/train-story` writes the weights of an architecture to, and `graphkiln story` reads."""
     return user_cache_folder(STORY_CACHE) / f"{architecture}-digits-{image_size}.safetensors"
 
 
@@ -58,7 +58,7 @@ class StoryRequest:
 
     @property
     def folder(self) -> Path:
-        """Where the graphs and measurements of this request are kept; another request has another folder."""
+        """Folder of the graphs and measurements of this request; another request has another folder."""
         weights = "" if self.weights is None else f"{self.weights.resolve()} {self.weights.stat().st_mtime_ns}"
         facts = {"source": self.source, "size": self.image_size, "weights": weights, "gradient": self.gradient}
         facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
@@ -68,10 +68,10 @@ class StoryRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """What the story runs on.
+    """Device and batch size of a story.
 
     Attributes:
-        device: Where every variant runs.
+        device: Device.
         batch: Largest batch that Triton forms.
     """
 

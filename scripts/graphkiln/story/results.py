@@ -1,4 +1,4 @@
-"""What was measured, as it is kept on disk during a story, and the rows of its table."""
+"""Measurements of a story as kept on disk, their judgment, and the rows of its table."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Judgment:
 
     Attributes:
         passed: Whether the policy allows the variant.
-        verdict: Why, in one line.
+        verdict: Reason, in one line.
         error: Relative L2 error of the scores.
         limit: Largest error that the policy allows.
         difference: Largest difference of a score.
         samples: Number of images compared.
         same: Images whose top-1 class stayed.
         interval: 95% confidence interval of that share.
-        undecided: Why agreement means nothing here, or empty.
+        undecided: Reason why agreement means nothing here, or empty.
         right: Top-1 accuracy, or None where the right classes are not known.
         gradient_error: Relative L2 error of the gradient, or None where there is none.
     """
@@ -61,7 +61,7 @@ class Judgment:
 def judge(
     reference: Predictions, found: Predictions, limits: Limits, *, noise: float, targets: npt.NDArray[np.int64] | None
 ) -> Judgment:
-    """Judges the predictions for the same images.
+    """Judge the predictions for the same images.
 
     Args:
         reference: Of eager PyTorch, all scores `[images, classes]`.
@@ -99,7 +99,7 @@ def judge(
 
 
 def judge_parameter_gradients(judgment: Judgment, reference: AnyArray, found: AnyArray, noise: float) -> Judgment:
-    """Adds the gradients with respect to the parameters to the judgment of a variant in fp32.
+    """Add the gradients with respect to the parameters to the judgment of a variant in fp32.
 
     Args:
         judgment: Of the scores.
@@ -139,8 +139,8 @@ def _comparable(reference: AnyArray, found: Predictions) -> tuple[AnyArray, AnyA
     return np.take_along_axis(reference, found.indices.astype(np.int64), axis=1), found.scores
 
 
+# Key of the variant that all cumulative factors are relative to.
 _REFERENCE = "eager"
-"""Key of the variant that all cumulative factors are relative to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,7 @@ class Observation:
     """What was observed of one variant.
 
     Attributes:
-        refused: Why it cannot be executed here, or empty.
+        refused: Reason why it was not executed, or empty.
         judgment: Of its predictions, or None before.
         rounds: Its measurements.
     """
@@ -178,7 +178,7 @@ class Observation:
 
     @property
     def passed(self) -> bool:
-        """Whether its predictions were judged, and passed."""
+        """True where the predictions were judged and passed."""
         return self.judgment is not None and self.judgment.passed
 
 
@@ -188,7 +188,7 @@ class Record:
 
     Attributes:
         facts: The machine, the versions, the request; for people.
-        derivative: `OUTPUT:INPUT`, what gradients are of and with respect to; empty before the model was opened.
+        derivative: `OUTPUT:INPUT` of the gradient; empty before the model was opened.
         precision: The lowest precision that was proven, or None before.
         seen: Observations by key of the variant.
     """
@@ -203,14 +203,14 @@ class Record:
         return self.seen.get(key, Observation())
 
     def write(self, path: Path) -> None:
-        """Writes it, whole or not at all."""
+        """Write it, whole or not at all."""
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(encode(self)))
         partial.rename(path)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Reads one.
+        """Read one.
 
         Raises:
             MeasurementError: The file cannot be read, is damaged, or of another version of graphkiln.
@@ -243,7 +243,7 @@ class Row:
         cores: CPU seconds per second.
         memory_mb: Memory in MB.
         judgment: Of its predictions.
-        refused: Why it was not executed.
+        refused: Reason why it was not executed, or empty.
     """
 
     key: str
@@ -265,7 +265,7 @@ class Row:
 
     @property
     def counts(self) -> bool:
-        """Whether it was measured, and its predictions passed the policy."""
+        """True where it was measured and its predictions passed the policy."""
         return self.per_second is not None and self.judgment is not None and self.judgment.passed
 
 
@@ -287,7 +287,7 @@ def build_document(
 
 
 def _baseline(variant: Variant, before: Sequence[Row], variants: Sequence[Variant]) -> str:
-    """Key of the baseline; where that one does not count, of its own baseline, and so on."""
+    """Key of the nearest baseline that counts."""
     counting = {row.key for row in before if row.counts}
     parents = {other.key: other.baseline for other in variants}
     key = variant.baseline

@@ -54,8 +54,8 @@ from graphkiln_backend.images.formats import image_files
 
 # The images of a story: those that its variants are proven and measured on, and others for calibration.
 
+# Images that every variant is proven on.
 EVALUATION_COUNT = 200
-"""Images that every variant is proven on."""
 _CALIBRATION_COUNT = 64
 _CONVERSION_COUNT = 64
 _SUFFIXES = frozenset({".jpg", ".jpeg"})
@@ -80,7 +80,7 @@ class ImageSet:
     labels: tuple[str, ...] = ()
 
     def write(self, samples: Path, calibration: Path, labels: Path) -> None:
-        """Writes the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
+        """Write the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
         labels.parent.mkdir(parents=True, exist_ok=True)
         if self.labels:
             labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
@@ -149,7 +149,7 @@ class RunningVariant:
     pids: tuple[int, ...]
 
     def measure(self, number: int, jpegs: Sequence[bytes], seconds: float) -> Round:
-        """Measures one round.
+        """Measure one round.
 
         Raises:
             MeasurementError: The workload failed, or its process ended.
@@ -169,7 +169,7 @@ class RunningVariant:
 
 @contextmanager
 def start_variant(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[RunningVariant]:
-    """Starts all that a variant needs, and stops it when the context is left.
+    """Start all that a variant needs, and stops it when the context is left.
 
     Raises:
         MeasurementError: The platform cannot execute it, or it cannot be started.
@@ -218,18 +218,18 @@ def _served(variant: Variant, model: PreparedModel, platform: Platform) -> Itera
 ROUNDS = 5
 _RECORD_FILE = "record.json"
 _REFERENCE_FILE = "reference.npz"
+# Started whatever is requested: the reference of all proofs, and the noise of fp32.
 _ALWAYS = ("eager", "reduced")
-"""Started whatever is requested: the reference of all proofs, and the noise of fp32."""
+# What decides about the precision of the final variants.
 _PRECISION_SWITCHES = ("mixed", "int8")
-"""What decides about the precision of the final variants."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a story is.
+    """Progress of a story.
 
     Attributes:
-        activity: What happens now.
+        activity: Current activity.
         done_s: Seconds of measurement that are done; 0 during the preparation.
         total_s: Seconds of measurement that there are.
         figure: The last figure, in words.
@@ -272,7 +272,7 @@ class StoryRunner:
 
     @property
     def proven(self) -> bool:
-        """Whether every step of the chain that was judged passed."""
+        """True where every step of the chain that was judged passed."""
         chain = [self.record.observation(variant.key) for variant in self.variants if not variant.switch]
         return all(observation.passed for observation in chain if observation.judgment)
 
@@ -283,7 +283,7 @@ class StoryRunner:
         return build_document(self.variants, self.record, commands)
 
     def run(self, seconds: float, only: Sequence[str] = ()) -> None:
-        """Prepares, proves and measures; what was done before is not done again.
+        """Prepare, proves and measures; what was done before is not done again.
 
         Args:
             seconds: How long each variant is measured, all rounds together.
@@ -330,7 +330,7 @@ class StoryRunner:
                 self._start(variant, model, images, stack)
 
     def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
-        """Starts and proves one variant, or keeps the reason why that is impossible."""
+        """Start and prove one variant, or keeps the reason why that is impossible."""
         observation = self.record.observation(variant.key)
         if observation.refused:
             return
@@ -373,7 +373,7 @@ class StoryRunner:
             return 0.0
         reduced = self.record.observation("reduced").judgment
         if reduced is None:
-            raise MeasurementError("nobody knows the noise of fp32 beside it: step 2 was not proven")
+            raise MeasurementError("the noise of fp32 is not known: step 2 was not proven")
         return reduced.difference
 
     def _lowest_proven(self) -> Precision:
@@ -401,7 +401,7 @@ class StoryRunner:
                 done_s += round_s
 
     def _measure_round(self, running: RunningVariant, number: int, images: ImageSet, seconds: float) -> str:
-        """Measures and keeps one round of one variant; returns its figure in words."""
+        """Measure and keeps one round of one variant; returns its figure in words."""
         variant = running.variant
         measured = running.measure(number, images.evaluation, seconds)
         observation = self.record.observation(variant.key)

@@ -19,12 +19,12 @@ from graphkiln_backend.graph.errors import ClientError, MeasurementError
 from graphkiln_client import Client
 
 _STOP_S = 60
+# What is waited for may itself be measured.
 _POLL_S = 0.02
-"""What is waited for may itself be measured."""
+# Starts, each on other ports.
 _TRIES = 3
-"""Starts, each on other ports."""
+# How our server says it, and Triton.
 _IN_USE = re.compile(r"port \d+ \(\w+\) is in use|already in use")
-"""How our server says it, and Triton."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class LocalServer:
         http_url: Its HTTP address.
         grpc_url: Its gRPC address.
         pid: Of its supervisor.
-        metrics_url: Where its metrics are; empty where nobody said.
+        metrics_url: Address of its metrics; empty where not known.
     """
 
     http_url: str
@@ -57,17 +57,17 @@ class PortTaken(MeasurementError):
 def start_server(
     *stores: Path, flags: tuple[str, ...] = (), log: Path | None = None, deadline_s: float = math.inf
 ) -> Iterator[LocalServer]:
-    """Serves model stores on free ports until the context is left.
+    """Serve model stores on free ports until the context is left.
 
     Args:
         stores: Model repositories.
         flags: Further flags of `graphkiln serve`.
-        log: Where its output goes; to stderr when None.
-        deadline_s: How long it may take until it is ready.
+        log: File of its output; stderr when None.
+        deadline_s: Longest time until it is ready.
 
     Raises:
         PortTaken: Its ports were taken, time and again.
-        MeasurementError: A model cannot be loaded, the server ended, or is not ready in time; the message says why.
+        MeasurementError: A model cannot be loaded, the server ended, or is not ready in time.
     """
     deadline = time.monotonic() + deadline_s
     command = [sys.executable, "-P", "-m", "graphkiln.cli", "serve", *(f"--model-store={store}" for store in stores)]
@@ -89,7 +89,7 @@ def start_server(
 def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: float) -> Iterator[LocalServer]:
     http, grpc, metrics = free_ports(3)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    # In a session of its own: Ctrl-C interrupts the measurement, which then stops the server.
+    # In a new session: Ctrl-C interrupts the measurement, which then stops the server.
     server = subprocess.Popen(
         [*ending_with_us(), *command, *ports],
         stdout=output,
@@ -111,7 +111,7 @@ def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: 
 
 
 def ending_with_us() -> tuple[str, ...]:
-    """What a server's command begins with, so that it ends when this process is killed; nothing without util-linux.
+    """Prefix of a server's command that ends it when this process is killed; empty without util-linux.
 
     Source: prctl(2), PR_SET_PDEATHSIG; setpriv(1).
     """
@@ -119,7 +119,7 @@ def ending_with_us() -> tuple[str, ...]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody holds; all are held together, so that none comes twice."""
+    """Free ports; all are held together, so that none comes twice."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for held in sockets:
@@ -128,7 +128,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """Ends a server as a service manager does: with SIGTERM, and with SIGKILL when it does not end in a minute."""
+    """End a server as a service manager does: with SIGTERM, and with SIGKILL when it does not end in a minute."""
     server.terminate()
     try:
         server.wait(_STOP_S)
@@ -158,7 +158,7 @@ def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None, dea
 
 
 def _failure(what: str, log: Path | None) -> MeasurementError:
-    """What went wrong with the end of the log, as `PortTaken` where that is what the log says."""
+    """An error with the end of the log; `PortTaken` where the log reports that."""
     if log is None:
         return MeasurementError(what)
     kind = PortTaken if _IN_USE.search(log.read_text(errors="replace")) else MeasurementError
@@ -167,4 +167,4 @@ def _failure(what: str, log: Path | None) -> MeasurementError:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it is empty"

@@ -1,6 +1,6 @@
 """A training step, eager and as one static graph: a model's outputs, and the gradients of one by every parameter.
 
-Nobody serves such a graph. It is where the acceleration story begins: the work that a team did in PyTorch, and saved.
+Such a graph is not served. It is where the acceleration story begins: the work that a team did in PyTorch, and saved.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from graphkiln_converters.gradient import FrozenNorm, differentiable, joint_modu
 from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, named_outputs
 
+# The work is done image by image; gradients by parameters would be sums over a batch.
 _BATCH = 1
-"""The work is done image by image; gradients by parameters would be sums over a batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

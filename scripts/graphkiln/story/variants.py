@@ -17,16 +17,16 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.policy import BY_PRECISION, OTHER_ENGINE, Limits
 from graphkiln_backend.repository.version import CONFIG_FILE
 
+# What executes: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images.
 VariantKind = Literal["eager", "static", "session", "tensors", "images"]
-"""What executes: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images."""
 
 TOP_K = 5
+# The source reports this factor and more for all steps together.
 REPORTED_TOTAL = 25
-"""The source reports this factor and more for all steps together."""
 _FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
 _LIMITS = {**BY_PRECISION, Precision.FP32: OTHER_ENGINE}
+# What the compiled step tries to prove, in order, by kind of device. ONNX Runtime has no int8 kernels for GPUs.
 LOWEST_PRECISIONS = {DeviceKind.CPU: (Precision.INT8, Precision.BF16), DeviceKind.GPU: (Precision.FP16,)}
-"""What the compiled step tries to prove, in order, by kind of device. ONNX Runtime has no int8 kernels for GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,14 +52,14 @@ class Variant:
         key: Its name in results.
         step: Number of the step that it belongs to.
         title: A few words.
-        kind: What executes.
+        kind: Kind of workload.
         baseline: Key of the variant that its own factor is relative to.
         reported: Factor that the source reports, or empty.
         graph: The saved graph, or None.
         settings: Settings of the served model, `key=value`.
         precision: Row of the numeric policy.
         switch: Whether it shows one optimization by itself, outside of the chain of steps.
-        unavailable: Why this platform cannot execute it, or empty.
+        unavailable: Reason why this platform cannot execute it, or empty.
     """
 
     key: str
@@ -81,12 +81,12 @@ class Variant:
 
     @property
     def is_served(self) -> bool:
-        """Whether a Triton server executes it."""
+        """True where a Triton server executes it."""
         return self.kind in ("tensors", "images")
 
 
+# The saved graph in fp32, without the fusions of step 4.
 BASE_GRAPH = GraphSpec(name="base", options={"skip": tuple(_FUSIONS.values())})
-"""The saved graph in fp32, without the fusions of step 4."""
 
 
 def initial_variants(platform: Platform) -> tuple[Variant, ...]:
@@ -193,7 +193,7 @@ def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform,
     Args:
         variant: The variant.
         request: The story's request.
-        platform: What it runs on.
+        platform: Its platform.
         derivative: `OUTPUT:INPUT` of `graphkiln convert --gradient`.
     """
     graph = variant.graph

@@ -46,7 +46,7 @@ class Throughput:
 def measure_throughput(
     predict: Callable[[bytes], object], callers: int, jpegs: Sequence[bytes], seconds: float
 ) -> Throughput:
-    """Calls a function again and again; each caller takes the next image when its own is done.
+    """Call a function again and again; each caller takes the next image when its own is done.
 
     Args:
         predict: Takes one image; called from `callers` threads.
@@ -55,7 +55,7 @@ def measure_throughput(
         seconds: How long new images are taken; each caller takes at least one.
 
     Raises:
-        BaseException: Whatever `predict` raised first; all callers stop then.
+        BaseException: The first error of `predict`; all callers stop then.
     """
     spans: list[tuple[float, float]] = []
     failures: list[BaseException] = []
@@ -104,7 +104,7 @@ def _rate(begun: float, completions: Sequence[float], callers: int, deadline: fl
     One caller is busy all the time. Of several, the first images complete while the pipeline fills, the last ones while
     it runs empty: both ends are left out, and the time counts from completion to completion, so that a batch is never
     cut. Where less than a third of the measurement is left of it, all of it counts: the images of one batch complete
-    together, which says nothing of a rate.
+    together, which is no rate.
     """
     whole = len(completions) / (completions[-1] - begun)
     if callers == 1:
@@ -121,7 +121,7 @@ class Worker(Closeable):
     """Opens a workload in another process, and calls it there.
 
     Args:
-        workload: What the process opens.
+        workload: Workload to open in the process.
         title: Of the variant, for errors.
 
     Raises:
@@ -161,7 +161,7 @@ class Worker(Closeable):
         return gradients, noise
 
     def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
-        """Measures it for some seconds.
+        """Measure it for some seconds.
 
         Raises:
             MeasurementError: The workload failed, or the process ended.
@@ -175,7 +175,7 @@ class Worker(Closeable):
         return self._process.pid or 0
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         self._connection.close()  # the process ends when it sees that
         self._process.join(_EXIT_S)
         if self._process.is_alive():
@@ -196,7 +196,7 @@ class Worker(Closeable):
 
     @contextmanager
     def _checked_connection(self) -> Iterator[None]:
-        """Reports a broken connection as what it is: the end of the process."""
+        """Report a broken connection as what it is: the end of the process."""
         try:
             yield
         except (EOFError, ConnectionError) as error:
@@ -240,7 +240,7 @@ def _serve(workload: Workload, connection: Connection) -> None:
 
 
 def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[bool, object]:
-    """Whether a call succeeded, and its value or the error."""
+    """Execute a call; return success, and the value or the error."""
     try:
         if name == "measure":
             jpegs, seconds = arguments

@@ -1,4 +1,4 @@
-"""What every workload has in common: plain data that another process opens, then calls with one image after another.
+"""Workloads of the variants: plain data that another process opens, then calls with one image after another.
 
 Modules that compute are imported where a workload is opened: the memory of a process is that of its own variant.
 """
@@ -27,7 +27,7 @@ _GRADIENT_SUFFIX = "_gradient"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Predictions:
-    """What a variant predicts for some images.
+    """Predictions of a variant for some images.
 
     Attributes:
         scores: `[images, classes]`, or the top k of them, `[images, k]`.
@@ -42,13 +42,13 @@ class Predictions:
     noise: float = 0.0
 
     def write(self, path: Path) -> None:
-        """Writes scores, gradients and noise as .npz; indices are not kept."""
+        """Write scores, gradients and noise as .npz; indices are not kept."""
         gradients = np.zeros(0) if self.gradients is None else self.gradients
         np.savez(path, scores=self.scores, gradients=gradients, noise=np.float64(self.noise))
 
     @classmethod
     def read(cls, path: Path) -> Predictions:
-        """Reads what `write` wrote."""
+        """Read what `write` wrote."""
         with np.load(path) as arrays:
             gradients = arrays["gradients"]
             return cls(
@@ -57,7 +57,7 @@ class Predictions:
 
     @classmethod
     def concatenate(cls, outputs: Sequence[Mapping[str, AnyArray]]) -> Predictions:
-        """Joins the outputs of several runs by their names in the saved graph: scores, top-k indices, gradient."""
+        """Join the outputs of several runs by their names in the saved graph: scores, top-k indices, gradient."""
         arrays = {name: np.concatenate([row[name] for row in outputs]) for name in outputs[0]}
         return cls(scores=arrays["OUTPUT_0"], indices=arrays.get("INDEX_0"), gradients=arrays.get("OUTPUT_1"))
 
@@ -84,12 +84,12 @@ class Workload(Protocol):
     """A variant's work as plain data that another process can open."""
 
     def open(self) -> AbstractContextManager[Predictor]:
-        """Loads all that it needs."""
+        """Load all that it needs."""
         ...
 
 
 def load_batch(jpegs: Sequence[bytes], preprocess: Preprocess) -> AnyArray:
-    """Preprocesses images into one array, `[images, ...]`."""
+    """Preprocess images into one array, `[images, ...]`."""
     if len(jpegs) == 1:
         return load_sample(jpegs[0], preprocess)[np.newaxis]
     return np.stack([load_sample(jpeg, preprocess) for jpeg in jpegs])
@@ -118,7 +118,7 @@ if TYPE_CHECKING:
 
 
 def open_source_model(request: StoryRequest) -> TorchModel:
-    """Opens the source model; the caller closes it.
+    """Open the source model; the caller closes it.
 
     Raises:
         ConversionError: It is no PyTorch model with one image as its input, or its preprocessing is not known.
@@ -131,7 +131,7 @@ def open_source_model(request: StoryRequest) -> TorchModel:
     if not isinstance(model, TorchModel) or len(model.inputs) != 1 or model.keywords:
         model.close()
         raise ConversionError(
-            f"the story of {request.source} cannot be told: it begins with a PyTorch model of one image",
+            f"the story of {request.source} cannot be run: it begins with a PyTorch model of one image",
             hint="torchvision:ARCH, timm:ARCH, or python:FILE:FACTORY",
         )
     source_preprocess(model, request)
@@ -139,7 +139,7 @@ def open_source_model(request: StoryRequest) -> TorchModel:
 
 
 def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
-    """How an image becomes the model's input: as requested, else as the source declares it.
+    """The requested preprocessing, else the source's.
 
     Raises:
         ConversionError: Neither says so.
@@ -149,7 +149,7 @@ def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
         return decode(Preprocess, request.preprocess, path="preprocess")
     if model.preprocess is None:
         raise ConversionError(
-            f"nobody says how an image becomes the input of {request.source}",
+            f"it is not known how an image becomes the input of {request.source}",
             hint='give --preprocess \'{"resize": 256, "crop": [224, 224], "mean": [...], "std": [...]}\'',
         )
     return model.preprocess
@@ -167,8 +167,8 @@ class SessionWorkload:
 
     Attributes:
         graph: Scores, and the gradient with respect to the image where requested.
-        preprocess: How an image becomes the input.
-        device: Where it runs.
+        preprocess: Preprocessing of an image.
+        device: Device.
     """
 
     graph: Path
@@ -187,7 +187,7 @@ class SessionWorkload:
 
 @contextmanager
 def open_session(graph: Path, device: Device) -> Iterator[Session]:
-    """Builds a session with the default settings: ONNX Runtime in fp32, all cores."""
+    """Build a session with the default settings: ONNX Runtime in fp32, all cores."""
     from graphkiln_backend.engines.registry import load_engine, probe
     from graphkiln_backend.lowering.plan import Resources, plan
     from graphkiln_backend.lowering.settings import Settings
@@ -206,7 +206,7 @@ def predict_one_by_one(
     Args:
         session: Of a graph with the input `INPUT_0`.
         jpegs: The images.
-        preprocess: How an image becomes the input.
+        preprocess: Preprocessing of an image.
         outputs: How many of the graph's outputs count, in their order: 1 for scores, 2 with the gradient.
     """
     rows = []
@@ -231,7 +231,7 @@ class EagerWorkload:
 
     Attributes:
         request: The story's request.
-        derivative: `OUTPUT:INPUT`, what the gradient is of and with respect to.
+        derivative: `OUTPUT:INPUT` of the gradient.
     """
 
     request: StoryRequest
@@ -271,7 +271,7 @@ class EagerWorkload:
 
 
 def _parameter_gradients(training_step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
-    """The gradients, and their relative change when the image changes by as little as fp32 can tell."""
+    """The gradients, and their relative change when the image changes by fp32's own error."""
     from graphkiln_converters.gradient import perturb
 
     training_step.model.module.to("cpu")
@@ -292,8 +292,8 @@ class StaticWorkload:
     Attributes:
         training_graph: Scores, then gradients with respect to the parameters.
         forward_graph: Scores.
-        preprocess: How an image becomes the input.
-        device: Where it runs.
+        preprocess: Preprocessing of an image.
+        device: Device.
     """
 
     training_graph: Path

@@ -20,7 +20,7 @@ def random_affine(
     shift: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Rotates, scales and shifts each sample by random amounts; the border is replicated.
+    """Rotate, scales and shifts each sample by random amounts; the border is replicated.
 
     Args:
         samples: `[count, 1, size, size]`.

@@ -16,19 +16,19 @@ from torch import nn
 
 from graphkiln.story.digits import digit_image
 
+# Height and width of a scene in pixels.
 SIDE = 96
-"""Height and width of a scene in pixels."""
+# Fewest and most digits of a scene that are tried; one that finds no room is left out.
 OBJECTS = (1, 5)
-"""Fewest and most digits of a scene that are tried; one that finds no room is left out."""
 _DIGIT_SIDES = (22, 44)
+# A pixel belongs to a digit where this share of the digit's brightest ink lies on it.
 _STROKE = 0.5
-"""A pixel belongs to a digit where this share of the digit's brightest ink lies on it."""
 _BACKGROUND = (10.0, 70.0)
 _INK = (110.0, 180.0)
 _NOISE = 3.0
 _ATTEMPTS = 20
+# One digit in this many is held out.
 _HELD_OUT = 4
-"""One digit in this many is held out."""
 
 Digits = npt.NDArray[np.float64]
 Generator = np.random.Generator
@@ -146,22 +146,22 @@ def _bounds(stroke: npt.NDArray[np.bool_], top: int, left: int) -> tuple[int, in
 
 # Three small networks for scenes of digits: one finds them, one colours their pixels, one tells how alike they are.
 
+# Pixels of the input to a cell of the detector's grid.
 STRIDE = 4
-"""Pixels of the input to a cell of the detector's grid."""
+# Rows that leave the graph for each image; those beyond the count are zero.
 DETECTIONS = 16
-"""Rows that leave the graph for each image; those beyond the count are zero."""
+# Detections below this score are not counted.
 KEPT_SCORE = 0.05
-"""Detections below this score are not counted."""
+# Score of a digit where none was detected.
 _FAINTEST = 1e-9
-"""Score of a digit where none was detected."""
+# Boxes of at least this score say how bright their ink is.
 _SURE = 0.3
-"""Boxes of at least this score say how bright their ink is."""
+# Pixels around a box that may hold ink of its digit, too.
 _MARGIN = 2.0
-"""Pixels around a box that may hold ink of its digit, too."""
+# Least difference of the brightest and the darkest pixel of a box.
 _FLATTEST = 0.1
-"""Least difference of the brightest and the darkest pixel of a box."""
+# Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak.
 _TIE_STEP = 1e-6
-"""Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak."""
 
 
 def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -233,7 +233,7 @@ class SceneDetector(nn.Module):
 
 
 class Strokes(nn.Module):
-    """How likely a pixel is ink, as logits `[batch, 1, height, width]`."""
+    """Likelihood of ink for each pixel, as logits `[batch, 1, height, width]`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -250,7 +250,7 @@ class Strokes(nn.Module):
 class SceneSegmenter(nn.Module):
     """Scores `[batch, 1 + classes, height, width]`: ink in the box of a digit belongs to that digit.
 
-    Where ink ends depends on how bright it is elsewhere in its digit, which the box tells and no small window does.
+    The edge of ink depends on its brightness elsewhere in the digit: the box shows that, a small window does not.
 
     Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cut by what was detected).
     """
@@ -267,7 +267,7 @@ class SceneSegmenter(nn.Module):
         return self
 
     def levels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """What the strokes are told from: see `Strokes`."""
+        """Input of the strokes: see `Strokes`."""
         boxes, scores, _, _ = self.detector(pixels)
         return _with_relief(pixels, boxes, scores)
 
@@ -284,7 +284,7 @@ class SceneSegmenter(nn.Module):
 
 
 def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Where a pixel lies between the darkest and the brightest one of its box, `[batch, 1, height, width]`.
+    """Position of a pixel between the darkest and the brightest one of its box, `[batch, 1, height, width]`.
 
     Args:
         pixels: In -1..1, `[batch, 1, height, width]`.
@@ -309,7 +309,7 @@ def _with_relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
-    """Whether a pixel is in each box, or that near to it: bool `[batch, detections, height * width]`."""
+    """Pixels in each box, or within a margin of it: bool `[batch, detections, height * width]`."""
     x1, y1, x2, y2 = boxes.unsqueeze(-1).unbind(dim=2)
     x, y = (torch.arange(size, dtype=torch.float32) + 0.5 for size in (width, height))
     across, down = (x > x1 - margin) & (x < x2 + margin), (y > y1 - margin) & (y < y2 + margin)

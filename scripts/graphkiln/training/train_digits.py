@@ -70,7 +70,7 @@ def augment(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> DigitsNet:
-    """Trains a network from a fixed seed; the same library versions and processor repeat it exactly."""
+    """Train a network from a fixed seed; the same library versions and processor repeat it exactly."""
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(mode=True)
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> 
 
 
 def main() -> None:
-    """Trains, evaluates, proves, writes."""
+    """Train, evaluates, proves, writes."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-digits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -45,23 +45,23 @@ from graphkiln_converters.write import SourceInfo, prove_and_write
 
 # Trains the networks for scenes of digits, each from a fixed seed: versions of libraries and processor repeat it.
 
-# What the networks for scenes of digits are trained to make small.
+# Losses of the networks for scenes of digits.
 
 _CELLS = SIDE // STRIDE
+# Width of a peak as a share of its box's sides.
 _SPREAD = 0.08
-"""Width of a peak as a share of its box's sides."""
+# Cells where the heat is higher than this learn the box, too.
 _NEAR = 0.5
-"""Cells where the heat is higher than this learn the box, too."""
 _TINY = 1e-6
 
 
 class DetectorTargets:
-    """What a detector should say of a set of scenes.
+    """Targets of the detector for a set of scenes.
 
     Attributes:
         heat: 1 at the centre of each digit, falling off around it, `[scenes, classes, rows, columns]`.
         boxes: Of the digit that a cell belongs to, in pixels, `[scenes, 4, rows, columns]`.
-        weights: How much a cell has to say about its box, `[scenes, rows, columns]`.
+        weights: Weight of a cell for its box, `[scenes, rows, columns]`.
     """
 
     def __init__(self, scenes: Sequence[Scene], classes: int) -> None:
@@ -107,7 +107,7 @@ def detector_loss(
 
 
 def generalized_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Of boxes that stand at the same place, `[batch, 4, ...]` each, -1..1 `[batch, ...]`."""
+    """Generalized IoU of boxes at the same positions, `[batch, 4, ...]` each, -1..1 `[batch, ...]`."""
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     u1, v1, u2, v2 = others.unbind(dim=1)
     across = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0)
@@ -149,8 +149,8 @@ EMBEDDING_SIDE = 32
 SEGMENTS = ("background", *CLASSES)
 DETECTOR_GRAPH = Path(__file__).parents[3] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
 
+# Of the samples with these row numbers.
 Loss = Callable[[torch.Tensor], torch.Tensor]
-"""Of the samples with these row numbers."""
 
 
 def to_input(pixels: Sequence[npt.NDArray[np.uint8]]) -> torch.Tensor:
@@ -257,8 +257,8 @@ def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int)
     print(file=sys.stderr)
 
 
+# Folder of the examples, in the user's cache.
 CACHE = "graphkiln-scenes"
-"""Folder of the examples, in the user's cache."""
 _TEST_SCENES = 200
 _TEST_SEED = 7
 _PROOF_SAMPLES = 64
@@ -363,7 +363,7 @@ def compute(network: nn.Module, samples: torch.Tensor) -> dict[str, AnyArray]:
 
 
 def write_example(name: str, network: nn.Module, store: Path, number: int) -> str:
-    """Measures a network on what is held out, proves its graph, and writes `STORE/scenes-NAME/NUMBER/`.
+    """Measure a network on what is held out, proves its graph, and writes `STORE/scenes-NAME/NUMBER/`.
 
     Args:
         name: A key of `EXAMPLES`.
@@ -408,14 +408,14 @@ def write_example(name: str, network: nn.Module, store: Path, number: int) -> st
 
 
 def save_scenes(folder: Path) -> None:
-    """Writes the first held-out scenes as PNG, named by their numbers."""
+    """Write the first held-out scenes as PNG, named by their numbers."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(compose_scenes(_SAMPLES, seed=_TEST_SEED, held_out=True), 1):
         Image.fromarray(scene.pixels).save(folder / f"{number}.png")
 
 
 def main() -> None:
-    """Trains, evaluates, proves, writes."""
+    """Train, evaluates, proves, writes."""
     parser = argparse.ArgumentParser(prog="scripts/train-scenes", description=__doc__)
     parser.add_argument("example", choices=list(EXAMPLES), help="what to train")
     parser.add_argument("--model-store", type=Path, help="where to write (default: in the user's cache)")

@@ -27,8 +27,8 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.torch_libraries import import_torchvision
 
 SEED = 20260101
+# Side of the images for a final size of 224, optimizer steps, and strength of the augmentation.
 STAGES = ((64, 150, 1.0), (128, 80, 1.0), (224, 70, 0.3))
-"""Side of the images for a final size of 224, optimizer steps, and strength of the augmentation."""
 BATCH = 32
 LEARNING_RATE = 1e-3
 MIN_ACCURACY = 0.95
@@ -58,7 +58,7 @@ def build_network(architecture: str) -> nn.Module:
 def train(
     module: nn.Module, samples: torch.Tensor, targets: torch.Tensor, published: Preprocess, effort: float
 ) -> None:
-    """Trains stage by stage, each with its own one-cycle schedule: every size has to be learned anew."""
+    """Train stage by stage, each with its own one-cycle schedule: every size has to be learned anew."""
     generator = torch.Generator().manual_seed(SEED)
     sizes = [round(side * samples.shape[-1] / 224 / 32) * 32 or 32 for side, _, _ in STAGES]
     counts = [max(2, round(steps * effort)) for _, steps, _ in STAGES]
@@ -87,7 +87,7 @@ def train(
 
 
 def recompute_statistics(module: nn.Module, samples: torch.Tensor, published: Preprocess) -> None:
-    """Recomputes the batch norms' statistics at the size of use, over images without augmentation."""
+    """Recompute the batch norms' statistics at the size of use, over images without augmentation."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
@@ -109,7 +109,7 @@ def top1_accuracy(module: nn.Module, samples: torch.Tensor, targets: torch.Tenso
 
 
 def main() -> None:
-    """Trains, evaluates, writes."""
+    """Train, evaluates, writes."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-story", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def save_weights(module: nn.Module, path: Path) -> None:
-    """Writes the state dict as safetensors, whole or not at all."""
+    """Write the state dict as safetensors, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     save_file({key: value.contiguous() for key, value in module.state_dict().items()}, partial)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import pytest
-from graphs import compute, draw, graph, operators
+from graphs import compute, draw, graph
 from PIL import Image
 from sources import TextSource
 
@@ -35,7 +34,6 @@ from graphkiln_converters.convert import (
     local_source,
     new_version,
     open_model,
-    remaining_preprocess,
     remote_part,
     rewrite,
     warn_without_preprocess,
@@ -44,7 +42,7 @@ from graphkiln_converters.convert import (
     with_task,
 )
 from graphkiln_converters.recipe import Recipe, check_file, near_file
-from graphkiln_converters.sources.base import InputSpec, OpenModel, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, OpenModel
 
 TEXT = """(float[batch,3,8,8] image) => (float[batch,5] scores) {
     c = Conv<pads=[1,1,1,1]>(image, kernel)
@@ -325,13 +323,6 @@ def recipe(**fields: Any) -> Recipe:
 
 
 class TestOpening:
-    def test_the_source_knows_itself(self, source_of_opening: TextSource) -> None:
-        with open_model(recipe()) as model:
-            assert model.source is source_of_opening
-            assert (model.inputs, model.preprocess, model.labels) == ((IMAGE,), SPEC_OF_OPENING, ("a", "b"))
-            assert source_of_opening.closed == 0
-        assert source_of_opening.closed == 1
-
     @pytest.mark.usefixtures("source")
     def test_the_recipe_knows_better(self, tmp_path: Path) -> None:
         (tmp_path / "labels.txt").write_text("x\ny\nz\n")
@@ -340,27 +331,6 @@ class TestOpening:
             assert model.preprocess == Preprocess(resize=9)
             assert model.labels == ("x", "y", "z")
             assert model.inputs[0].dynamic == {1: (8, 16)}
-
-    @pytest.mark.usefixtures("source")
-    def test_feature_maps_have_no_labels(self) -> None:
-        with open_model(recipe(features_only=True)) as model:
-            assert model.labels == ()
-
-    def test_what_the_recipe_says_of_the_source_reaches_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        seen: list[object] = []
-
-        def open_source(*arguments: object) -> TextSource:
-            seen.extend(arguments)
-            return TextSource("", ())
-
-        monkeypatch.setattr("graphkiln_converters.convert.open_source", open_source)
-        open_model(recipe(weights="w.pth", pretrained=True, features_only=True, out_indices=[1], shape=["a=3x4"]))
-        assert seen == [
-            "text",
-            SourceOptions(
-                weights=Path("w.pth"), pretrained=True, features_only=True, out_indices=(1,), shapes={"a": (3, 4)}
-            ),
-        ]
 
     @pytest.mark.parametrize(
         ("fields", "error", "words"),
@@ -378,17 +348,8 @@ class TestOpening:
             open_model(recipe(**fields))
         assert source_of_opening.closed == 1
 
-    def test_labels_that_are_no_text(self, source_of_opening: TextSource, tmp_path: Path) -> None:
-        (tmp_path / "labels.txt").write_bytes(b"caf\xe9")
-        with pytest.raises(ConversionError, match="cannot read labels"):
-            open_model(recipe(labels=tmp_path / "labels.txt"))
-        assert source_of_opening.closed == 1
-
 
 class TestDynamicAxes:
-    def test_none_are_requested(self) -> None:
-        assert with_dynamic_axes((IDS, IMAGE), {}) == (IDS, IMAGE)
-
     def test_are_counted_with_the_batch_by_users_and_without_it_inside(self) -> None:
         ids, image = with_dynamic_axes((IDS, IMAGE), {"image": {2: (4, 8), 3: (5, 9)}})
         assert ids == IDS
@@ -440,69 +401,15 @@ def proven(folder: Path, edge: Edge | None = None) -> Any:
     )
 
 
-def recipe_of_publishing(**options: Any) -> Recipe:
-    return Recipe(source="net.onnx", name="net", **options)
-
-
-def test_what_the_graph_does_not_do_is_left_to_the_client() -> None:
-    left = replace(PIXELS, mean=(), std=(), dtype=DType.UINT8)
-    edge = Edge(to_graph_preprocess=lambda _: left)
-    assert remaining_preprocess(model(), edge) == left
-    assert remaining_preprocess(model(), Edge()) == PIXELS
-    assert remaining_preprocess(model(None), edge) is None
-
-
 def test_random_weights_are_noted(tmp_path: Path) -> None:
     opened = model()
     opened.source.description = "torchvision:resnet18 with random weights"
-    made = new_version(recipe_of_publishing(), opened, proven(tmp_path), command="graphkiln convert", seconds=1)
+    made = new_version(recipe(), opened, proven(tmp_path), command="graphkiln convert", seconds=1)
     assert made.source.description.endswith("with random weights")
     assert made.conversion is not None
     first, *others = made.conversion.notes
     assert first.startswith("the weights are random")
     assert others == ["a note"]
-
-
-def test_the_conversion_is_recorded(tmp_path: Path) -> None:
-    made = new_version(
-        recipe_of_publishing(precision="fp16", version=3),
-        model(),
-        proven(tmp_path),
-        command="graphkiln convert",
-        seconds=1.256,
-    )
-    conversion = made.conversion
-    assert conversion is not None
-    assert conversion.precision is Precision.FP16
-    assert conversion.recipe["version"] == 3
-    assert conversion.graph_bytes == 5 + 7
-    assert conversion.seconds == 1.26
-    assert conversion.notes == ("a note",)
-    assert conversion.output_errors == {"OUTPUT_0": 1e-7}
-    (record,) = conversion.passes
-    assert (record.name, record.nodes_before, record.nodes_after, record.note) == ("clean-up", 9, 5, "two left")
-
-
-def test_its_source_is_named_with_the_libraries_that_matter(tmp_path: Path) -> None:
-    info = new_version(recipe_of_publishing(), model(), proven(tmp_path), command="graphkiln convert", seconds=1).source
-    assert info.description == "net.py"
-    assert info.command == "graphkiln convert"
-    assert info.libraries == ("torch", "onnx", "onnxruntime")
-    assert info.preprocess == PIXELS
-    assert info.labels == LABELS
-    assert info.ranking is None
-
-
-def test_a_ranking_carries_the_labels_since_triton_would_attach_them_by_rank(tmp_path: Path) -> None:
-    edge = Edge(ranking=Ranking(scores="OUTPUT_0", indices="INDEX_0"))
-    info = new_version(recipe_of_publishing(top_k=2), model(), proven(tmp_path, edge), command="", seconds=1).source
-    assert info.labels == ()
-    assert info.ranking == Ranking(scores="OUTPUT_0", indices="INDEX_0", labels=LABELS)
-
-
-def test_the_largest_batch_is_the_recipes(tmp_path: Path) -> None:
-    made = new_version(recipe_of_publishing(max_batch_size=7), model(), proven(tmp_path), command="", seconds=1)
-    assert made.max_batch_size == 7
 
 
 class TestFittingLabels:
@@ -511,7 +418,7 @@ class TestFittingLabels:
     def fitted(self, text: str, labels: Path | None = None, **options: Any) -> tuple[str, ...]:
         source: Any = SimpleNamespace()
         model = OpenModel(source=source, inputs=(), preprocess=None, labels=self.LABELS)
-        return with_fitting_labels(model, recipe_of_publishing(labels=labels, **options), graph(text)).labels
+        return with_fitting_labels(model, recipe(labels=labels, **options), graph(text)).labels
 
     @pytest.mark.parametrize("shape", ["batch,3", "batch,n", "batch,5,8,8"])
     def test_one_for_each_class_or_classes_that_nobody_can_count(self, shape: str) -> None:
@@ -529,7 +436,7 @@ class TestFittingLabels:
         task = Detection(boxes="b", scores="y", classes="c", counts="n")
         model = OpenModel(source=Any, inputs=(), preprocess=None, labels=self.LABELS, task=task)  # type: ignore[arg-type]
         scores = graph("(float[batch,300] x) => (float[batch,300] y) { y = Relu(x) }")
-        assert with_fitting_labels(model, recipe_of_publishing(), scores).labels == self.LABELS
+        assert with_fitting_labels(model, recipe(), scores).labels == self.LABELS
 
     def test_of_the_output_that_is_kept(self) -> None:
         text = (
@@ -710,25 +617,11 @@ def test_every_wish_of_the_recipe_is_a_pass() -> None:
     assert "rename" not in ran(keep_names=True)
 
 
-def test_the_graph_is_rewritten_in_place() -> None:
-    model, image = network(), draw(2, 3, 4, 4)
-    rewrite(model, recipe(), None)
-    np.testing.assert_allclose(compute(model, INPUT_0=image)["OUTPUT_0"], image.mean(axis=(2, 3)), rtol=1e-5, atol=1e-6)
-    assert operators(model).count("Identity") == 1, "an input that is an output stays two values"
-
-
 def test_what_is_skipped_does_not_run() -> None:
     assert "clean-up" not in ran(skip=["clean-up"])
     assert "rename" not in ran(skip=["rename"])
     with pytest.raises(ConversionError, match="there is no pass 'renames' to skip"):
         ran(skip=["renames"])
-
-
-def test_the_preprocessing_is_embedded_only_when_requested() -> None:
-    model = network()
-    edge = rewrite(model, recipe(), SPEC_OF_REWRITING).edge
-    assert edge.to_graph_preprocess(SPEC_OF_REWRITING) == SPEC_OF_REWRITING
-    assert str(model.graph.inputs[0].dtype) == "FLOAT"
 
 
 @pytest.mark.parametrize("given", ["uint8-nhwc", "encoded"])
@@ -749,11 +642,6 @@ def test_bytes_need_an_image(text: str) -> None:
     with pytest.raises(ConversionError, match="--input uint8-nhwc: the input is no FP32 image") as caught:
         rewrite(graph(text), recipe(input="uint8-nhwc"), SPEC_OF_REWRITING)
     assert caught.value.hint == "it is for models with one FP32 image as their input"
-
-
-def test_an_output_that_is_not_there() -> None:
-    with pytest.raises(ConversionError, match="did you mean 'scores'"):
-        rewrite(network(), recipe(outputs=["score"]), None)
 
 
 # What a recipe names is looked at before minutes pass.

@@ -9,19 +9,15 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import pytest
-import zoo
 from graphs import compute, draw, graph
 from task_outputs import detector_outputs
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, UndecidedError, VerificationError
-from graphkiln_backend.graph.task import Detection, Ranking
-from graphkiln_backend.passes.edge import Edge
+from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.proof.policy import EXPORT, FP16
-from graphkiln_backend.repository.version import read_version_signature
-from graphkiln_converters.prove import EXPORT_BATCH, ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_converters.prove import ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.runnable import run_in_batches
-from graphkiln_converters.write import check_fits, check_newest_fits
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
 W = draw(4, 3, seed=7)
@@ -44,9 +40,6 @@ class TestBatchSizes:
         sizes = other_batch_sizes(saved)
         assert len(set(sizes)) == len(sizes) >= 2
         assert saved not in sizes
-
-    def test_exports_never_have_a_batch_of_one(self) -> None:
-        assert EXPORT_BATCH > 1
 
 
 class TestProof:
@@ -134,27 +127,6 @@ class TestGradients:
         assert "noise of fp32" in proof.verification[1].step
 
 
-class TestAtAnEdge:
-    def test_feeds_and_outputs_go_through_it(self) -> None:
-        ranking = Ranking(scores="y", indices="i")
-        edge = Edge(
-            to_graph_feeds=lambda feeds: {"INPUT_0": feeds["x"]},
-            to_graph_outputs=lambda outputs: {"OUTPUT_0": outputs["y"]},
-            ranking=ranking,
-        )
-        made = samples().at(edge)
-        assert (list(made.feeds), list(made.outputs), made.ranking) == (["INPUT_0"], ["OUTPUT_0"], ranking)
-
-    def test_what_they_know_besides_stays(self) -> None:
-        known = replace(
-            samples(), gradients=frozenset({"slope"}), gradient_noise=0.5, ranking=Ranking(scores="a", indices="b"),
-            targets=np.arange(6),
-        )  # fmt: skip
-        made = known.at(Edge())
-        assert (made.gradients, made.gradient_noise, made.ranking) == (known.gradients, 0.5, known.ranking)
-        assert made.targets is known.targets
-
-
 DETECTOR = """(float[batch,rows,4] b, float[batch,rows] s, int64[batch,rows] k, int32[batch] n) =>
     (float[batch,rows,4] boxes, float[batch,rows] scores, int64[batch,rows] classes, int32[batch] counts) {
     boxes = Add(b, shift) scores = Identity(s) classes = Identity(k) counts = Identity(n)
@@ -239,36 +211,3 @@ class TestBatches:
 
 
 # Whether a version fits a model's configuration and its other versions.
-
-CONFIG = """max_batch_size: 8
-input { name: "x" data_type: TYPE_FP32 dims: [%d] } output { name: "y" data_type: TYPE_FP32 dims: [%d] }"""
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """Of a graph with three columns."""
-    path = tmp_path / "draft.pbtxt"
-    path.write_text(CONFIG % (3, 3))
-    return path
-
-
-def test_what_the_configuration_says_holds(config: Path, tmp_path: Path) -> None:
-    fits, other = (zoo.add(tmp_path, f"m{width}", zoo.scale(("batch", width))) for width in (3, 4))
-    check_fits(config, read_version_signature(fits))
-    with pytest.raises(ConversionError, match="does not fit the new version"):
-        check_fits(config, read_version_signature(other))
-
-
-def test_so_does_what_the_newest_version_says(config: Path, tmp_path: Path) -> None:
-    zoo.add(tmp_path, "m", zoo.scale(("batch", 4)))
-    with pytest.raises(ConversionError, match="version 1 of 'm' has another signature") as caught:
-        check_newest_fits(tmp_path / "m", config)
-    assert "--name" in caught.value.hint
-    zoo.add(tmp_path, "m", zoo.scale(("batch", 3)), version=2)
-    check_newest_fits(tmp_path / "m", config)
-
-
-def test_a_version_that_cannot_be_read_says_nothing(config: Path, tmp_path: Path) -> None:
-    check_newest_fits(tmp_path / "m", config)
-    (zoo.add(tmp_path, "m", zoo.scale(("batch", 4))) / "model.onnx").write_bytes(b"PK")
-    check_newest_fits(tmp_path / "m", config)

@@ -46,12 +46,6 @@ class TestOrder:
         assert (made.top_k, made.amp) == (3, "O1")
         assert read_recipe(path, {"top_k": 2}, []).top_k == 2
 
-    def test_without_a_file(self) -> None:
-        assert read_recipe(None, NEEDED, ["softmax=true"]).softmax
-
-    def test_the_last_override_of_a_key(self) -> None:
-        assert read_recipe(None, NEEDED, ["top_k=3", "top_k=4"]).top_k == 4
-
 
 class TestBases:
     def test_are_merged_key_by_key(self, tmp_path: Path) -> None:
@@ -105,9 +99,6 @@ class TestManifests:
             "c.npz",
         )
         assert (made.quantize_bias, made.quantize_ends) == (False, False)
-
-    def test_make_the_next_version(self, manifest: Path) -> None:
-        assert read_recipe(manifest, {}, []).version is None
 
     @pytest.mark.parametrize("override", ["quantize_bias=true", "quantise_bias=true"])
     def test_are_overridden_in_either_spelling(self, manifest: Path, override: str) -> None:
@@ -295,11 +286,6 @@ def test_mistakes_are_one_line(text: str, reason: str) -> None:
 def test_aliases_may_be_used_as_people_do() -> None:
     text = "base: &base {mean: [0.5], std: [0.5]}\npreprocess: {<<: *base, resize: 256}\nother: *base"
     assert parse_document(text, "r")["preprocess"] == {"mean": [0.5], "std": [0.5], "resize": 256}
-
-
-@pytest.mark.parametrize("text", ["", "# nothing", "---"])
-def test_nothing(text: str) -> None:
-    assert parse_document(text, "r") is None
 
 
 def test_a_large_manifest_is_json() -> None:

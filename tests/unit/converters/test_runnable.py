@@ -131,13 +131,6 @@ def test_what_is_said_of_the_whole_model_stays() -> None:
     assert model.metadata_props == {"author": "Ada"}
 
 
-def test_a_clean_graph_is_left_as_it_is() -> None:
-    model = graph("(float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
-    before = onnx_ir.to_proto(model).SerializeToString(deterministic=True)
-    remove_export_notes(model)
-    assert onnx_ir.to_proto(model).SerializeToString(deterministic=True) == before
-
-
 # Graphs of old operator sets compute the same with new operators.
 
 
@@ -168,13 +161,6 @@ def test_pixels_stay_where_they_were(opset: int, operator: str, mode: str, scale
     assert model.opset_imports[""] == OPSET
     x = np.random.default_rng(0).standard_normal((1, 2, 5, 5)).astype(np.float32)
     np.testing.assert_allclose(bare(onnx_ir.to_proto(model), x), bare(proto, x), rtol=1e-6, atol=1e-6)
-
-
-def test_a_graph_of_the_newest_set_stays_as_it_is(tmp_path: Path) -> None:
-    model = onnx_ir.from_proto(zoo.scale(("n", 3), opset=OPSET + 2))
-    raise_opset(model)
-    onnx_ir.save(model, tmp_path / "m.onnx")
-    assert model.opset_imports[""] == OPSET + 2
 
 
 def test_scans_with_a_batch_stay_what_they_are() -> None:

@@ -20,7 +20,7 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.pipeline import edge_passes
-from graphkiln_converters.convert import open_model, remaining_preprocess
+from graphkiln_converters.convert import remaining_preprocess
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.samples import (
     Sampler,
@@ -52,9 +52,6 @@ def save(path: Path, **arrays: Any) -> Path:
 
 
 class TestSizes:
-    def test_the_usual_ones_alone_where_none_varies(self) -> None:
-        assert list(sizes_to_try([InputSpec(name="a", shape=(3, 4))])) == [{}]
-
     def test_then_the_smallest_and_the_largest_together(self) -> None:
         specs = [
             InputSpec(name="a", shape=(3, 4), dynamic={0: (1, 9), 1: (2, 8)}),
@@ -64,15 +61,6 @@ class TestSizes:
 
 
 class TestSyntheticImages:
-    def test_are_the_same_each_time(self) -> None:
-        np.testing.assert_array_equal(synthetic_images((12, 9, 3), 4), synthetic_images((12, 9, 3), 4))
-
-    @pytest.mark.parametrize("shape", [(1, 1, 1), (5, 7, 3), (64, 32, 1), (2, 300, 3)])
-    def test_of_any_size(self, shape: tuple[int, int, int]) -> None:
-        images = synthetic_images(shape, 3)
-        assert images.shape == (3, *shape)
-        assert images.dtype == np.uint8
-
     def test_are_smooth_and_differ(self) -> None:
         """Neighbors are alike, as in photographs: noise alone would not show errors of half a pixel."""
         images = synthetic_images((64, 64, 3), 4).astype(float)
@@ -156,10 +144,6 @@ class TestImages:
         expected = [load_sample(folder / name, SPEC) for name in ("a/b.png", "a/c.png", "b.png")]
         np.testing.assert_array_equal(found, np.stack(expected))
 
-    def test_of_many_evenly_spread_ones(self, tmp_path: Path) -> None:
-        folder = save_images(tmp_path, *(f"{number}.png" for number in range(9)))
-        assert len(read_samples(folder, IMAGE, SPEC, 4)["INPUT_0"]) == 4
-
     def test_of_several_sizes_are_refused_by_name(self, tmp_path: Path) -> None:
         folder = save_images(tmp_path, "a.png", "b.png")
         Image.new("RGB", (30, 11)).save(folder / "c.png")
@@ -212,16 +196,6 @@ class TestTargets:
         found = read_targets(folder, ["cat", "dog"], 256)
         np.testing.assert_array_equal(found, [0, 0, 1])  # type: ignore[arg-type]
 
-    def test_of_the_same_images_that_are_read(self, tmp_path: Path) -> None:
-        folder = save_images(tmp_path, *(f"c{number}/1.png" for number in range(9)))
-        labels = [f"c{number}" for number in range(9)]
-        found = read_targets(folder, labels, 3)
-        np.testing.assert_array_equal(found, [0, 4, 8])  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("labels", [[], ["cat"], ["Cat", "dog"]])
-    def test_are_not_known_where_one_is_not_a_label(self, tmp_path: Path, labels: list[str]) -> None:
-        assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
-
     @pytest.mark.parametrize(("labels", "told"), [(["cat"], True), (["Cat", "dog"], True), (["mouse"], False)])
     def test_folders_that_are_nearly_labels_are_told_of(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: list[str], told: bool
@@ -236,11 +210,6 @@ class TestTargets:
         np.testing.assert_array_equal(read_targets_of(vectors, folder, [], 256, spec), [0, 0, 1, 1])  # type: ignore[arg-type]
         assert read_targets_of(Segmentation(scores="s"), folder, ["cat", "dog"], 256, spec) is None
         assert read_targets_of(vectors, folder, [], 256, None) is None
-
-    def test_are_not_known_of_files_and_empty_folders(self, tmp_path: Path) -> None:
-        assert read_targets(save(tmp_path / "s.npz", x=draw(2)), ["x"], 256) is None
-        (tmp_path / "empty").mkdir()
-        assert read_targets(tmp_path / "empty", ["x"], 256) is None
 
 
 RECORDED = {"a": draw(3, 2), "b": np.arange(3), "y": draw(3, 5)}
@@ -272,10 +241,6 @@ class TestReference:
         arrays = {name: array for name, array in {**RECORDED, **change}.items() if array is not None}
         with pytest.raises(ConversionError, match=words):
             read_reference(save(tmp_path / "r.npz", **arrays), self.SPECS, ["y"])
-
-    def test_what_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match="cannot read reference from"):
-            read_reference(tmp_path / "none.npz", self.SPECS, ["y"])
 
 
 # Samples of a graph: what it is fed, and what its source returns for that.
@@ -352,19 +317,6 @@ class TestSynthetic:
         noise, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
         assert noise.samples(recipe())[0].feeds["INPUT_0"].min() < -1
 
-    def test_are_the_same_each_time_and_differ_by_size(self) -> None:
-        image = InputSpec(name="image", shape=(3, 8, 8), dynamic={1: (8, 8)})
-        made, _ = sampler(TextSource(TEXT, (image,)))
-        first, again = made.samples(recipe()), made.samples(recipe())
-        np.testing.assert_array_equal(first[1].feeds["INPUT_0"], again[1].feeds["INPUT_0"])
-        assert (first[1].feeds["INPUT_0"] != first[2].feeds["INPUT_0"]).any()
-
-    def test_the_source_runs_in_small_batches(self) -> None:
-        source = TextSource(TEXT, (IMAGE_OF_SAMPLING,))
-        made, _ = sampler(source)
-        made.samples(recipe())
-        assert source.rows == [4, 2]
-
     def test_a_pruned_output_needs_no_batch(self) -> None:
         text = "(float[b,3] x) => (float[b,3] y, float total) { y = Relu(x) total = ReduceSum<keepdims=0>(x) }"
         source = TextSource(text, (InputSpec(name="x", shape=(3,)),))
@@ -410,11 +362,6 @@ class TestGradients:
         made, _ = sampler(GradientTextSource(TEXT, (IMAGE_OF_SAMPLING,)))
         (sample,) = made.samples(recipe())
         assert (sample.gradients, sample.gradient_noise) == ({"OUTPUT_1"}, 0.25)
-
-    def test_others_have_none(self) -> None:
-        made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
-        (sample,) = made.samples(recipe())
-        assert (sample.gradients, sample.gradient_noise) == (frozenset(), 0.0)
 
 
 def test_samples_say_what_is_read_from_them_by_the_graphs_names(tmp_path: Path) -> None:
@@ -471,12 +418,6 @@ class TestCalibration:
         made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
         assert list(made.calibration(recipe(calibration=tmp_path / "c.npz"))) == ["INPUT_0"]
 
-    def test_must_be_given(self) -> None:
-        made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
-        with pytest.raises(ConversionError, match="needs samples to calibrate on") as caught:
-            made.calibration(recipe())
-        assert "--calibration" in caught.value.hint
-
     def test_must_not_be_the_samples_of_the_proof(self, tmp_path: Path) -> None:
         """Also by another name."""
         np.savez(tmp_path / "c.npz", INPUT_0=draw(5, 3, 8, 8))
@@ -507,18 +448,6 @@ class TestRecorded:
             recorded_samples(recipe(reference=tmp_path / "r.npz", **fields), (IMAGE_OF_SAMPLING,), ["y"])
 
 
-def test_inputs_are_known_by_the_graphs_names() -> None:
-    made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
-    assert made.inputs == {"INPUT_0": IMAGE_OF_SAMPLING}
-
-
-def test_of_an_onnx_file(digits: Path) -> None:
-    """The committed example, through the real opening."""
-    with open_model(recipe(source=str(digits / "1" / "model.onnx"))) as model:
-        (sample,) = Sampler(model=model, edge=Edge(), preprocess=model.preprocess).samples(recipe())
-    assert {name: len(array) for name, array in sample.feeds.items()} == {"INPUT_0": 6}
-
-
 class Precise(TextSource):
     def run_in_fp64(self, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
         return {name: array.astype("f8") * 1.5 for name, array in self.run(feeds).items()}
@@ -533,8 +462,3 @@ def test_samples_beside_fp64_keep_their_types() -> None:
         for name, array in sample.outputs.items():
             assert exact.outputs[name].dtype == array.dtype
             np.testing.assert_allclose(exact.outputs[name], array * 1.5, rtol=1e-6)
-
-
-def test_a_source_without_fp64_has_none() -> None:
-    made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
-    assert made.beside_fp64(made.samples(recipe())) == ([], 0.0)

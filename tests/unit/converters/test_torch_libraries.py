@@ -65,19 +65,6 @@ def test_other_errors_are_not_hidden(importing: Callable[[Exception], ModuleType
         import_torchvision()
 
 
-def test_the_real_one() -> None:
-    assert import_torchvision().models.list_models()
-
-
 def test_code_that_needs_no_torchvision_is_spared_a_broken_one(importing: Callable[[Exception], ModuleType]) -> None:
     importing(RuntimeError("CUDA driver"))
     prepare_torchvision()
-
-
-def test_code_that_needs_it_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(torch_libraries, "import_torchvision", lambda: asked.append(True))
-    prepare_torchvision()
-    monkeypatch.setattr(torch_libraries, "find_spec", lambda _: None)
-    prepare_torchvision()
-    assert asked == [True]

@@ -27,7 +27,6 @@ from graphkiln_converters.prove import ReferenceSamples, prove_graph
 from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
-    check_free,
     claim,
     next_number,
     prove_and_write,
@@ -94,11 +93,6 @@ class TestWriting:
         assert config.output[0].label_filename == ""  # the labels are the version's own
         assert {"preprocess", "ranking"} <= set(config.parameters)
 
-    def test_without_labels_there_is_no_file_of_them(self, version: NewVersion, folder: Path) -> None:
-        manifest = write_version(replace(version, source=replace(INFO, labels=())), folder, 1)
-        assert manifest.labels is None
-        assert "labels.txt" not in listed(folder)
-
     def test_weights_beside_the_graph_come_along(self, version: NewVersion, folder: Path) -> None:
         for name in ("graph.onnx.data", "graph.onnx.1", "other.txt"):
             (version.graph.parent / name).write_bytes(b"weights")
@@ -155,15 +149,6 @@ class TestWholeOrNotAtAll:
             write_version(version, folder, 1)
         assert "nothing was left half written" in caught.value.hint
         assert not folder.parent.exists()
-
-    def test_what_was_there_before_a_failure_stays(
-        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder.parent.mkdir()
-        monkeypatch.setattr(writer, "_fill", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
-        with pytest.raises(ConversionError):
-            write_version(version, folder, 1)
-        assert list(folder.parent.iterdir()) == []
 
     def test_a_store_that_is_a_file(self, version: NewVersion, tmp_path: Path) -> None:
         (tmp_path / "store").touch()
@@ -306,21 +291,11 @@ def made(folder: Path) -> Path:
     return folder
 
 
-def nothing(_: int) -> None: ...
-
-
 def test_the_next_one_is_above_all_others(tmp_path: Path) -> None:
     assert next_number(tmp_path / "nowhere") == 1
     for name in ("2", "10", "x3", "4.old"):
         (tmp_path / name).mkdir()
     assert next_number(tmp_path) == 11
-
-
-def test_one_that_is_taken_is_refused(tmp_path: Path) -> None:
-    check_free(tmp_path, 1)
-    (tmp_path / "1").touch()
-    with pytest.raises(ConversionError, match="1 exists already"):
-        check_free(tmp_path, 1)
 
 
 def test_one_that_another_took_meanwhile(tmp_path: Path) -> None:
@@ -334,21 +309,3 @@ def test_one_that_another_took_meanwhile(tmp_path: Path) -> None:
 
     assert claim(made(tmp_path / "new"), tmp_path, None, another_is_faster) == 3
     assert numbers == [1, 2, 3]
-
-
-def test_a_requested_one_is_never_replaced(tmp_path: Path) -> None:
-    made(tmp_path / "7")
-    with pytest.raises(ConversionError, match="7 exists already"):
-        claim(made(tmp_path / "new"), tmp_path, 7, nothing)
-
-
-def test_a_folder_that_cannot_be_renamed(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        claim(tmp_path / "nowhere", tmp_path, None, nothing)
-
-
-def test_many_at_once_get_one_each(tmp_path: Path) -> None:
-    folders = [made(tmp_path / f"new{index}") for index in range(16)]
-    with ThreadPoolExecutor(16) as pool:
-        numbers = list(pool.map(lambda folder: claim(folder, tmp_path, None, nothing), folders))
-    assert sorted(numbers) == list(range(1, 17))

@@ -67,7 +67,7 @@ def narrow(op: Op) -> Value:
 
 @translates("slice_update")
 def slice_update(op: Op) -> Value:
-    """A tensor with a part replaced by another: axis by axis, what lies before it, the other, what lies after it."""
+    """A tensor with a part replaced by another: concatenated axis by axis from before, other, after."""
     if any(step != 1 for step in op.integers("step")):
         raise op.error("a step other than 1 cannot be translated")
     starts, stops = op.integers("start"), op.integers("stop")
@@ -113,7 +113,7 @@ def gather(op: Op) -> Value:
 
 @translates("dim_gather")
 def dim_gather(op: Op) -> Value:
-    """Elements along an axis, each by an index of its own."""
+    """Elements along an axis, each by a separate index."""
     return op.emit("GatherElements", op.x, op.inputs[1], axis=op.axis("dim"))
 
 

@@ -7,6 +7,7 @@ import math
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import Op, Value, align_to_axis, translates
 
+# Operations that ONNX has, too, without attributes.
 _UNARY = {
     "relu": "Relu",
     "sigmoid": "Sigmoid",
@@ -39,7 +40,6 @@ _UNARY = {
     "isinf": "IsInf",
     "identity": "Identity",
 }
-"""Operations that ONNX has, too, without attributes."""
 
 
 @translates(*_UNARY)
@@ -312,14 +312,14 @@ def logical_not(op: Op) -> Value:
 
 @translates("where")
 def where(op: Op) -> Value:
-    """Elements of one of two tensors, as a condition says."""
+    """Elements of one of two tensors, chosen by a condition."""
     condition, x, y = op.inputs
     return op.emit("Where", op.cast(condition, DType.BOOL), x, y)
 
 
 @translates("where_scalar_x", "where_scalar_y", "where_scalar_xy")
 def where_scalar(op: Op) -> Value:
-    """Elements of a tensor or a scalar, or of one of two scalars, as a condition says."""
+    """Elements of a tensor or a scalar, or of one of two scalars, chosen by a condition."""
     kind = op.operation.kind
     condition = op.cast(op.x, DType.BOOL)
     dtype = op.result_dtype

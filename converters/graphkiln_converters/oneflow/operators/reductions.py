@@ -26,7 +26,7 @@ def reduction(op: Op) -> Value:
 
 @translates("reduce_any", "reduce_all")
 def any_or_all(op: Op) -> Value:
-    """Whether any element is true, or all are."""
+    """True where any element is true, or where all are."""
     kind = "ReduceMax" if op.operation.kind == "reduce_any" else "ReduceMin"
     numbers = op.cast(op.cast(op.x, DType.BOOL), DType.INT32)
     reduced = op.emit(kind, numbers, op.constant(_axes(op, "axis")), keepdims=int(op.flag("keepdims", False)))
@@ -70,7 +70,7 @@ def cumsum(op: Op) -> Value:
 
 
 def _axes(op: Op, name: str) -> list[int]:
-    """Axes counted from the back, whatever dimensions stand in front; all of them where none is given."""
+    """Axes counted from the back, for any number of leading dimensions; all of them where none is given."""
     return [axis - op.rank for axis in sorted(axis % op.rank for axis in op.integers(name)) or range(op.rank)]
 
 

@@ -46,7 +46,7 @@ def transposed_convolution(op: Op) -> Value:
 
 @translates("bias_add")
 def bias_add(op: Op) -> Value:
-    """Adds a bias along an axis."""
+    """Add a bias along an axis."""
     return op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis()))
 
 

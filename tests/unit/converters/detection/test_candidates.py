@@ -88,12 +88,6 @@ def test_the_best_of_all_classes_may_be_one_box_twice() -> None:
     assert found.boxes[0, :, 0].tolist() == [0, 0, 2]
 
 
-def test_candidates_join() -> None:
-    boxes, scores, classes = made(2)
-    part = Candidates(boxes, scores, classes)
-    assert torch.equal(Candidates.joined([part, part]).scores, torch.cat((scores, scores), 1))
-
-
 def test_corners_of_boxes_are_those_of_their_centers() -> None:
     assert as_corners(torch.tensor([10.0, 20, 4, 6])).tolist() == [8, 17, 12, 23]
 

@@ -8,7 +8,6 @@ from tiny_segmenters import processor_of, size_of
 from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, images, tiny_model
 
 from graphkiln_converters.detection.candidates import OUTPUTS
-from graphkiln_converters.detection.queries import limited
 from graphkiln_converters.sources.huggingface_tasks import image_task
 
 QUICK = ("detr", "yolos", "segformer", "upernet")
@@ -81,8 +80,3 @@ def test_the_reference_of_a_segmenter_is_the_processors(kind: str) -> None:
     assert made.reference is not None
     with torch.inference_mode():
         torch.testing.assert_close(made.module(batch), made.reference(batch), rtol=1e-4, atol=1e-5)
-
-
-def test_a_processor_that_limits_its_detections_returns_a_hundred() -> None:
-    assert limited(300, 91) == 100
-    assert limited(10, 4) == 40

@@ -9,8 +9,8 @@ from detections import found_by_search, made_boxes
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.detection.operators import keep
-from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
-from graphkiln_converters.detection.yolo import Settings, corners_of, detect, head_of, pad_rows, recognize, selected
+from graphkiln_converters.detection.options import BoxFormat, Head
+from graphkiln_converters.detection.yolo import Settings, corners_of, detect, head_of, recognize, selected
 
 SIZE = (100, 200)
 COUNT, CLASSES = 120, 3
@@ -87,15 +87,6 @@ def test_nothing_found_is_a_count_of_none() -> None:
     assert not found["boxes"].any()
 
 
-def test_three_hundred_objects_are_all_returned() -> None:
-    places = torch.arange(300).float() * 10
-    rows = torch.stack((places, places, torch.full((300,), 5.0), torch.full((300,), 5.0)), 1)
-    scores = torch.linspace(0.2, 0.9, 300).unsqueeze(1)
-    found = head_of(settings(Head.YOLOV8))(torch.cat((rows, scores), 1).T.unsqueeze(0))
-    assert found["counts"].tolist() == [300]
-    assert found["boxes"][0, 0].tolist() == [2987.5, 2987.5, 2992.5, 2992.5]
-
-
 def test_rows_that_are_done_are_sorted_and_counted() -> None:
     rows = torch.tensor([[[1.0, 2, 3, 4, 0.3, 2], [5, 6, 7, 8, 0.9, 1], [0, 0, 0, 0, 0, 0]]])
     told = settings(Head.END_TO_END, max_detections=4)
@@ -152,13 +143,6 @@ def test_the_better_of_two_equal_boxes_stays_and_other_classes_are_left_alone() 
     np.testing.assert_allclose(found["scores"], [[0.8, 0.7]])
     assert found["classes"].tolist() == [[0, 1]]
     assert found["boxes"][0, 0].tolist() == [3, 3, 7, 7]
-
-
-def test_more_than_there_is_room_for_is_cut_off() -> None:
-    box = np.zeros(4, np.float32)
-    found = pad_rows([[(box, 0.9, 1), (box, 0.8, 2), (box, 0.7, 3)], []], 2)
-    assert found["counts"].tolist() == [2, 0]
-    assert found["classes"].tolist() == [[1, 2], [0, 0]]
 
 
 # Which kind of detector a graph is, by the shapes of its outputs.
@@ -229,8 +213,3 @@ def test_masks_are_not_read_as_classes() -> None:
 
 
 # What a user says of a detector's graph.
-
-
-def test_only_what_was_given_counts() -> None:
-    assert DetectorOptions().given == ()
-    assert DetectorOptions(head=Head.YOLOV5, max_detections=10).given == ("--head", "--max-detections")

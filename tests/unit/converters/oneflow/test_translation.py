@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx_ir
 import pytest
@@ -15,7 +13,7 @@ from translating import run_model
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.oneflow import translation as registry
-from graphkiln_converters.oneflow.building import TRANSLATORS, Op, Value, translates
+from graphkiln_converters.oneflow.building import Op, Value
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.operators import elementwise as activations
 from graphkiln_converters.oneflow.translation import (
@@ -216,19 +214,6 @@ def test_elements_are_mapped_and_cannot_be_written(tmp_path: Path) -> None:
         array[0] = 1
 
 
-def test_bfloat16(tmp_path: Path) -> None:
-    save_of_state(tmp_path, np.array([1.0, -2.5, 3e38], ml_dtypes.bfloat16), "kBFloat16")
-    tensor = read_state(tmp_path, "t")
-    assert tensor.dtype is DType.BF16
-    np.testing.assert_array_equal(tensor.load(), np.array([1.0, -2.5, 3e38], ml_dtypes.bfloat16))
-
-
-def test_elements_are_little_endian(tmp_path: Path) -> None:
-    tensor = save_of_state(tmp_path, np.zeros(1, "i4"), "kInt32")
-    (tensor / "out").write_bytes(b"\x01\x02\x00\x00")
-    assert read_state(tmp_path, "t").load()[0] == 0x0201
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1, 1)])
 def test_scalars_and_empty_tensors(tmp_path: Path, shape: tuple[int, ...]) -> None:
     save_of_state(tmp_path, np.ones(shape, "f8"), "kDouble")
@@ -329,26 +314,6 @@ def third_party(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     monkeypatch.setattr(registry, "entry_points", lambda group: entries if group == GROUP else [])
     monkeypatch.setattr(EntryPoint, "load", lambda _: doubled)
     return entries
-
-
-@pytest.fixture
-def _restored() -> Iterator[None]:
-    before = dict(TRANSLATORS)
-    yield
-    TRANSLATORS.clear()
-    TRANSLATORS.update(before)
-
-
-@pytest.mark.usefixtures("_restored")
-def test_a_function_translates_all_the_operations_that_it_names() -> None:
-    marked = translates("theirs.one", "theirs.two")(doubled)
-    assert marked is doubled
-    assert TRANSLATORS["theirs.one"] is TRANSLATORS["theirs.two"] is doubled
-
-
-def test_only_those_of_the_graph_are_returned() -> None:
-    assert find_translators(["relu", "silu", "relu"]) == {"relu": activations.unary, "silu": activations.silu}
-    assert find_translators([]) == {}
 
 
 def test_all_unknown_ones_are_counted() -> None:

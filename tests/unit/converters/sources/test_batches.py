@@ -17,7 +17,6 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.passes.batch import VaryBatch
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.batches import (
@@ -60,12 +59,6 @@ class TestSignatures:
         found = signature(inputs, outputs)
         assert saved_size(found) == size
         assert bool(without_batch(found)) == (size == 0)
-
-    def test_one_that_varies_everywhere_may_be_a_batch(self) -> None:
-        assert without_batch(signature([("n", 3)], [("m", 2)])) == ""
-
-    def test_the_reason_shows_all_tensors(self) -> None:
-        assert "x0 FP32[1,3], x1 FP32[], y0 FP32[1,2]" in without_batch(signature([(1, 3), ()], [(1, 2)]))
 
 
 class TestRows:
@@ -135,34 +128,10 @@ class TestFreeing:
         for rows in (1, 3, 6):
             np.testing.assert_array_equal(compute(freed, x=x[:rows])["y"], expected[:rows])
 
-    def test_an_old_opset(self) -> None:
-        model = graph("(float[1,4] x) => (float[1,4] y) { y = Softmax<axis=1>(x) }", opset=11)
-        assert compute(free_batch(model), x=draw(3, 4))["y"].shape == (3, 4)
-
     def test_an_output_without_the_batch(self) -> None:
         model = graph("(float[1,4] x) => (float[1,4] y, float[3] z) { y = Relu(x) z = Identity(w) }", w=draw(3))
         with pytest.raises(ConversionError, match="batch is not the first dimension of z"):
             free_batch(model)
-
-    @pytest.mark.parametrize("branch", ["x", "y"])
-    def test_a_graph_inside_that_reads_the_batch(self, branch: str) -> None:
-        model = graph("(float[1,4] x, bool c) => (float[1,4] z) { y = Relu(x) z = Relu(y) }")
-        inner = graph(f"(float[1,4] {branch}) => (float[1,4] o) {{ o = Neg({branch}) }}").graph
-        del inner.inputs[:]
-        node = inner[0]
-        node.replace_input_with(0, next(v for v in (*model.graph.inputs, *model.graph[0].outputs) if v.name == branch))
-        outer = onnx_ir.node("If", [model.graph.inputs[1]], {"then_branch": inner}, name="choice")
-        model.graph.insert_before(model.graph[1], outer)
-        model.graph[2].replace_input_with(0, outer.outputs[0])
-        del model.graph.inputs[1]
-        with pytest.raises(ConversionError, match="If 'choice': how it treats a batch is not known"):
-            VaryBatch()(model)
-
-    def test_operators_of_others_are_not_known(self) -> None:
-        model = graph("(float[1,4] x) => (float[1,4] y) { y = Relu(x) }")
-        model.graph[0].domain = "com.example"
-        with pytest.raises(ConversionError, match="how it treats a batch is not known"):
-            VaryBatch()(model)
 
 
 OPERATIONS = [

@@ -23,7 +23,6 @@ from graphkiln_converters.sources.huggingface import (
     create,
     fitted_preprocess,
     fitted_size,
-    is_without_weights,
     open_source,
     opened,
     preprocess_from_processor,
@@ -80,11 +79,6 @@ class TestSpec:
         assert spec is not None
         assert (spec.resize, spec.crop) == ((60, 70), None)
 
-    def test_without_resizing_and_normalizing(self) -> None:
-        spec = preprocess_from_processor(processor(do_resize=False, do_normalize=False))
-        assert spec is not None
-        assert (spec.resize, spec.mean, spec.std) == (None, (), ())
-
     @pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (1, "lanczos"), (2, "bilinear"), (4, "box")])
     def test_filters(self, resample: int, name: str) -> None:
         spec = preprocess_from_processor(processor(resample=resample))
@@ -124,13 +118,6 @@ class TestConvNext:
         assert spec is not None
         assert (spec.resize, spec.crop) == (resize, crop)
 
-    @pytest.mark.parametrize(
-        "changes", [{"do_center_crop": True}, {"do_resize": False}, {"size": size(height=224, width=224)}]
-    )
-    def test_what_it_cannot_express(self, changes: dict[str, Any]) -> None:
-        options = {"do_center_crop": False, **changes}
-        assert preprocess_from_processor(processor(self.NAME, Resizing, **options)) is None
-
 
 class TestInputs:
     def inputs(self, name: str, options: SourceOptions = OPTIONS, **config: Any) -> Any:
@@ -159,10 +146,6 @@ class TestInputs:
     def test_images(self, config: dict[str, Any], shape: tuple[int, ...]) -> None:
         (spec,) = self.inputs("pixel_values", **config)
         assert (spec.name, spec.shape) == ("pixel_values", shape)
-
-    def test_a_given_shape(self) -> None:
-        (spec,) = self.inputs("pixel_values", SourceOptions(shapes={"": (3, 48, 48)}), image_size=224)
-        assert spec.shape == (3, 48, 48)
 
     @pytest.mark.parametrize(
         ("config", "tokens", "dynamic"),
@@ -224,9 +207,6 @@ class TestLabels:
 
 
 class TestFolders:
-    def test_without_a_processor_there_is_no_spec(self, tmp_path: Path) -> None:
-        assert source._preprocess(str(tmp_path)) is None
-
     def test_without_a_configuration(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=f"transformers cannot open '{tmp_path}'") as caught:
             open_source(str(tmp_path), OPTIONS)
@@ -280,23 +260,6 @@ class TestOpened:
             raise said
         assert caught.value.message == message
         assert hint in caught.value.hint
-
-    def test_our_own_errors_stay(self) -> None:
-        error = ConversionError("ours")
-        with pytest.raises(ConversionError) as caught, opened("x"):
-            raise error
-        assert caught.value is error
-
-
-@pytest.mark.parametrize(
-    ("files", "without"),
-    [(("config.json",), True), (("config.json", "model.safetensors"), False), (("pytorch_model.bin",), False)],
-)
-def test_a_folder_without_weights(tmp_path: Path, files: tuple[str, ...], without: bool) -> None:
-    for name in files:
-        (tmp_path / name).touch()
-    assert is_without_weights(str(tmp_path)) == without
-    assert not is_without_weights(str(tmp_path / "an-id-of-the-hub"))
 
 
 class Factory:
@@ -384,10 +347,6 @@ def test_images_are_fitted_as_the_processor_does() -> None:
 @pytest.mark.parametrize("told", [{"do_rescale": False}, {"rescale_factor": 1 / 127.5}, {"resample": 9}])
 def test_what_no_spec_can_express(told: dict[str, Any]) -> None:
     assert fitted_preprocess(processor_of_huggingface_fitting(**told), (64, 64)) is None
-
-
-def test_a_model_without_a_processor() -> None:
-    assert fitted_preprocess(None, (64, 64)) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from graphkiln_converters.sources import huggingface_tasks
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.huggingface import open_source
 from graphkiln_converters.sources.huggingface_tasks import (
-    check_takes_images_alone,
     image_task,
     takes_images_of_any_size,
 )
@@ -44,28 +43,6 @@ def test_tasks_follow_from_the_kind_of_model() -> None:
         assert isinstance(made.task, task)
         assert takes_images_of_any_size(tiny_model(kind))
     assert image_task(hf.ViTModel(hf.ViTConfig(**TINY_VIT)), (32, 32), "auto") is None
-
-
-@pytest.mark.parametrize(
-    ("kind", "does"),
-    [
-        ("owlvit", "finds what a text names"),
-        ("owlv2", "finds what a text names"),
-        ("grounding-dino", "finds what a text names"),
-        ("clipseg", "segments what a text names"),
-        ("oneformer", "segments what a text names"),
-        ("sam", "segments what a point or a box names"),
-        ("seggpt", "segments what another image and its mask show"),
-    ],
-)
-def test_models_that_need_more_than_an_image_are_refused(kind: str, does: str) -> None:
-    with pytest.raises(ConversionError, match=does) as caught:
-        check_takes_images_alone(SimpleNamespace(model_type=kind), "google/it")
-    assert "--task" in caught.value.hint
-
-
-def test_the_types_that_are_refused_exist() -> None:
-    assert not {*huggingface_tasks._PROMPTED} - {*hf.CONFIG_MAPPING}
 
 
 @pytest.mark.parametrize("kind", sorted(huggingface_tasks._PROMPTED))

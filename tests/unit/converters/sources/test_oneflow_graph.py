@@ -11,7 +11,7 @@ import pytest
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_converters.oneflow.translation import GROUP
-from graphkiln_converters.sources.base import FixedBatchSource, SourceOptions
+from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 
 OPTIONS = SourceOptions()
@@ -57,12 +57,6 @@ class TestRun:
         model.close()
         assert found["OUTPUT_0"].tolist() == [3, 3]
 
-    def test_what_it_is(self, model: OneflowGraph, tmp_path: Path) -> None:
-        model.close()
-        assert model.description == f"oneflow:{tmp_path / 'g'}"
-        assert (model.batch_size, [(spec.name, spec.shape) for spec in model.inputs]) == (3, [("INPUT_0", (2,))])
-        assert isinstance(model, FixedBatchSource)
-
 
 class TestExport:
     def test_the_batch_is_dynamic(self, model: OneflowGraph) -> None:
@@ -92,11 +86,6 @@ class TestFolders:
         with pytest.raises(ConversionError, match=f"{message} .*{name}") as caught:
             open_source(str(tmp_path / name), OPTIONS)
         assert "flow.save" in caught.value.hint
-
-    def test_text_that_is_none(self, tmp_path: Path) -> None:
-        (tmp_path / "model.mlir").write_bytes(b"\xff\xfe\x00")
-        with pytest.raises(ConversionError, match=r"model\.mlir cannot be read"):
-            open_source(str(tmp_path), OPTIONS)
 
     def test_every_error_names_the_file_and_keeps_its_hint(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("oneflow.relu", "oneflow.warp"))

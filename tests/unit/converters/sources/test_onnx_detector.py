@@ -21,16 +21,10 @@ from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
 from graphkiln_converters.sources.base import SourceOptions, open_source
 from graphkiln_converters.sources.onnx_detector import (
-    Selection,
-    _box_format,
-    _described,
-    _settings,
     append,
     find_selection,
     return_values,
 )
-
-pytestmark = pytest.mark.wide
 
 CORNERS = DetectorOptions(boxes=BoxFormat.CORNERS)
 KINDS: dict[str, tuple[type[nn.Module], DetectorOptions]] = {
@@ -54,6 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: write_yolo(made(), folder / f"{kind}.onnx", names=NAMES) for kind, (made, _) in KINDS.items()}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_graph_finds_what_its_outputs_say_image_by_image(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
     batch = images(5).numpy()
@@ -67,6 +62,7 @@ def test_the_graph_finds_what_its_outputs_say_image_by_image(kind: str, files: d
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-2 if name == "boxes" else 1e-5, err_msg=name)
 
 
+@pytest.mark.wide
 def test_what_a_file_says_reaches_the_version(files: dict[str, Path]) -> None:
     with opened(files["yolov8"]) as source:
         assert source.labels == tuple(NAMES.values())
@@ -76,6 +72,7 @@ def test_what_a_file_says_reaches_the_version(files: dict[str, Path]) -> None:
         assert source.classes == len(NAMES)
 
 
+@pytest.mark.wide
 def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
     path, batch = write_yolo(V8(), tmp_path / "one.onnx", batch=1), images(3).numpy()
     with opened(path) as source:
@@ -85,6 +82,7 @@ def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-2)
 
 
+@pytest.mark.wide
 def test_what_was_told_is_done(files: dict[str, Path]) -> None:
     told = DetectorOptions(iou_threshold=0.1, max_detections=9)
     with opened(files["yolov8"], told) as source, opened(files["yolov8"]) as usual:
@@ -93,11 +91,12 @@ def test_what_was_told_is_done(files: dict[str, Path]) -> None:
     assert more["counts"] > found["counts"]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("kind", "told", "problem"),
     [
         ("selected", DetectorOptions(), "corners of boxes in any order"),
-        ("selected", DetectorOptions(boxes=BoxFormat.CENTER), "is not what NonMaxSuppression"),
+        ("selected", DetectorOptions(boxes=BoxFormat.CENTER), "contradicts NonMaxSuppression"),
         ("selected", replace(CORNERS, iou_threshold=0.5), "suppresses boxes itself"),
         ("end-to-end", DetectorOptions(iou_threshold=0.5), "suppresses boxes itself"),
         ("yolov8", DetectorOptions(head=Head.END_TO_END), "no output is of the kind"),
@@ -110,12 +109,14 @@ def test_what_does_not_fit_is_refused(kind: str, told: DetectorOptions, problem:
     assert caught.value.hint or kind == "selected"
 
 
+@pytest.mark.wide
 def test_poses_are_not_read_as_classes(tmp_path: Path) -> None:
     path = write_yolo(V8(classes=52), tmp_path / "pose.onnx", names={0: "person"})
     with pytest.raises(ConversionError, match="names 1 classes, and its output would hold 52"), opened(path):
         pass
 
 
+@pytest.mark.wide
 def test_no_other_size_than_the_batch_varies(files: dict[str, Path]) -> None:
     with opened(files["yolov8"]) as source, pytest.raises(ConversionError, match="images of one size"):
         source.export({"images": {1: (32, 64)}})
@@ -132,11 +133,6 @@ def test_what_the_second_returns_is_computed_from_the_first(tmp_path: Path) -> N
     x = np.array([[1, -2, 3, -4]], np.float32)
     assert [value.name for value in made.graph.outputs] == ["boxes"]
     np.testing.assert_array_equal(run_graph(made, tmp_path, x=x)["boxes"], 2 * np.maximum(-x, 0))
-
-
-def test_what_nobody_reads_is_gone() -> None:
-    made = append(graph(FIRST), graph(SECOND), ["boxes"])
-    assert "Abs" not in [node.op_type for node in made.graph]
 
 
 def test_the_operator_set_of_the_first_may_be_newer(tmp_path: Path) -> None:
@@ -186,33 +182,3 @@ def test_the_graph_before_it_returns_boxes_and_scores() -> None:
 
 
 # How the detections of a graph are read.
-
-SELECTION = Selection(
-    output="chosen",
-    boxes="b",
-    scores="s",
-    centered=False,
-    most_of_class=5,
-    iou_threshold=0.5,
-    score_threshold=0.1,
-)
-
-
-@pytest.mark.parametrize(("head", "iou"), [(Head.YOLOV8, 0.7), (Head.YOLOV5, 0.45)])
-def test_usual_settings_are_those_of_the_family(head: Head, iou: float) -> None:
-    made = _settings(head, (64, 64), DetectorOptions())
-    assert (made.iou_threshold, made.boxes, made.max_detections) == (iou, BoxFormat.CENTER, 300)
-    assert f"overlaps over {iou} suppressed" in _described(made)
-
-
-def test_what_is_told_comes_first() -> None:
-    told = DetectorOptions(iou_threshold=0.2, max_detections=7, boxes=BoxFormat.UNIT_CENTER)
-    made = _settings(Head.YOLOV8, (64, 64), told)
-    assert (made.iou_threshold, made.max_detections, made.boxes) == (0.2, 7, BoxFormat.UNIT_CENTER)
-
-
-def test_corners_need_an_order() -> None:
-    with pytest.raises(ConversionError, match="in any order") as caught:
-        _box_format(SELECTION, DetectorOptions())
-    assert "--boxes xyxy" in caught.value.hint
-    assert _box_format(SELECTION, DetectorOptions(boxes=BoxFormat.ROWS_FIRST)) is BoxFormat.ROWS_FIRST

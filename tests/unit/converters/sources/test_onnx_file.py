@@ -79,15 +79,6 @@ class TestErrors:
         with pytest.raises(ConversionError, match="holds its own weights"):
             open_source(str(tmp_path / "m.onnx"), SourceOptions(weights=tmp_path / "w.pth"))
 
-    def test_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match=r"there is no file .*m\.onnx"):
-            open_source(str(tmp_path / "m.onnx"), OPTIONS)
-
-    def test_a_folder(self, tmp_path: Path) -> None:
-        (tmp_path / "m.onnx").mkdir()
-        with pytest.raises(ConversionError, match="is a folder, not a file"):
-            open_source(str(tmp_path / "m.onnx"), OPTIONS)
-
     @pytest.mark.parametrize("kept", [0, 20, 60])
     def test_a_truncated_file(self, tmp_path: Path, kept: int) -> None:
         path = write(tmp_path / "m.onnx", ["n", 2])

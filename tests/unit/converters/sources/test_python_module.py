@@ -15,7 +15,7 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.python_module import Flattened, flat_inputs, is_nested, open_source
+from graphkiln_converters.sources.python_module import Flattened, flat_inputs, open_source
 
 CODE = """
 import torch
@@ -111,9 +111,6 @@ class TestFactories:
         assert model.keywords
         assert model.run({"image": np.ones((1, 3), "f4")})["output"].tolist() == [[2, 2, 2]]
 
-    def test_a_class_is_a_factory(self, file: Path) -> None:
-        assert open_source(f"{file}:Doubled", SourceOptions(shapes={"": (3,)})).inputs
-
     def test_the_module_is_in_evaluation_mode_and_fp32(self, file: Path) -> None:
         model = open_source(f"{file}:dropping", OPTIONS)
         np.testing.assert_array_equal(model.run({"input": np.ones((2, 3), "f4")})["output"], np.ones((2, 3)))
@@ -146,19 +143,10 @@ class TestErrors:
         with pytest.raises(ConversionError, match=message):
             open_source(f"{file}:{factory}", OPTIONS)
 
-    def test_private_functions_are_not_suggested(self, file: Path) -> None:
-        with pytest.raises(ConversionError) as caught:
-            open_source(f"{file}:privat", OPTIONS)
-        assert "_private" not in caught.value.hint
-
     @pytest.mark.parametrize("location", ["model.py", "model", ""])
     def test_no_factory(self, location: str) -> None:
         with pytest.raises(ConversionError, match=f"'python:{location}' names no factory"):
             open_source(location, OPTIONS)
-
-    def test_no_file(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match=r"there is no file .*nowhere\.py"):
-            open_source(f"{tmp_path}/nowhere.py:make", OPTIONS)
 
     def test_no_module(self) -> None:
         with pytest.raises(ConversionError, match="cannot import not_there: ModuleNotFoundError"):
@@ -198,22 +186,6 @@ NESTED = {
     "past": [(tensor(1), tensor(2)), Pair(tensor(3), tensor(4)), {"key": tensor(5), "flag": True, "none": None}],
     "scale": 0.5,
 }
-
-
-@pytest.mark.parametrize(
-    ("example", "nested"),
-    [
-        (tensor(0), False),
-        ((tensor(0), tensor(1)), False),
-        ({"x": tensor(0)}, False),
-        (None, False),
-        (NESTED, True),
-        ((tensor(0), (tensor(1),)), True),
-        ({"x": tensor(0), "scale": 2}, True),
-    ],
-)
-def test_what_is_nested(example: Any, nested: bool) -> None:
-    assert is_nested(example) == nested
 
 
 def test_inputs_are_called_after_their_places() -> None:

@@ -15,16 +15,13 @@ from torch import nn
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import pytorch
-from graphkiln_converters.sources import pytorch as lengths
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import (
     TorchModel,
     export_module,
-    first_size,
     freeze,
     input_specs,
     named_outputs,
-    run_module,
     to_array,
     to_tensor,
     varying_lengths,
@@ -97,10 +94,6 @@ class TestRun:
         outputs = model(Sum(), "left", "right", keywords=keywords).run(self.FEEDS)
         assert {name: array[0, 0] for name, array in outputs.items()} == {"sum": 3, "difference": -1}
 
-    def test_the_order_is_that_of_the_inputs_not_of_the_feeds(self) -> None:
-        feeds = dict(reversed(self.FEEDS.items()))
-        assert model(Sum(), "left", "right").run(feeds)["difference"][0, 0] == -1
-
     def test_a_rejected_input_shows_shapes_and_the_first_line(self) -> None:
         refusing = model(Refusing("four channels only\nand more"), "image")
         with pytest.raises(
@@ -110,21 +103,11 @@ class TestRun:
         assert "and more" not in caught.value.message
         assert "--shape" in caught.value.hint
 
-    def test_an_error_without_a_message_is_told_by_its_type(self) -> None:
-        with pytest.raises(ConversionError, match=r"ValueError$|ValueError \("):
-            model(Refusing(""), "image").run({"image": np.zeros((3, 4), "f4")})
-
     def test_frozen_means_fp32_evaluation_and_no_gradients(self) -> None:
         module = freeze(nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Dropout(0.9)).train())
         assert not module.training
         assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
         assert not any(parameter.requires_grad for parameter in module.parameters())
-
-    def test_a_module_by_itself(self) -> None:
-        module = nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.9)).train()
-        samples = np.ones((3, 4), "f4")
-        np.testing.assert_array_equal(run_module(module, samples), run_module(module, samples))
-        assert run_module(module, samples).shape == (3, 2)
 
 
 class TestFp64:
@@ -137,11 +120,6 @@ class TestFp64:
 
 
 class TestExport:
-    def test_nothing_exported(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: None)
-        with pytest.raises(ConversionError, match="PyTorch exported nothing for a test"):
-            export_module(Sum(), (), {}, dynamic_shapes=None, input_names=[], output_names=[], description="a test")
-
     @pytest.mark.parametrize(
         ("message", "hint"),
         [
@@ -167,14 +145,6 @@ class TestExport:
 
 
 class TestShapes:
-    def test_of_variable_arguments_are_in_a_tuple_of_their_own(self) -> None:
-        class Variable(nn.Module):
-            def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-                return tensors[0]
-
-        assert pytorch._positional(Variable(), ("a", "b")) == (("a", "b"),)
-        assert pytorch._positional(Sum(), ("a", "b")) == ("a", "b")
-
     @pytest.mark.parametrize("shape", [["batch", 4], [2, 4]])
     def test_a_size_that_did_not_stay_dynamic_is_told(self, shape: list[str | int]) -> None:
         image = onnx_ir.Value(name="image", shape=onnx_ir.Shape(shape))
@@ -234,27 +204,6 @@ def test_after_an_error_everything_is_as_before() -> None:
     assert "len" not in vars(HERE)
 
 
-def test_torchs_own_files_and_those_with_a_len_of_their_own_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lengths._namespaces(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
-    monkeypatch.setattr(HERE, "len", first_size, raising=False)
-    assert lengths._namespaces(Counting()) == []
-
-
-def test_what_is_no_module_changes_nothing() -> None:
-    with varying_lengths(object()):
-        assert "len" not in vars(HERE)
-
-
-@pytest.mark.parametrize(("items", "length"), [([], 0), ("abc", 3), (torch.zeros(4, 1), 4)])
-def test_lengths(items: Any, length: int) -> None:
-    assert first_size(items) == length
-
-
-def test_a_tensor_without_dimensions_has_none() -> None:
-    with pytest.raises(TypeError, match="0-d"):
-        first_size(torch.tensor(1.0))
-
-
 # Tensors as arrays and back, of every type that both have.
 
 
@@ -267,11 +216,6 @@ def test_there_and_back(dtype: torch.dtype) -> None:
     back = to_tensor(array)
     assert back.dtype is dtype
     assert bool((back == tensor.T).all())
-
-
-def test_one_number_has_no_dimensions() -> None:
-    assert to_array(torch.tensor(1.5, dtype=torch.bfloat16)).shape == ()
-    assert to_tensor(np.asarray(DType.BF16.numpy.type(2))).shape == ()
 
 
 def test_text_is_none() -> None:
@@ -324,10 +268,6 @@ class TestSpecs:
         image, scale = input_specs(Two(), (IMAGE, SCALE))
         assert (image.shape, image.dtype) == ((3, 8, 8), DType.FP32)
         assert (scale.shape, scale.dtype) == ((1,), DType.FP64)
-
-    def test_a_batch_of_numbers(self) -> None:
-        (spec,) = input_specs(Two(), torch.zeros(4))
-        assert spec.shape == ()
 
     @pytest.mark.parametrize(
         ("tensor", "high"),

@@ -11,7 +11,7 @@ from torch import nn
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import timm as source
 from graphkiln_converters.sources.base import SourceOptions
-from graphkiln_converters.sources.timm import list_architectures, open_source, preprocess_from_config
+from graphkiln_converters.sources.timm import open_source, preprocess_from_config
 
 CONFIG: dict[str, Any] = {
     "input_size": (3, 224, 224),
@@ -41,15 +41,6 @@ class TestSpec:
         assert spec is not None
         assert (spec.resize, spec.crop) == ((114, 228), (100, 200))
 
-    def test_one_channel_is_gray(self) -> None:
-        spec = preprocess_from_config({**CONFIG, "mean": (0.5,), "std": (0.5,)}, (1, 32, 32))
-        assert spec is not None
-        assert spec.color == "L"
-
-    def test_center_is_the_default(self) -> None:
-        config = {key: value for key, value in CONFIG.items() if key != "crop_mode"}
-        assert preprocess_from_config(config, (3, 64, 64)) is not None
-
     @pytest.mark.parametrize(
         ("changes", "shape"),
         [
@@ -64,26 +55,6 @@ class TestSpec:
 
 
 class TestCreation:
-    @pytest.fixture
-    def created(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-        calls: list[dict[str, Any]] = []
-
-        def create_model(name: str, **options: Any) -> nn.Module:
-            calls.append({"name": name, **options})
-            return nn.Linear(2, 2)
-
-        monkeypatch.setattr(source.timm, "create_model", create_model)
-        return calls
-
-    def test_options_are_passed_on(self, created: list[dict[str, Any]]) -> None:
-        source._create("resnet18", SourceOptions(pretrained=True), num_classes=7)
-        assert created == [{"name": "resnet18", "pretrained": True, "exportable": True, "num_classes": 7}]
-
-    def test_feature_maps(self, created: list[dict[str, Any]]) -> None:
-        source._create("resnet18", SourceOptions(features_only=True, out_indices=(1, 3)))
-        assert created[0]["features_only"] is True
-        assert created[0]["out_indices"] == (1, 3)
-
     @pytest.mark.parametrize("error", [RuntimeError, AttributeError, TypeError, AssertionError, IndexError])
     def test_options_that_do_not_fit(self, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: Any, **__: Any) -> nn.Module:
@@ -117,10 +88,3 @@ def test_a_small_one() -> None:
     assert len(model.labels) in (0, 1000)
     assert model.description == "timm:test_resnet with random weights"
     assert not model.module.training
-
-
-def test_patterns() -> None:
-    names = list_architectures("resnet3*")
-    assert "resnet34" in names
-    assert all(name.startswith("resnet3") for name in names)
-    assert list_architectures("nothing_like_it*") == []

@@ -80,12 +80,6 @@ def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
     assert model.export({"tokens": {0: (1, 9)}}).graph.inputs[0].shape is not None
 
 
-def test_floating_point_samples_are_those_of_an_fp32_program(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", x=np.ones((5, 4)))
-    model = open_source(script(Looping(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
-    assert model.inputs[0].dtype is DType.FP32
-
-
 def test_text_is_nothing_to_compute_with(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", tokens=np.array([["a", "b"]]))
     with pytest.raises(ConversionError, match=r"hold text as 'tokens'.*tokenizer"):
@@ -123,16 +117,3 @@ def test_another_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.pt").write_bytes(content)
     with pytest.raises(ConversionError, match=r"is not a program of torch\.jit"):
         open_source(str(tmp_path / "m.pt"), SourceOptions())
-
-
-def test_a_file_of_weights(tmp_path: Path) -> None:
-    torch.save({"w": torch.ones(2)}, tmp_path / "m.pt")
-    with pytest.raises(ConversionError, match=r"is not a program of torch\.jit.*--weights"):
-        open_source(str(tmp_path / "m.pt"), SourceOptions())
-
-
-def test_what_cannot_be(tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match="there is no file"):
-        open_source(str(tmp_path / "m.pt"), SourceOptions())
-    with pytest.raises(ConversionError, match="holds its own weights"):
-        open_source("m.pt", SourceOptions(weights=tmp_path))

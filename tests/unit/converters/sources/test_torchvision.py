@@ -10,19 +10,15 @@ import numpy as np
 import pytest
 import torch
 from tiny_detectors import tiny_detector
-from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.graph.task import Segmentation
-from graphkiln_converters.sources import torchvision as source
 from graphkiln_converters.sources import torchvision as torchvision_detection
 from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.torchvision import (
     build_model,
     detector_module,
-    list_detectors,
-    list_segmenters,
     open_segmenter,
     open_source,
     preprocess_from_transforms,
@@ -64,21 +60,6 @@ class TestSpec:
             preprocess_from_transforms(transforms(), shape)
 
 
-class TestLabels:
-    CATEGORIES = ("cat", "dog", "newt")
-
-    @pytest.mark.parametrize(
-        ("module", "labels"),
-        [
-            (nn.Sequential(nn.Conv2d(3, 8, 3), nn.Linear(8, 3)), CATEGORIES),
-            (nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 2)), ()),
-            (nn.Sequential(nn.Linear(8, 8), nn.Conv2d(8, 3, 1), nn.ReLU()), CATEGORIES),
-        ],
-    )
-    def test_only_for_as_many_outputs(self, module: nn.Module, labels: tuple[str, ...]) -> None:
-        assert source._labels(module, list(self.CATEGORIES)) == labels
-
-
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
         open_source("resnet19", SourceOptions())
@@ -89,15 +70,6 @@ def test_an_unknown_architecture() -> None:
 
 FIXED = SimpleNamespace(fixed_size=(320, 300), min_size=(1,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
 FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
-
-
-def test_detectors_are_listed() -> None:
-    assert {"ssdlite320_mobilenet_v3_large", "retinanet_resnet50_fpn"} <= set(list_detectors())
-
-
-def test_the_usual_size_is_the_models_own() -> None:
-    assert torchvision_detection._size(FIXED, SourceOptions()) == (300, 320)
-    assert torchvision_detection._size(FREE, SourceOptions()) == (800, 800)
 
 
 @pytest.mark.parametrize("shape", [(3, 100, 320), (1, 320, 320), (320, 320)])
@@ -143,15 +115,6 @@ def test_scores_are_torchvisions_own() -> None:
     assert found["scores"].shape == (1, len(source.labels), 64, 96)
     assert source.preprocess is not None
     assert source.preprocess.letterbox is not None
-
-
-def test_what_is_no_image_is_refused() -> None:
-    with pytest.raises(ConversionError, match="takes images"):
-        open_segmenter("lraspp_mobilenet_v3_large", SourceOptions(shapes={"": (64, 96)}))
-
-
-def test_segmenters_are_listed() -> None:
-    assert {"deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large"} <= set(list_segmenters())
 
 
 # Weights of torchvision's detectors and segmenters, also those that were trained for other classes.
