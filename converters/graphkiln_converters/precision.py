@@ -1,4 +1,4 @@
-"""Lowers a proven fp32 graph: to fp16 and bf16 by a pass, to int8 by calibration; or finds what must stay fp32."""
+"""Lower a proven fp32 graph and prove it again: fp16 and bf16 by a pass, int8 by calibration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,210 +45,7 @@ from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
-# Finds the nodes that must keep their precision: a set of which none can be left out.
-
-
-def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
-    """Find a minimal set of nodes with which a test passes.
-
-    Args:
-        names: All nodes; keeping all of them passes, which is not tested.
-        passes: Whether the test passes while some of them are kept. What passes must pass with more of them, too.
-
-    Returns:
-        Their names; empty when the test passes without any.
-
-    Source: Junker, "QuickXplain", 2004: halves the set, and tests each half with the other kept.
-    """
-
-    def needed(among: Sequence[str], kept: Sequence[str]) -> list[str]:
-        if len(kept) == len(names) or passes(kept):
-            return []
-        if len(among) == 1:
-            return list(among)
-        first, second = among[: len(among) // 2], among[len(among) // 2 :]
-        from_first = needed(first, [*kept, *second])
-        return [*from_first, *needed(second, [*kept, *from_first])]
-
-    return tuple(needed(names, []))
-
-
-# Nodes that stay fp32 when a graph is quantized: those of the recipe, and those that do not matter for speed.
-
-
-def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
-    """Names of the nodes that a recipe keeps in fp32, and of those behind the last products.
-
-    Args:
-        model: Its nodes have names.
-        recipe: Nodes that stay fp32.
-    """
-    products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
-    ends = [] if recipe.quantize_ends or not products else [products[0], products[-1]]
-    said = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
-    return [*said, *ends, *behind_products(model)]
-
-
-def behind_products(model: onnx_ir.Model) -> list[str]:
-    """Names of the nodes that no product depends on: what is read from the last layers.
-
-    There is little to compute there, and much to lose: coordinates of boxes in 256 steps are off by pixels.
-    """
-    products = [node for node in model.graph if node.op_type in PRODUCTS]
-    before = _ancestors(products)
-    return [str(node.name) for node in model.graph if node not in before and node.op_type not in PRODUCTS]
-
-
-def _ancestors(nodes: Iterable[onnx_ir.Node]) -> set[onnx_ir.Node]:
-    """Every node that one of some nodes depends on."""
-    found: set[onnx_ir.Node] = set()
-    waiting = list(nodes)
-    while waiting:
-        producers = {value.producer() for value in waiting.pop().inputs if value is not None}
-        new = {producer for producer in producers if producer is not None} - found
-        found |= new
-        waiting += new
-    return found
-
-
-# Speed of an int8 graph beside its fp32 graph, on the machine that converts.
-#
-# A version that was saved in int8 has no fp32 graph beside it, so this cannot be measured later. On CPUs int8 need not
-# be faster: MobileNetV3-small, with its many small layers, has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
-
-_ENGINES = ("onnxruntime", "openvino")
-_BATCH = 4
-
-
-def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
-    """Measure the speed of int8 on this CPU, in each engine that computes both graphs; empty where none does.
-
-    A warning is logged where the fastest fp32 is faster than the fastest int8.
-
-    Args:
-        fp32: The graph that was quantized.
-        int8: The quantized graph, with the same inputs.
-        golden: Samples to run both with.
-    """
-    times: dict[str, Mapping[str, float]] = {}
-    for engine in _ENGINES:
-        try:
-            times[engine] = _times_s(engine, fp32, int8, golden)
-        except GraphkilnError as error:  # not installed, or it does not compute int8 exactly here
-            _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
-    if not times:
-        return ""
-    ratios = " and ".join(
-        f"{each[Precision.FP32] / each[Precision.INT8]:.2f}x with {engine}" for engine, each in times.items()
-    )
-    _, precision, engine = min((took, name, engine) for engine, each in times.items() for name, took in each.items())
-    fastest = f"the fastest there is {precision} with {engine}"
-    told = f"rate of int8 to that of fp32, on {hardware.cpu_name()}: {ratios}; {fastest}"
-    if precision == Precision.FP32:
-        _log.warning("%s", told)
-    return told
-
-
-def _times_s(engine: str, fp32: Path, int8: Path, golden: GoldenSamples) -> Mapping[str, float]:
-    """Seconds of a batch of each, by precision."""
-    config = SessionConfig(
-        engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
-    )
-    feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
-    with ExitStack() as opened:
-        built = load_engine(engine)
-        sessions = {name: opened.enter_context(built.build(graph, config)) for name, graph in graphs.items()}
-        return fastest_runs_s({name: partial(session.run, feeds) for name, session in sessions.items()})
-
-
-# Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths.
-#
-# Results beside those of ONNX Runtime's quantizer: docs/precision.md. Its graphs take the same proof as all
-# others.
-
-# Operators that a transformer has.
-_TRANSFORMER = {"LayerNormalization", "Softmax"}
-
-
-def quantize_by_nncf(
-    graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
-) -> Coverage:
-    """Write a QDQ graph.
-
-    Args:
-        graph: The fp32 graph; its nodes have names.
-        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
-        target: File to write.
-        exclude: Names of nodes that stay fp32.
-        whole: Whether the graph has no batch: each sample is a whole input.
-
-    Raises:
-        EngineUnavailable: NNCF is not installed.
-        LoweringError: NNCF cannot quantize the graph, or ONNX Runtime does not load what it wrote.
-    """
-    nncf = _import_nncf()
-    try:
-        with contextlib.redirect_stdout(io.StringIO()):  # progress bars; stdout belongs to whoever prints JSON there
-            model = onnx.load(graph)
-            transformer = {node.op_type for node in model.graph.node} >= _TRANSFORMER
-            quantized = nncf.quantize(
-                model,
-                nncf.Dataset(_split(samples, whole=whole)),
-                subset_size=len(next(iter(samples.values()))),
-                model_type=nncf.ModelType.TRANSFORMER if transformer else None,
-                ignored_scope=nncf.IgnoredScope(names=list(exclude), validate=False) if exclude else None,
-            )
-            onnx.save(quantized, target)
-        return count_integer_products(target)
-    except Exception as error:  # the quantizer raises whatever it meets
-        raise LoweringError(
-            f"NNCF cannot quantize {graph}",
-            attempts=(f"{type(error).__name__}: {error}",),
-            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
-        ) from error
-
-
-def _split(samples: Mapping[str, AnyArray], *, whole: bool) -> list[dict[str, AnyArray]]:
-    """The samples one by one, as the graph takes them."""
-    count = len(next(iter(samples.values())))
-    rows: list[Any] = [index if whole else slice(index, index + 1) for index in range(count)]
-    return [{name: array[row] for name, array in samples.items()} for row in rows]
-
-
-def check_nncf() -> None:
-    """Refuse early where NNCF is not installed; loading it may still fail later.
-
-    Raises:
-        EngineUnavailable: It is not.
-    """
-    if find_spec("nncf") is None:
-        raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
-
-
-def _import_nncf() -> Any:
-    """The library; it neither reports usage nor logs what is no error."""
-    os.environ.setdefault("NNCF_CI", "1")  # without it, its use is reported. Source: nncf/telemetry/wrapper.py
-    try:
-        import nncf
-    except ImportError as error:
-        raise EngineUnavailable(
-            f"--int8-by nncf needs a library that is not installed: {error}", extra="nncf"
-        ) from error
-    except Exception as error:  # built for another release of something else
-        raise EngineUnavailable(
-            f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
-            hint="install it anew (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
-        ) from error
-    logging.getLogger("nncf").setLevel(logging.ERROR)
-    return nncf
-
-
 _log = logging.getLogger("graphkiln.converters")
-
-
-def limits_for(recipe: Recipe, precision: Precision) -> Limits:
-    """The policy's row for a precision, loosened by the recipe."""
-    return loosened(BY_PRECISION[precision], recipe)
 
 
 def loosened(limits: Limits, recipe: Recipe) -> Limits:
@@ -278,8 +75,9 @@ def check_quantizer(recipe: Recipe) -> None:
     """
     if recipe.precision is Precision.INT8:
         if recipe.int8_by == "nncf":
-            _check_ways_of_nncf(recipe)
-            check_nncf()
+            _check_options_of_nncf(recipe)
+            if find_spec("nncf") is None:
+                raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
         return
     given = {
         "--int8-by": recipe.int8_by != "onnxruntime",
@@ -292,7 +90,7 @@ def check_quantizer(recipe: Recipe) -> None:
         )
 
 
-def _check_ways_of_nncf(recipe: Recipe) -> None:
+def _check_options_of_nncf(recipe: Recipe) -> None:
     if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
         raise ConversionError(
             "--int8-by nncf finds ranges and leaves biases in its own way",
@@ -306,7 +104,7 @@ class LoweredGraph:
 
     Attributes:
         graph: The file to serve.
-        emulated: A file that computes the same with kernels that every CPU has: what is proven.
+        emulated: A file that computes the same with kernels that every CPU has: this one is proven.
         rewritten: Changes to the fp32 graph.
         notes: Remarks for the log and the manifest.
     """
@@ -334,48 +132,49 @@ def lower_and_prove(
     """
     target = fp32.graph.parent / recipe.precision / fp32.graph.name
     target.parent.mkdir()
-    lower = _Lower(fp32.graph, recipe, calibration, whole=samples[0].whole)
-    lowered = _lower_with_search(fp32, lower, samples, target) if recipe.search_keep else lower(target)
+    trial = target.parent / "trial" / target.name
+    limits = loosened(BY_PRECISION[recipe.precision], recipe)
+
+    def lower(target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
+        if recipe.precision is Precision.INT8:
+            return quantize_graph(fp32.graph, recipe, calibration, target, keep, whole=samples[0].whole)
+        return lower_graph(fp32.graph, recipe, target, keep)
+
+    def prove(lowered: LoweredGraph) -> Proof:
+        at_edge = [sample.at(lowered.rewritten.edge) for sample in samples]
+        return prove_graph(lowered.emulated, at_edge, limits, fp32.proof.noise)
+
+    def passes(keep: Sequence[str]) -> bool:
+        try:
+            prove(lower(trial, keep))
+        except VerificationError:
+            return False
+        except ConversionError:
+            return True  # no product is left to lower: it is the fp32 graph
+        return True
+
+    if recipe.search_keep:
+        trial.parent.mkdir()
+        names = _candidates(fp32.graph, recipe)
+        keep = smallest_kept(names, passes)
+        shutil.rmtree(trial.parent)
+        _log.info("%d of %d nodes stay fp32: %s", len(keep), len(names), ", ".join(keep[:5]) or "none")
+        lowered = lower(target, keep)
+        notes = (f"kept in fp32 by search: {', '.join(keep) or 'nothing'}", *lowered.notes)
+    else:
+        lowered = lower(target)
+        notes = lowered.notes
     _log.info("proving the lowered graph")
-    proof = _prove(lowered, recipe, samples, fp32.proof.noise)
-    told = compare_speed(fp32.graph, lowered.graph, proof.golden) if recipe.precision is Precision.INT8 else ""
+    proof = prove(lowered)
+    speed = compare_speed(fp32.graph, lowered.graph, proof.golden) if recipe.precision is Precision.INT8 else ""
     return ProvenGraph(
         graph=lowered.graph,
         proof=proof,
         rewritten=fp32.rewritten.then(lowered.rewritten),
         verification=(*fp32.verification, *proof.verification),
-        notes=(*fp32.notes, *lowered.notes, *filter(None, [told])),
+        notes=(*fp32.notes, *notes, *filter(None, [speed])),
         precision=recipe.precision,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Lower:
-    """Writes a graph of the recipe's precision, with more of its nodes in fp32."""
-
-    fp32: Path
-    recipe: Recipe
-    calibration: Arrays
-    whole: bool
-
-    def __call__(self, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
-        if self.recipe.precision is Precision.INT8:
-            return quantize_graph(self.fp32, self.recipe, self.calibration, target, keep, whole=self.whole)
-        return lower_graph(self.fp32, self.recipe, target, keep)
-
-    def candidates(self) -> list[str]:
-        """Names of the nodes that may have to stay fp32."""
-        model = onnx_ir.load(self.fp32)
-        if self.recipe.precision is Precision.INT8:
-            name_nodes(model)
-            kept = {*kept_by_recipe(model, self.recipe)}
-            return [str(node.name) for node in model.graph if node.name not in kept]
-        return LowerPrecision(self.recipe.precision, self.recipe.amp, self.recipe.keep_fp32).candidates(model)
-
-
-def _prove(lowered: LoweredGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], noise: float) -> Proof:
-    at_edge = [sample.at(lowered.rewritten.edge) for sample in samples]
-    return prove_graph(lowered.emulated, at_edge, limits_for(recipe, recipe.precision), noise)
 
 
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
@@ -409,30 +208,6 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
     return LoweredGraph(graph=target, emulated=emulated, rewritten=rewritten, notes=tuple(notes))
 
 
-def _lower_with_search(
-    fp32: ProvenGraph, lower: _Lower, samples: Sequence[ReferenceSamples], target: Path
-) -> LoweredGraph:
-    """Lower all but the fewest nodes that must stay fp32 for the policy to pass."""
-    names = lower.candidates()
-    trial = target.parent / "trial" / target.name
-    trial.parent.mkdir()
-
-    def passes(keep: Sequence[str]) -> bool:
-        try:
-            _prove(lower(trial, keep), lower.recipe, samples, fp32.proof.noise)
-        except VerificationError:
-            return False
-        except ConversionError:
-            return True  # no product is left to lower: it is the fp32 graph
-        return True
-
-    keep = smallest_kept(names, passes)
-    shutil.rmtree(trial.parent)
-    _log.info("%d of %d nodes stay fp32: %s", len(keep), len(names), ", ".join(keep[:5]) or "none")
-    lowered = lower(target, keep)
-    return replace(lowered, notes=(f"kept in fp32 by search: {', '.join(keep) or 'nothing'}", *lowered.notes))
-
-
 def quantize_graph(
     fp32: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str] = (), *, whole: bool = False
 ) -> LoweredGraph:
@@ -444,10 +219,10 @@ def quantize_graph(
         calibration: Feeds, `[samples, ...]` by name.
         target: File to write.
         keep: Names of further nodes that stay fp32.
-        whole: Whether the graph has no batch: each of the feeds is a whole input.
+        whole: The graph has no batch: each of the feeds is a whole input.
 
     Raises:
-        ConversionError: Nothing became integer.
+        ConversionError: Nothing became integer, or NNCF does otherwise than requested.
         LoweringError: The graph cannot be quantized.
     """
     model = onnx_ir.load(fp32)
@@ -455,22 +230,192 @@ def quantize_graph(
     named = target.parent / "named" / target.name
     named.parent.mkdir(exist_ok=True)
     save(model, named)
-    kept = [*kept_by_recipe(model, recipe), *keep]
-    coverage = _quantize(named, recipe, calibration, target, kept, whole=whole)
+    kept = (*kept_by_recipe(model, recipe), *keep)
+    if recipe.int8_by == "nncf":
+        _check_options_of_nncf(recipe)
+        coverage = quantize_by_nncf(named, calibration, target, exclude=kept, whole=whole)
+    else:
+        settings = Quantization(
+            method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=kept, whole=whole
+        )
+        coverage = quantize(named, calibration, settings, target)
     if not coverage.integer:
         raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
     unchanged = Rewritten(reports=(), edge=Edge())
     return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
 
 
-def _quantize(
-    graph: Path, recipe: Recipe, calibration: Arrays, target: Path, keep: Sequence[str], *, whole: bool
+# Nodes that stay fp32: those of the recipe, those that do not matter for speed, and the fewest that the proof needs.
+
+
+def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
+    """Names of the nodes that a recipe keeps in fp32, and of those behind the last products.
+
+    Args:
+        model: Its nodes have names.
+        recipe: Nodes that stay fp32.
+    """
+    products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
+    ends = [] if recipe.quantize_ends or not products else [products[0], products[-1]]
+    matched = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
+    return [*matched, *ends, *behind_products(model)]
+
+
+def behind_products(model: onnx_ir.Model) -> list[str]:
+    """Names of the nodes that no product depends on: they read the last layers.
+
+    There is little to compute there, and much to lose: coordinates of boxes in 256 steps are off by pixels.
+    """
+    before: set[onnx_ir.Node] = set()
+    waiting = [node for node in model.graph if node.op_type in PRODUCTS]
+    while waiting:
+        producers = {value.producer() for value in waiting.pop().inputs if value is not None}
+        new = {producer for producer in producers if producer is not None} - before
+        before |= new
+        waiting += new
+    return [str(node.name) for node in model.graph if node not in before and node.op_type not in PRODUCTS]
+
+
+def _candidates(fp32: Path, recipe: Recipe) -> list[str]:
+    """Names of the nodes that may have to stay fp32."""
+    model = onnx_ir.load(fp32)
+    if recipe.precision is not Precision.INT8:
+        return LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32).candidates(model)
+    name_nodes(model)
+    kept = {*kept_by_recipe(model, recipe)}
+    return [str(node.name) for node in model.graph if node.name not in kept]
+
+
+def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool]) -> tuple[str, ...]:
+    """Find a minimal set of nodes with which a test passes.
+
+    Args:
+        names: All nodes; keeping all of them passes, which is not tested.
+        passes: Tests a set of kept nodes. A set that passes must pass with more nodes, too.
+
+    Returns:
+        Their names; empty when the test passes without any.
+
+    Source: Junker, "QuickXplain", 2004: halves the set, and tests each half with the other kept.
+    """
+
+    def needed(among: Sequence[str], kept: Sequence[str]) -> list[str]:
+        if len(kept) == len(names) or passes(kept):
+            return []
+        if len(among) == 1:
+            return list(among)
+        first, second = among[: len(among) // 2], among[len(among) // 2 :]
+        from_first = needed(first, [*kept, *second])
+        return [*from_first, *needed(second, [*kept, *from_first])]
+
+    return tuple(needed(names, []))
+
+
+# Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths. Its results beside
+# those of ONNX Runtime's quantizer: docs/precision.md. Its graphs take the same proof as all others.
+
+_TRANSFORMER = {"LayerNormalization", "Softmax"}  # operators that every transformer has
+
+
+def quantize_by_nncf(
+    graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
 ) -> Coverage:
-    """By the quantizer that the recipe names."""
-    if recipe.int8_by == "nncf":
-        _check_ways_of_nncf(recipe)
-        return quantize_by_nncf(graph, calibration, target, exclude=keep, whole=whole)
-    settings = Quantization(
-        method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=tuple(keep), whole=whole
+    """Write a QDQ graph.
+
+    Args:
+        graph: The fp32 graph; its nodes have names.
+        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
+        target: File to write.
+        exclude: Names of nodes that stay fp32.
+        whole: The graph has no batch: each sample is a whole input.
+
+    Raises:
+        EngineUnavailable: NNCF is not installed.
+        LoweringError: NNCF cannot quantize the graph, or ONNX Runtime does not load the result.
+    """
+    nncf = _import_nncf()
+    count = len(next(iter(samples.values())))
+    rows: list[Any] = [index if whole else slice(index, index + 1) for index in range(count)]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # progress bars; --json prints to stdout
+            model = onnx.load(graph)
+            transformer = {node.op_type for node in model.graph.node} >= _TRANSFORMER
+            quantized = nncf.quantize(
+                model,
+                nncf.Dataset([{name: array[row] for name, array in samples.items()} for row in rows]),
+                subset_size=count,
+                model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+                ignored_scope=nncf.IgnoredScope(names=list(exclude), validate=False) if exclude else None,
+            )
+            onnx.save(quantized, target)
+        return count_integer_products(target)
+    except Exception as error:  # NNCF has no error class of its own
+        raise LoweringError(
+            f"NNCF cannot quantize {graph}",
+            attempts=(f"{type(error).__name__}: {error}",),
+            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
+        ) from error
+
+
+def _import_nncf() -> Any:
+    """Import NNCF without its reports of usage and its log of warnings."""
+    os.environ.setdefault("NNCF_CI", "1")  # without it, its use is reported. Source: nncf/telemetry/wrapper.py
+    try:
+        import nncf
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"--int8-by nncf needs a library that is not installed: {error}", extra="nncf"
+        ) from error
+    except Exception as error:  # built for another release of a library
+        raise EngineUnavailable(
+            f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
+            hint="install it anew (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
+        ) from error
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    return nncf
+
+
+# Speed of an int8 graph beside its fp32 graph, on the machine that converts.
+#
+# A version that was saved in int8 has no fp32 graph beside it, so this cannot be measured later. On CPUs int8 need not
+# be faster: MobileNetV3-small, with its many small layers, has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
+
+_BATCH = 4
+
+
+def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
+    """Measure the speed of int8 on this CPU, in each engine that computes both graphs; empty where none does.
+
+    A warning is logged where the fastest fp32 is faster than the fastest int8.
+
+    Args:
+        fp32: The graph that was quantized.
+        int8: The quantized graph, with the same inputs.
+        golden: Samples to run both with.
+    """
+    feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
+    times: dict[str, Mapping[str, float]] = {}
+    for engine in ("onnxruntime", "openvino"):
+        config = SessionConfig(
+            engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
+        )
+        try:
+            with ExitStack() as opened:
+                built = load_engine(engine)
+                sessions = {name: opened.enter_context(built.build(graph, config)) for name, graph in graphs.items()}
+                times[engine] = fastest_runs_s(
+                    {name: partial(session.run, feeds) for name, session in sessions.items()}
+                )
+        except GraphkilnError as error:  # not installed, or it does not compute int8 exactly here
+            _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
+    if not times:
+        return ""
+    ratios = " and ".join(
+        f"{each[Precision.FP32] / each[Precision.INT8]:.2f}x with {engine}" for engine, each in times.items()
     )
-    return quantize(graph, calibration, settings, target)
+    _, precision, engine = min((took, name, engine) for engine, each in times.items() for name, took in each.items())
+    fastest = f"the fastest there is {precision} with {engine}"
+    text = f"rate of int8 to that of fp32, on {hardware.cpu_name()}: {ratios}; {fastest}"
+    if precision == Precision.FP32:
+        _log.warning("%s", text)
+    return text

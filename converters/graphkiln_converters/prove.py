@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -143,20 +143,24 @@ def prove_graph(
         VerificationError: An output is outside its limits, or the graph does not run.
         UndecidedError: What the source finds on the samples cannot tell a right graph from a wrong one.
     """
-    _check_detected(samples, limits)
+    empty = [_why_empty(sample, limits) for sample in samples]
+    if empty and all(empty):  # every graph that detects nothing would pass
+        raise _undecided(empty[0])
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
         for sample in samples:
-            for outputs in _computed(session, sample, batch_sizes):
-                verdicts += _decided(sample, outputs, limits, noise, () if sample.whole else batch_sizes)
+            sizes = () if sample.whole else batch_sizes
+            for outputs in (_run(session, sample.feeds, size) for size in sizes or (0,)):
+                verdicts += _verdicts(sample, outputs, limits, noise, sizes)
                 aligned = judge(sample.task, sample.outputs, outputs, limits).outputs
-                largest = max(largest, _largest_difference(sample.outputs, aligned))
+                largest = max([largest, *(_difference(array, aligned[name]) for name, array in sample.outputs.items())])
                 for error in compare(sample.outputs, aligned):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
         return Proof(
-            verification=_worst_by_step(verdicts),
+            verification=tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts)),
             errors=errors,
             noise=largest,
             signature=session.signature,
@@ -164,14 +168,8 @@ def prove_graph(
         )
 
 
-def _check_detected(samples: Sequence[ReferenceSamples], limits: Limits) -> None:
-    """Refuse samples on which nothing is detected: every graph that detects nothing would pass."""
-    reasons = [_why_empty(sample, limits) for sample in samples]
-    if reasons and all(reasons):
-        raise _undecided(reasons[0])
-
-
 def _why_empty(sample: ReferenceSamples, limits: Limits) -> str:
+    """Reason why samples without detections decide nothing; empty where something is detected."""
     task = sample.task
     empty = isinstance(task, Detection) and not np.any(sample.outputs.get(task.counts, 1))
     return why_undecided(task, sample.outputs, limits) if empty else ""
@@ -182,77 +180,49 @@ def _undecided(reason: str) -> UndecidedError:
     return UndecidedError("the samples prove nothing", report=reason, hint=hint)
 
 
-def _computed(
-    session: Session, sample: ReferenceSamples, batch_sizes: tuple[int, ...]
-) -> Iterator[dict[str, AnyArray]]:
-    """Compute samples in batches of each size, or a whole one."""
-    if sample.whole:
-        yield _run(session.run, sample.feeds)
-    for size in () if sample.whole else batch_sizes:
-        yield _run(session.run, sample.feeds, size)
-
-
-def _decided(
-    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
-) -> list[Verification]:
-    """The verdicts; a failure on samples that decide nothing is raised as undecided."""
-    try:
-        return _verdicts(sample, outputs, limits, noise, batch_sizes)
-    except VerificationError as error:
-        if reason := why_undecided(sample.task, sample.outputs, limits):
-            raise _undecided(reason) from error
-        raise
-
-
-def _verdicts(
-    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
-) -> list[Verification]:
-    """Of the outputs, and of the gradients, which have a row of their own."""
-    expected, expected_gradients = _split(sample.outputs, sample.gradients)
-    found, found_gradients = _split(outputs, sample.gradients)
-    reading, targets = sample.ranking or sample.task, sample.targets
-    count = 1 if sample.whole else None
-    verdicts = [
-        prove(
-            expected,
-            found,
-            limits,
-            batch_sizes=batch_sizes,
-            noise=noise,
-            targets=targets,
-            reading=reading,
-            samples=count,
-        )
-    ]
-    if sample.gradients:
-        row = gradient_limits(limits, sample.gradient_noise)
-        verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
-    return verdicts
-
-
-def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
-    """Outputs, and those of them that are gradients."""
-    others = {name: array for name, array in outputs.items() if name not in gradients}
-    return others, {name: array for name, array in outputs.items() if name in gradients}
-
-
-def _worst_by_step(verdicts: Sequence[Verification]) -> tuple[Verification, ...]:
-    worst: dict[str, Verification] = {}
-    for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2):
-        worst[verdict.step] = verdict
-    return tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts))
-
-
-def _run(run: Callable[[Arrays], dict[str, AnyArray]], feeds: Arrays, size: int = 0) -> dict[str, AnyArray]:
+def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
     """Run a graph in batches of a size; with 0, on whole inputs."""
     try:
-        return run_in_batches(run, feeds, size) if size else run(feeds)
+        return run_in_batches(session.run, feeds, size) if size else session.run(feeds)
     except (SignatureError, ExecutionError, ConversionError) as error:
         dims = {name: [size, *array.shape[1:]] if size else list(array.shape) for name, array in feeds.items()}
         shapes = ", ".join(f"{name} {shape}" for name, shape in dims.items())
         raise VerificationError(
             "the outputs changed", report=f"the graph does not run with {shapes}: {error}"
         ) from error
+
+
+def _verdicts(
+    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
+) -> list[Verification]:
+    """Verdicts on the outputs, and on the gradients, which have a separate row of the policy."""
+    (expected, expected_gradients), (found, found_gradients) = (
+        tuple({name: array for name, array in arrays.items() if (name in sample.gradients) is chosen}
+              for chosen in (False, True))
+        for arrays in (sample.outputs, outputs)
+    )  # fmt: skip
+    try:
+        verdicts = [
+            prove(
+                expected,
+                found,
+                limits,
+                batch_sizes=batch_sizes,
+                noise=noise,
+                targets=sample.targets,
+                reading=sample.ranking or sample.task,
+                samples=1 if sample.whole else None,
+            )
+        ]
+        if sample.gradients:
+            row = gradient_limits(limits, sample.gradient_noise)
+            verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
+    except VerificationError as error:
+        # A failure on samples that decide nothing is no verdict on the graph.
+        if reason := why_undecided(sample.task, sample.outputs, limits):
+            raise _undecided(reason) from error
+        raise
+    return verdicts
 
 
 def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
@@ -267,13 +237,10 @@ def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
     )
 
 
-def _largest_difference(reference: Arrays, outputs: Arrays) -> float:
-    """Of floating-point elements that are finite in both."""
-    floats = [name for name, array in reference.items() if array.dtype.kind == "f"]
-    return max((_difference(reference[name], outputs[name]) for name in floats), default=0.0)
-
-
 def _difference(reference: AnyArray, output: AnyArray) -> float:
+    """The largest difference of floating-point elements that are finite in both."""
+    if reference.dtype.kind != "f":
+        return 0.0
     with np.errstate(invalid="ignore", over="ignore"):  # infinite ones are compared elsewhere
         difference = np.abs(output.astype(np.float64) - reference.astype(np.float64))
     return float(np.max(difference, initial=0.0, where=np.isfinite(difference)))

@@ -32,7 +32,7 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Task, check_task, labels_text
 from graphkiln_backend.graph.text import fault_in_name
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_backend.repository.config import ModelConfigProto, complete, config_text, read_config
+from graphkiln_backend.repository.config import complete, config_text, read_config
 from graphkiln_backend.repository.version import (
     CONFIG_FILE,
     GOLDEN_FILE,
@@ -43,126 +43,6 @@ from graphkiln_backend.repository.version import (
 )
 from graphkiln_backend.repository.version_folders import version_number
 from graphkiln_converters.prove import ReferenceSamples, prove_graph
-
-# The number of a new version, which belongs to one conversion only, however many end at once.
-
-# How a rename fails where the target is there. Source: rename(2).
-_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
-
-
-def next_number(model_folder: Path) -> int:
-    """The next free version number of a model."""
-    return max(_taken_numbers(model_folder), default=0) + 1
-
-
-def _taken_numbers(model_folder: Path) -> list[int]:
-    return [number for path in model_folder.glob("*") if (number := version_number(path.name)) is not None]
-
-
-def check_free(model_folder: Path, number: int) -> None:
-    """Refuse a version number that is taken.
-
-    Raises:
-        ConversionError: It is.
-    """
-    target = model_folder / str(number)
-    if target.exists():
-        raise _exists(target)
-
-
-def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Callable[[int], None]) -> int:
-    """Rename a whole folder to its number: the one step that makes a version, and fails where there is one.
-
-    Args:
-        folder: The folder, on the file system of the model's.
-        model_folder: Folder of the model.
-        requested: The number; None for the next free one.
-        number_it: Writes the number into the folder, before each attempt.
-
-    Returns:
-        The number.
-
-    Raises:
-        ConversionError: The requested number is taken.
-        OSError: The folder cannot be renamed.
-    """
-    while True:
-        number = requested or next_number(model_folder)
-        number_it(number)
-        if _rename(folder, model_folder / str(number)):
-            return number
-        if requested is not None:
-            raise _exists(model_folder / str(number))
-
-
-def _rename(folder: Path, target: Path) -> bool:
-    """Rename a folder; return False where the target exists."""
-    try:
-        folder.rename(target)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            return False
-        raise
-    return True
-
-
-def _exists(target: Path) -> ConversionError:
-    return ConversionError(f"{target} exists already", hint="choose another version number")
-
-
-# Checks that a new version fits the model that it is written into: its configuration, and the versions that are there.
-
-
-def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
-    """Refuse a version that the model's configuration would keep from being served as it is meant to be.
-
-    Args:
-        config: The model's config.pbtxt.
-        signature: Of the new version.
-        accepts_images: Whether the model is to take encoded images.
-
-    Raises:
-        ConversionError: The configuration is of another signature, or lets the model take no encoded images.
-    """
-    try:
-        given = read_config(config)
-        complete(given, signature, labels_file=None)
-        if accepts_images and not _accepts(given):
-            raise ConversionError(
-                f"{config} was written before and lets the model take no encoded images",
-                hint=f"add: {CONFIG_LINE}",
-            )
-    except RepositoryError as error:
-        raise ConversionError(
-            f"{config} does not fit the new version: {error.message}",
-            hint="choose another --name, or remove what contradicts it from config.pbtxt",
-        ) from error
-
-
-def check_newest_fits(model_folder: Path, config: Path) -> None:
-    """Refuse a version that would take the requests of one with another signature.
-
-    Raises:
-        ConversionError: The model's newest version contradicts the new one's configuration.
-    """
-    try:
-        newest = newest_version(model_folder)
-        signature = read_version_signature(newest)
-    except GraphkilnError:  # there is none, or none that could serve
-        return
-    try:
-        complete(read_config(config), signature, labels_file=None)
-    except RepositoryError as error:
-        raise ConversionError(
-            f"version {newest.name} of '{model_folder.name}' has another signature than the new version: "
-            f"{error.message}",
-            hint="choose another --name: Triton has one signature for all versions of a model",
-        ) from error
-
-
-def _accepts(config: ModelConfigProto) -> bool:
-    return ACCEPT_IMAGES in config.parameters and accepts(config.parameters[ACCEPT_IMAGES].string_value)
-
 
 _MAX_BATCH_SIZE = 32
 
@@ -288,7 +168,12 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
                 check_newest_fits(model_folder, draft)
                 _link_new(model_folder / CONFIG_FILE, draft)
             check_fits(model_folder / CONFIG_FILE, version.signature, accepts_images=version.accepts_images)
-            return _publish(folder, manifest, model_folder, requested)
+
+            def number_it(number: int) -> None:
+                _numbered(manifest, number).write(folder / MANIFEST_FILE)
+
+            number = claim(folder, model_folder, requested, number_it)
+            return number, _numbered(manifest, number)
     except OSError as error:
         raise ConversionError(
             f"cannot write a version into {model_folder}: {error.strerror or error}",
@@ -298,30 +183,15 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """A folder that is there, and that is gone again, with those above it that were made for it, where nothing came."""
+    """Make a folder and its parents; remove those that were made where nothing was written into them."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        _remove_empty(missing)
-
-
-def _remove_empty(folders: Sequence[Path]) -> None:
-    """Up to the first one that holds something."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
-
-
-def _publish(folder: Path, manifest: Manifest, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
-    """Give a whole folder its number."""
-    number = claim(folder, model_folder, requested, lambda number: _number(folder, manifest, number))
-    return number, _numbered(manifest, number)
-
-
-def _number(folder: Path, manifest: Manifest, number: int) -> None:
-    _numbered(manifest, number).write(folder / MANIFEST_FILE)
+        with suppress(OSError):  # the first one that holds something
+            for path in missing:
+                path.rmdir()
 
 
 def _numbered(manifest: Manifest, number: int) -> Manifest:
@@ -413,3 +283,117 @@ def _provenance(source: SourceInfo) -> Provenance:
     return Provenance(
         source=source.description, command=source.command, versions=versions, metrics=dict(source.metrics)
     )
+
+
+# The number of a new version, which belongs to one conversion only, however many end at once.
+
+# How a rename fails where the target is there. Source: rename(2).
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+
+
+def next_number(model_folder: Path) -> int:
+    """The next free version number of a model."""
+    taken = [number for path in model_folder.glob("*") if (number := version_number(path.name)) is not None]
+    return max(taken, default=0) + 1
+
+
+def check_free(model_folder: Path, number: int) -> None:
+    """Refuse a version number that is taken.
+
+    Raises:
+        ConversionError: It is.
+    """
+    target = model_folder / str(number)
+    if target.exists():
+        raise _exists(target)
+
+
+def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Callable[[int], None]) -> int:
+    """Rename a whole folder to its number: the one step that makes a version, and fails where there is one.
+
+    Args:
+        folder: The folder, on the file system of the model's.
+        model_folder: Folder of the model.
+        requested: The number; None for the next free one.
+        number_it: Writes the number into the folder, before each attempt.
+
+    Returns:
+        The number.
+
+    Raises:
+        ConversionError: The requested number is taken.
+        OSError: The folder cannot be renamed.
+    """
+    while True:
+        number = requested or next_number(model_folder)
+        number_it(number)
+        if _rename(folder, model_folder / str(number)):
+            return number
+        if requested is not None:
+            raise _exists(model_folder / str(number))
+
+
+def _rename(folder: Path, target: Path) -> bool:
+    """Rename a folder; return False where the target exists."""
+    try:
+        folder.rename(target)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def _exists(target: Path) -> ConversionError:
+    return ConversionError(f"{target} exists already", hint="choose another version number")
+
+
+# Checks that a new version fits the model that it is written into: its configuration, and the versions that are there.
+
+
+def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
+    """Refuse a version that the model's configuration would keep from being served as it is meant to be.
+
+    Args:
+        config: The model's config.pbtxt.
+        signature: Of the new version.
+        accepts_images: Whether the model is to take encoded images.
+
+    Raises:
+        ConversionError: The configuration is of another signature, or lets the model take no encoded images.
+    """
+    try:
+        given = read_config(config)
+        complete(given, signature, labels_file=None)
+        encoded = ACCEPT_IMAGES in given.parameters and accepts(given.parameters[ACCEPT_IMAGES].string_value)
+        if accepts_images and not encoded:
+            raise ConversionError(
+                f"{config} was written before and lets the model take no encoded images",
+                hint=f"add: {CONFIG_LINE}",
+            )
+    except RepositoryError as error:
+        raise ConversionError(
+            f"{config} does not fit the new version: {error.message}",
+            hint="choose another --name, or remove what contradicts it from config.pbtxt",
+        ) from error
+
+
+def check_newest_fits(model_folder: Path, config: Path) -> None:
+    """Refuse a version that would take the requests of one with another signature.
+
+    Raises:
+        ConversionError: The model's newest version contradicts the new one's configuration.
+    """
+    try:
+        newest = newest_version(model_folder)
+        signature = read_version_signature(newest)
+    except GraphkilnError:  # there is none, or none that could serve
+        return
+    try:
+        complete(read_config(config), signature, labels_file=None)
+    except RepositoryError as error:
+        raise ConversionError(
+            f"version {newest.name} of '{model_folder.name}' has another signature than the new version: "
+            f"{error.message}",
+            hint="choose another --name: Triton has one signature for all versions of a model",
+        ) from error

@@ -130,6 +130,6 @@ class TestPrepare:
     @pytest.mark.parametrize("shape", [(1,), (1, 10, 4, 4)])
     def test_what_is_no_classifier(self, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
         source = FakeSource(shape)
-        with pytest.raises(MeasurementError, match=r"answers \[1.*classifiers: \[batch, classes\]"):
+        with pytest.raises(MeasurementError, match=r"answers \[1.*classifier: \[batch, classes\]"):
             self.prepare(source, monkeypatch)
         assert source.closed
