@@ -26,7 +26,7 @@ from stores import DIGITS, LARGEST_BATCH, add_model
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
-from graphkiln_backend.server.stubs import process_age_s
+from graphkiln_backend.server.watchdog import process_age_s
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.snapshot import read_snapshot
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models
+from graphkiln_backend.server.run_folder import remove_environments, remove_sent_models
 from graphkiln_backend.system.closing import Closeable
 from soaking.service import MARKER
 

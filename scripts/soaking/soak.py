@@ -17,7 +17,7 @@ from typing import Any, Literal
 import psutil
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.server.triton_folders import environments_of
+from graphkiln_backend.server.run_folder import environments_of
 from graphkiln_backend.system.closing import Closeable
 from soaking.faults import MODES, STORE, Fault, Field, GoodVersion, Mode, Over, Terminate, stage
 from soaking.guard import guarded_folder, known_runs, regions_of

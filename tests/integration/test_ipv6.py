@@ -11,7 +11,7 @@ from running import Server, StartServer
 
 from graphkiln import Client
 from graphkiln_backend.server.healthcheck import is_alive
-from graphkiln_backend.server.served_address import served_addresses
+from graphkiln_backend.server.ports import served_addresses
 
 
 def _has_ipv6() -> bool:

@@ -20,9 +20,9 @@ from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.image_models import asks_for_images, configure
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
-from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.recovery import (
+from graphkiln_backend.server.managed_stores import (
+    ManagedStores,
+    ServedModel,
     all_loaded,
     brief,
     forget_model,
@@ -30,9 +30,9 @@ from graphkiln_backend.server.recovery import (
     replace_failed,
     states_by_model,
 )
+from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
-from graphkiln_backend.server.store_view import StoreView
 
 # The models that take images for others in the user's explicit mode: they come and go with those.
 #

@@ -11,7 +11,7 @@ import http.client
 import socket
 import sys
 
-from graphkiln_backend.server.served_address import served_addresses
+from graphkiln_backend.server.ports import served_addresses
 
 _TIMEOUT_S = 4.0
 

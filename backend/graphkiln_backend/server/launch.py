@@ -19,25 +19,25 @@ from graphkiln_backend.repository.config import write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.attested_stores import AttestedStores
-from graphkiln_backend.server.control_mode import ControlMode
 from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, image_mirror, may_all_load
-from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.flags import ControlMode, TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
-from graphkiln_backend.server.hidden_arguments import start_hidden
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.instance_limits import check_instances
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
-from graphkiln_backend.server.memory_limit import default_limit
-from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
+from graphkiln_backend.server.log import NoiseFilter
+from graphkiln_backend.server.managed_stores import (
+    ManagedStores,
+    ServedModel,
+    all_loaded,
+    forget_failures,
+    replace_failed,
+)
+from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.polling import Poller
-from graphkiln_backend.server.recovery import all_loaded, forget_failures, replace_failed
 from graphkiln_backend.server.remote_stores import RemoteStores
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.server.rollout import Keeper, Rollout
-from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
-from graphkiln_backend.server.store_view import StoreView
-from graphkiln_backend.server.thread_limit import pool_size
+from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
 # Who decides what "ready" means: how a server is started so that it stays ready while versions come and go.
@@ -309,7 +309,7 @@ class Launch:
         mode, reached = ControlMode.read(self.flags), self.control()
         if reached is None or not (mode.managed or mode.name == "explicit"):
             return None
-        from graphkiln_backend.server.load_crashes import ExplainingControl
+        from graphkiln_backend.server.load_progress import ExplainingControl
 
         control = ExplainingControl(reached, folder.instances)
         mirror = Mirror(folder.overlay)
@@ -356,9 +356,24 @@ class Launch:
             raise _unreadable(error) from error
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
-        """Starts tritonserver in a session of its own, so that only the supervisor signals it."""
-        hidden = [word for word in command if word in self.access.arguments]
-        return start_hidden(command, hidden, self._environment(folder), end_with_parent)
+        """Start tritonserver in its own session, so that only the supervisor signals it.
+
+        The admin key is among its arguments, where other users of the machine can read it: see SECURITY.md.
+        """
+        noise = None if _NVIDIA_DRIVER.exists() else NoiseFilter()
+        try:
+            return subprocess.Popen(
+                command,
+                env=self._environment(folder),
+                stdin=subprocess.DEVNULL,
+                stderr=noise.fileno() if noise else None,
+                start_new_session=True,
+                restore_signals=False,  # SIGPIPE stays ignored: a log that is no longer read must not end the server
+                preexec_fn=end_with_parent,  # noqa: PLW1509 - system calls, which take no lock
+            )
+        finally:
+            if noise:
+                noise.start()
 
     def memory_limit(self) -> int:
         """Bytes that the server itself may take for requests, or 0 for any number.

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.agreement import HINT, find_disagreement
 from graphkiln_backend.repository.stores import StoredModel
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel, forget_failures, replace_failed
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.recovery import forget_failures, replace_failed
 from graphkiln_backend.server.repository_control import RepositoryControl
 
 if TYPE_CHECKING:

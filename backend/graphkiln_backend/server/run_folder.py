@@ -3,7 +3,7 @@
 In `/tmp/graphkiln-XXXX/`:
 
 - `owner.json`: says that the folder has an owner (graphkiln_backend.system.owned_folder)
-- `address.json`: where its server listens (graphkiln_backend.server.served_address)
+- `address.json`: where its server listens (graphkiln_backend.server.ports)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
 - `backends/onnxruntime/`: the same, where no C++ backend of that name is installed
@@ -15,7 +15,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 
-What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.triton_folders.
+What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.run_folder.
 
 The run's regions in /dev/shm have an owner of their own, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
 may share /dev/shm and have a /tmp each.
@@ -31,16 +31,184 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
+from graphkiln_backend.repository.overlay import batch_footprints
+from graphkiln_backend.server import installation
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
-from graphkiln_backend.server.triton_folders import remove_environments, remove_sent_models, rename_environments
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.system.owned_folder import OTHER_PARENTS, OwnedFolder, create_locked
+from graphkiln_backend.system.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
+from graphkiln_backend.triton.sent_models import NOTES, remove_sent
+
+# Under which names config.pbtxt means our backend on this machine.
+
+
+def installed_backend_names() -> frozenset[str]:
+    """The names under which `serve` installs our backend here; all of its names where no Triton is installed."""
+    try:
+        return backend_names([installation.find_installation().backends], replace_onnxruntime=False)
+    except ServerSetupError:
+        return BACKEND_NAMES
+
+
+# What Triton (24.10) puts into /tmp wherever TMPDIR leads, and leaves there when it is killed: found again, removed.
+#
+# - `/tmp/gk-XXXXyyyyyy/`: what its Python backend makes for packed environments, as `/tmp/python_env_yyyyyy`. The
+# copy of   the backend in a run folder is told another name, by which it can be told whose the folder is.
+# - `/tmp/folderXXXXXX/`: models whose files came with the request that loads them. Who is loaded from there notes it in
+#   the run folder (graphkiln_backend.triton.sent_models).
+
+_ENVIRONMENTS = b"/tmp/python_env_"
+"""Where the folder for environments is made, followed by six random letters: a constant in the backend's library."""
+
+
+def rename_environments(library: Path, run: str) -> None:
+    """Gives the folder that a copied Python backend makes a name by which it can be told whose it is.
+
+    Args:
+        library: The copy; changed in place where it is of the release that is known.
+        run: The name of the run's folder.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    content, own = library.read_bytes(), os.fsencode(_environments(run))
+    if len(own) == len(_ENVIRONMENTS) and content.count(_ENVIRONMENTS) == 1:
+        library.write_bytes(content.replace(_ENVIRONMENTS, own))
+
+
+def environments_of(run: str) -> list[Path]:
+    """What Triton's Python backend has made for packed environments in a run.
+
+    Args:
+        run: The name of the run's folder.
+    """
+    prefix = Path(_environments(run))
+    return sorted(prefix.parent.glob(f"{prefix.name}??????"))
+
+
+def remove_environments(run: str) -> None:
+    """Removes what Triton's Python backend made for packed environments and left, as far as it can be.
+
+    Args:
+        run: The name of the run's folder.
+    """
+    for folder in environments_of(run):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_sent_models(run: Path) -> None:
+    """Removes what Triton has kept of models whose files came with a request, as far as it can be.
+
+    Args:
+        run: The folder of the run, whose server is dead.
+    """
+    for noting in ("shared", "overlay"):  # instances, and what makes Triton forget a failure
+        remove_sent(run / noting / NOTES)
+
+
+def _environments(run: str) -> str:
+    """What stands in the place of `_ENVIRONMENTS`: as long, and unique, as the run's name is."""
+    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - the backend asks nobody where
+
+
+# How much shared memory the models need, and how much of it each instance starts with.
+#
+# Every Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows
+# on demand. Docker gives a container 64 MB by default: too little is an error here, with the fix, not a crash under
+# load.
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file
+OWNER_SUFFIX = "-owner"
+
+_MIN_REGION_BYTES = 1 << 20
+_ALIGNMENT = 1 << 20
+_HEADROOM = 1.25
+"""The regions hold messages and the allocator's own data beside the tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedMemoryPlan:
+    """How large regions should be.
+
+    Attributes:
+        region_bytes: Size that every instance's region starts with.
+        needed_bytes: What all instances need together when each holds a full batch.
+        instances: How many there are; 0 where nobody knows.
+    """
+
+    region_bytes: int
+    needed_bytes: int
+    instances: int = 0
+
+
+def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMemoryPlan:
+    """Sizes the regions for the largest batches of the models.
+
+    Args:
+        mirrors: Stores with complete configurations.
+        free_bytes: Free bytes of /dev/shm.
+
+    Raises:
+        ServerSetupError: There is too little; the hint names a size that is enough.
+    """
+    sizes = [region_bytes(footprint) for footprint in batch_footprints(mirrors)]
+    needed = sum(sizes)
+    if needed > free_bytes:
+        raise ServerSetupError(
+            f"{SHARED_MEMORY} has {free_bytes >> 20} MB left, but {len(sizes)} model instances need {needed >> 20} MB "
+            "for their largest batches",
+            hint=f"docker run --shm-size={2 * needed >> 20}m, or a smaller max_batch_size",
+        )
+    if free_bytes < _MIN_REGION_BYTES:
+        raise ServerSetupError(
+            f"{SHARED_MEMORY} is full: {free_bytes >> 10} kB left, and an instance begins with 1 MB",
+            hint="remove what fills it (graphkiln doctor names what dead runs left), or docker run --shm-size=1g",
+        )
+    largest = max(sizes, default=_MIN_REGION_BYTES)
+    # One size serves all instances: take the largest where that leaves half of the memory free.
+    fits = largest * len(sizes) <= free_bytes // 2
+    first = largest if fits else _MIN_REGION_BYTES
+    return SharedMemoryPlan(region_bytes=first, needed_bytes=needed, instances=len(sizes))
+
+
+def free_shared_memory() -> int:
+    """Free bytes of /dev/shm.
+
+    Raises:
+        ServerSetupError: There is no /dev/shm.
+    """
+    try:
+        stats = os.statvfs(SHARED_MEMORY)
+    except OSError as error:
+        raise ServerSetupError(
+            f"there is no {SHARED_MEMORY}: Triton needs it for tensors", hint="mount a tmpfs there"
+        ) from error
+    return stats.f_bavail * stats.f_frsize
+
+
+def region_owner(run: str) -> Path:
+    """The file among a run's regions that is locked as long as the run lives.
+
+    Args:
+        run: The name of its run folder.
+    """
+    return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
+
+
+def region_bytes(footprint_bytes: int) -> int:
+    """Size of the region of one instance, in whole megabytes.
+
+    Args:
+        footprint_bytes: Size of all inputs and outputs of its largest batch.
+    """
+    size_bytes = max(_MIN_REGION_BYTES, int(footprint_bytes * _HEADROOM) + _MIN_REGION_BYTES)
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
+
 
 _log = logging.getLogger("graphkiln.server")
 

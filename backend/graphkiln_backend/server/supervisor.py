@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.memory_limit import MemoryLimit
+from graphkiln_backend.server.limits import MemoryLimit
+from graphkiln_backend.server.ports import publish_address
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.served_address import publish_address
 from graphkiln_backend.server.signals import Interrupted, StopSignals
-from graphkiln_backend.server.suspension import SILENT_S
+from graphkiln_backend.server.watchdog import SILENT_S, Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.triton.restarts import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
@@ -125,9 +124,9 @@ class RestartBudget:
 if TYPE_CHECKING:
     import psutil
 
-    from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
     from graphkiln_backend.server.load_progress import LoadProgress
     from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
 else:
     psutil = LazyModule("psutil")
 
@@ -355,7 +354,7 @@ class Supervisor:
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
     def _list_models(self, folder: RunFolder) -> list[ModelState]:
-        from graphkiln_backend.server.load_crashes import ExplainingControl
+        from graphkiln_backend.server.load_progress import ExplainingControl
         from graphkiln_backend.server.probe import model_states, states_of_instances
 
         if not self._http:
@@ -376,7 +375,7 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
 
 def _enter(probes: ExitStack, flags: TritonFlags) -> LivenessProbe | GrpcLivenessProbe | None:
     """What asks a server that has just become live; None where nothing can, over gRPC with the user's own TLS."""
-    from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
+    from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
 
     http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
     if http:

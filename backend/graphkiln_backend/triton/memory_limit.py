@@ -1,4 +1,4 @@
-"""An instance's part in the limit on tritonserver's memory (see `graphkiln_backend.server.memory_limit`)."""
+"""An instance's part in the limit on tritonserver's memory (see `graphkiln_backend.server.limits`)."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def facts() -> dict[str, str]:
 
 
 if TYPE_CHECKING:
-    from graphkiln_backend.server.log_pipe import LogPipe
+    from graphkiln_backend.server.log import LogPipe
 
 
 def say(line: str, level: int = logging.INFO) -> None:
@@ -169,7 +169,7 @@ def log_to_stderr() -> None:
 
 def log_as_json() -> None:
     """Makes standard error JSON lines, this process's and those of all that it starts, until this process ends."""
-    from graphkiln_backend.server.log_pipe import LogPipe, LogPipeHandler
+    from graphkiln_backend.server.log import LogPipe, LogPipeHandler
 
     global _sink  # noqa: PLW0603 - a process has one standard error
     pipe = LogPipe()
@@ -179,7 +179,7 @@ def log_as_json() -> None:
 
 
 def _write_event(pipe: LogPipe, line: str, level: int) -> None:
-    from graphkiln_backend.server.log_records import LogRecord
+    from graphkiln_backend.server.log import LogRecord
 
     pipe.write(LogRecord(message=line, level=logging.getLevelName(level).lower()))
 

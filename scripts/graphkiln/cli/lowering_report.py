@@ -95,7 +95,7 @@ def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
     """The configuration of a version's model, as the server completes it."""
     from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.repository.overlay import complete_config
-    from graphkiln_backend.server.installed_names import installed_backend_names
+    from graphkiln_backend.server.run_folder import installed_backend_names
 
     return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))
 

@@ -244,7 +244,7 @@ def _print_table(console: Console, table: Table, states: list[ModelState]) -> No
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
-    from graphkiln_backend.server.admin_key import AdminKey
+    from graphkiln_backend.server.access import AdminKey
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
@@ -383,19 +383,17 @@ def serve(
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
     from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
-    from graphkiln_backend.server.access import Access
-    from graphkiln_backend.server.admin_key import PublishedKey
+    from graphkiln_backend.server.access import Access, PublishedKey
     from graphkiln_backend.server.attested_stores import attested_stores, read_trusted
-    from graphkiln_backend.server.control_mode import ControlMode
-    from graphkiln_backend.server.faults import TimeLimits
-    from graphkiln_backend.server.file_limit import raise_file_limit
-    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.flags import ControlMode, TritonFlags
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
-    from graphkiln_backend.server.port_claims import PortClaims
+    from graphkiln_backend.server.limits import raise_file_limit
+    from graphkiln_backend.server.ports import PortClaims
     from graphkiln_backend.server.remote_stores import copy_stores
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
+    from graphkiln_backend.server.watchdog import TimeLimits
     from graphkiln_backend.storage.address import parse_store
 
     flags = TritonFlags.parse(
@@ -463,7 +461,7 @@ def serve(
 
 def _admin_key(file: str) -> AdminKey | None:
     """The key that the option names; None for a server that is open on purpose."""
-    from graphkiln_backend.server.admin_key import AdminKey
+    from graphkiln_backend.server.access import AdminKey
 
     return None if file == "off" else AdminKey.obtain(Path(file) if file else None)
 

@@ -271,8 +271,7 @@ def need_of(model: Path) -> Need:
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.repository.version import has_own_graph, newest_version
     from graphkiln_backend.server.image_models import find_taker
-    from graphkiln_backend.server.run_folder import BACKEND_NAMES
-    from graphkiln_backend.server.shared_memory import region_bytes
+    from graphkiln_backend.server.run_folder import BACKEND_NAMES, region_bytes
 
     newest = newest_version(model)
     if not has_own_graph(newest) and find_foreign_graph(newest):
@@ -333,9 +332,8 @@ def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
     """Whether all models fit into the memory that is there."""
-    from graphkiln_backend.server.instance_limits import INSTANCE_BYTES
-    from graphkiln_backend.server.memory_limit import free_memory
-    from graphkiln_backend.server.shared_memory import free_shared_memory
+    from graphkiln_backend.server.limits import INSTANCE_BYTES, free_memory
+    from graphkiln_backend.server.run_folder import free_shared_memory
 
     instances = sum(need.instances for need in needs)
     shared, free = sum(need.shared_bytes for need in needs), free_shared_memory()
@@ -362,8 +360,7 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
 
 def find_too_few(instances: int) -> Iterator[Finding]:
     """Whether the instances of all models may have as many threads and open files as they need."""
-    from graphkiln_backend.server.file_limit import check_files
-    from graphkiln_backend.server.thread_limit import check_threads
+    from graphkiln_backend.server.limits import check_files, check_threads
 
     for subject, check in (("threads", check_threads), ("open files", check_files)):
         try:

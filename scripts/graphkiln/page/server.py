@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from graphkiln.page.stores import Stores
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady
-from graphkiln_backend.server.metrics_port import fetch_metrics
+from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import AsyncClient, AsyncModel
 from graphkiln_client.metadata import published_contracts
 from graphkiln_client.served_version import ServedVersion

@@ -13,7 +13,7 @@ from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.repository.version_folders import is_version, version_number
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.server.installed_names import installed_backend_names
+from graphkiln_backend.server.run_folder import installed_backend_names
 
 _VERSION = re.compile(r"(?P<model>.*[^:/]):(?P<version>[^:/]*)", re.S)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)

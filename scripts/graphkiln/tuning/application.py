@@ -20,7 +20,7 @@ from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFOR
 from graphkiln_backend.repository.config_changes import ConfigChanges, changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
-from graphkiln_backend.server.installed_names import installed_backend_names
+from graphkiln_backend.server.run_folder import installed_backend_names
 
 _DEADLINE_S = 600.0
 _BACKUP = f"{CONFIG_FILE}.untuned"

@@ -18,7 +18,7 @@ from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
-from graphkiln_backend.server.metrics_port import fetch_metrics
+from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 from graphkiln_client.load_generator import Recording

@@ -184,9 +184,9 @@ def test_what_does_not_fit() -> None:
 
 def test_processes_take_memory_and_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
     many = Need(instances=100_000, shared_bytes=0, graph_bytes=0)
-    monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: [(2048, "a larger limit")])
-    monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_to_user", lambda: ())
-    monkeypatch.setattr("graphkiln_backend.server.file_limit.resource.getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: [(2048, "a larger limit")])
+    monkeypatch.setattr("graphkiln_backend.server.limits._allowed_to_user", lambda: ())
+    monkeypatch.setattr("graphkiln_backend.server.limits.resource.getrlimit", lambda _: (1024, 4096))
     _, memory, threads, files = find_fit([many])
     assert (memory.level, threads.level, files.level) == (Level.WARNING, Level.ERROR, Level.ERROR)
     assert files.message.startswith("no more than 4096 files may be open at once: a server of 100000 model instances")

@@ -58,7 +58,7 @@ def test_shared_memory(free: int, can_write: bool, level: Level) -> None:
 
 
 def test_no_shared_memory_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("graphkiln_backend.server.shared_memory.SHARED_MEMORY", tmp_path / "gone")
+    monkeypatch.setattr("graphkiln_backend.server.run_folder.SHARED_MEMORY", tmp_path / "gone")
     assert next(iter(check_shared_memory(Request()))).level is Level.ERROR
 
 

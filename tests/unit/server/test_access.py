@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.admin_key import AdminKey
+from graphkiln_backend.server.access import Access, AdminKey
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
 

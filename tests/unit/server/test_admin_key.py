@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import admin_key as module
-from graphkiln_backend.server.admin_key import AdminKey, PublishedKey
+from graphkiln_backend.server import access as module
+from graphkiln_backend.server.access import AdminKey, PublishedKey
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.system.admin_key import find_key, key_folders
 

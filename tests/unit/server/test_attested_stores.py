@@ -14,8 +14,8 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.attestation import sign_version
 from graphkiln_backend.repository.stores import scan_stores
-from graphkiln_backend.server.attested_copy import AttestedCopy
 from graphkiln_backend.server.attested_stores import (
+    AttestedCopy,
     AttestedStore,
     AttestedStores,
     attested_stores,

@@ -15,8 +15,8 @@ import psutil
 import pytest
 from waiting import wait_until
 
-from graphkiln_backend.server import connections as module
-from graphkiln_backend.server.connections import HeldConnection, HeldConnections
+from graphkiln_backend.server import drain as module
+from graphkiln_backend.server.drain import HeldConnection, HeldConnections
 
 ECHO = """
 import select, socket

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.control_mode import ControlMode
-from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.flags import ControlMode, TritonFlags
 
 KNOWN = dict.fromkeys(
     (

@@ -10,8 +10,7 @@ from fake_repository import FakeTriton, StoreOfFakes
 
 from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, may_all_load
 from graphkiln_backend.server.managed_stores import ManagedStores
-from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.store_view import StoreView
+from graphkiln_backend.server.mirror import Mirror, StoreView
 
 
 class Setup:

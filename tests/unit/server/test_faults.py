@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from statuses import instance_status
 
-from graphkiln_backend.server import faults as module
-from graphkiln_backend.server import suspension
-from graphkiln_backend.server.faults import Cause, Fault, TimeLimits, Watchdog, describe_exit, exit_code
-from graphkiln_backend.server.stubs import Stub
+from graphkiln_backend.server import watchdog as module
+from graphkiln_backend.server import watchdog as suspension
+from graphkiln_backend.server.watchdog import Cause, Fault, Stub, TimeLimits, Watchdog, describe_exit, exit_code
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import file_limit as module
-from graphkiln_backend.server.file_limit import check_files, raise_file_limit
+from graphkiln_backend.server import limits as module
+from graphkiln_backend.server.limits import check_files, raise_file_limit
 
 ANY = module.resource.RLIM_INFINITY
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from running import free_ports
 
-from graphkiln_backend.server import served_address
+from graphkiln_backend.server import ports as served_address
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.healthcheck import is_alive, main
-from graphkiln_backend.server.served_address import publish_address
+from graphkiln_backend.server.ports import publish_address
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
 KNOWN = {"http-port": True}

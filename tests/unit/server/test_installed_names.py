@@ -6,8 +6,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import installation
-from graphkiln_backend.server.installed_names import installed_backend_names
-from graphkiln_backend.server.run_folder import BACKEND_NAMES
+from graphkiln_backend.server.run_folder import BACKEND_NAMES, installed_backend_names
 
 
 def test_names_that_another_backend_has_are_not_ours() -> None:

@@ -7,8 +7,8 @@ import logging
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import instance_limits as module
-from graphkiln_backend.server.instance_limits import INSTANCE_BYTES, check_instances
+from graphkiln_backend.server import limits as module
+from graphkiln_backend.server.limits import INSTANCE_BYTES, check_instances
 
 
 @pytest.fixture

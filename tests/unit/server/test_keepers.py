@@ -13,7 +13,7 @@ from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import admission as admission_module
 from graphkiln_backend.server.admission import Candidate, Verdict
-from graphkiln_backend.server.control_mode import ControlMode
+from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.launch import Admission, ManagedKeeper
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror

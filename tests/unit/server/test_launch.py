@@ -25,8 +25,7 @@ from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, command_line
 from graphkiln_backend.server.repository_control import HttpControl
-from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import SharedMemoryPlan
+from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan
 from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.environment import (
     instances_folder,
@@ -288,14 +287,14 @@ class TestPrepare:
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         limits = [(20, "a larger limit")]
-        monkeypatch.setattr("graphkiln_backend.server.thread_limit._allowed_by_groups", lambda: limits)
+        monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: limits)
         with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here"):
             make_launch(installation, store).prepare(folder)
 
     def test_too_few_open_files_are_an_error(
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("graphkiln_backend.server.file_limit.resource.getrlimit", lambda _: (257, 257))
+        monkeypatch.setattr("graphkiln_backend.server.limits.resource.getrlimit", lambda _: (257, 257))
         with pytest.raises(
             ServerSetupError, match=r"no more than 257 files may be open at once: a server of \d+ model"
         ):

@@ -11,9 +11,9 @@ import pytest
 from canned import CannedGrpc
 from running import free_ports
 
-from graphkiln_backend.server import suspension as module
+from graphkiln_backend.server import watchdog as module
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.liveness import GrpcLivenessProbe, LivenessProbe
+from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
 
 
 @pytest.fixture

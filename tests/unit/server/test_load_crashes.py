@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.server.load_crashes import ExplainingControl, explain, find_crashes
+from graphkiln_backend.server.load_progress import ExplainingControl, explain, find_crashes
 from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 from graphkiln_backend.triton.snapshot import read_snapshot
 

@@ -10,8 +10,8 @@ from typing import Any
 
 PROGRAM = """if True:
     import logging, os, subprocess, sys
-    from graphkiln_backend.server.log_pipe import LogPipe, LogPipeHandler
-    from graphkiln_backend.server.log_records import LogRecord
+    from graphkiln_backend.server.log import LogPipe, LogPipeHandler
+    from graphkiln_backend.server.log import LogRecord
 """
 
 
@@ -67,7 +67,7 @@ print("alive")""",
 
 def test_a_child_that_outlives_it_is_not_waited_for_without_end() -> None:
     done = run(
-        """import graphkiln_backend.server.log_pipe as module
+        """import graphkiln_backend.server.log as module
 module._END_S = 0.1
 with LogPipe():
     child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)

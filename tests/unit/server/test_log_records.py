@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.server.log_records import LogRecord, of_event, of_line
+from graphkiln_backend.server.log import LogRecord, of_event, of_line
 from graphkiln_backend.triton.failures import request_prefix
 
 SHORT = "W1123 08:46:10.123456 4711 model.py:29] "

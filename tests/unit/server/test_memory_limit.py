@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import psutil
 import pytest
 
-from graphkiln_backend.server import memory_limit as module
-from graphkiln_backend.server.memory_limit import MemoryLimit, default_limit, free_memory
+from graphkiln_backend.server import limits as module
+from graphkiln_backend.server.limits import MemoryLimit, default_limit, free_memory
 from graphkiln_backend.system.resources import MemoryGroup
 
 

@@ -6,7 +6,7 @@ import pytest
 from canned import CannedHttp, http
 from running import free_ports
 
-from graphkiln_backend.server.metrics_port import fetch_metrics
+from graphkiln_backend.server.ports import fetch_metrics
 
 
 def test_the_text_comes_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from running import free_ports
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.port_claims import PortClaims
+from graphkiln_backend.server.ports import PortClaims
 
 KNOWN = dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-metrics", "reuse-http-port"), True)
 
@@ -49,7 +49,7 @@ def test_a_process_that_is_killed_leaves_no_claim() -> None:
     http, grpc = free_ports(2)
     program = (
         "import os, signal, sys; from graphkiln_backend.server.flags import TritonFlags\n"
-        "from graphkiln_backend.server.port_claims import PortClaims\n"
+        "from graphkiln_backend.server.ports import PortClaims\n"
         f"claims = PortClaims(TritonFlags.parse(sys.argv[1:], {KNOWN!r}))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from fake_repository import FakeTriton, StoreOfFakes
 
-from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.managed_stores import ManagedStores, brief, forget_failures, replace_failed
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.recovery import brief, forget_failures, replace_failed
 from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 
 ALL = "version_policy { all { } }"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.server.faults import Cause, Fault
 from graphkiln_backend.server.supervisor import MAX_RESTARTS, SERVED_S, RestartBudget
+from graphkiln_backend.server.watchdog import Cause, Fault
 
 FAULT = Fault(cause=Cause.SERVER_DIED, what="it died")
 

@@ -22,8 +22,14 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND
 from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.run_folder import BACKEND_NAMES, RunFolder, backend_names, temporary_parent
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
+from graphkiln_backend.server.run_folder import (
+    BACKEND_NAMES,
+    SHARED_MEMORY,
+    RunFolder,
+    backend_names,
+    region_owner,
+    temporary_parent,
+)
 
 
 def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.served_address import publish_address, served_addresses
+from graphkiln_backend.server.ports import publish_address, served_addresses
 from graphkiln_backend.system.owned_folder import OWNER_FILE, OwnedFolder
 
 KNOWN = dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-http", "allow-grpc"), True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import shared_memory as module
-from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.server import run_folder as module
+from graphkiln_backend.server.run_folder import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 
 MB = 1 << 20
 

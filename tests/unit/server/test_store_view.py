@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from fake_repository import StoreOfFakes
 
-from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.store_view import StoreView
+from graphkiln_backend.server.mirror import Mirror, StoreView
 
 
 @pytest.fixture

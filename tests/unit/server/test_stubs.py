@@ -14,8 +14,8 @@ from typing import Protocol
 import psutil
 import pytest
 
-from graphkiln_backend.server import stubs as module
-from graphkiln_backend.server.stubs import read_stubs
+from graphkiln_backend.server import watchdog as module
+from graphkiln_backend.server.watchdog import read_stubs
 
 TREE = """
 for backend in $2; do

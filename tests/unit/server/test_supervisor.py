@@ -24,16 +24,17 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import connections, drain, repository_control
+from graphkiln_backend.server import drain, repository_control
+from graphkiln_backend.server import drain as connections
 from graphkiln_backend.server import supervisor as module
 from graphkiln_backend.server import supervisor as restarts_module
-from graphkiln_backend.server.faults import TimeLimits
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.probe import ModelState
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.supervisor import Supervisor
+from graphkiln_backend.server.watchdog import TimeLimits
 
 # Since Python 3.12: the listener's thread is there when the server starts again.
 pytestmark = [

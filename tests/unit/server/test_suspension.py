@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.server import suspension as module
-from graphkiln_backend.server.suspension import SuspensionDetector
+from graphkiln_backend.server import watchdog as module
+from graphkiln_backend.server.watchdog import SuspensionDetector
 
 
 def test_a_pause_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

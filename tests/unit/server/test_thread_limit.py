@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import thread_limit as module
-from graphkiln_backend.server.thread_limit import check_threads, pool_size
+from graphkiln_backend.server import limits as module
+from graphkiln_backend.server.limits import check_threads, pool_size
 
 
 @pytest.mark.parametrize(("instances", "threads"), [(1, 32), (32, 32), (64, 16), (400, 8), (0, 32)])

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from graphkiln_backend.server.triton_folders import (
+from graphkiln_backend.server.run_folder import (
     environments_of,
     remove_environments,
     remove_sent_models,

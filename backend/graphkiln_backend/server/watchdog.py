@@ -1,29 +1,128 @@
-"""What can go wrong with a running server, seen from outside: processes that died, hang, compute or load without end.
-
-Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a stopped
-instance keeps its requests for ever. The instances' own files (`triton.instance_status`) and the states of the
-processes tell.
-"""
+"""Whether tritonserver itself still responds: one small request a second, asked and read without waiting."""
 
 from __future__ import annotations
 
 import logging
 import os
 import signal
+import socket
 import time
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.stubs import read_stubs
-from graphkiln_backend.server.suspension import SILENT_S, SuspensionDetector
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
+from graphkiln_backend.server.run_folder import BACKEND_NAMES
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.load_crash import note_end
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
+
+# Silence of others that is our own: this process was suspended, and perhaps the whole machine was.
+
+SILENT_S = 20.0
+"""What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds."""
+_SUSPENDED_S = 5.0
+
+
+class SuspensionDetector:
+    """Notices a suspension by the time between two calls, which is about a second otherwise."""
+
+    def __init__(self) -> None:
+        self._called_at = time.monotonic()
+
+    def has_resumed(self) -> bool:
+        """Whether this process has just gone on after a suspension. To be called regularly."""
+        before, self._called_at = self._called_at, time.monotonic()
+        return self._called_at - before > _SUSPENDED_S
+
+
+# The processes of instances, whether they have got as far as writing their own files or not.
+
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
+
+_PROGRAM = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stub:
+    """A process in which Triton runs graphkiln's backend.
+
+    Attributes:
+        pid: The process.
+        model: Model name.
+        version: Model version.
+        age_s: Seconds since it was started.
+        ended: Whether it has ended, and tritonserver has not asked how; nothing else is known of it then, nor whether
+            it was one of ours.
+    """
+
+    pid: int
+    model: str
+    version: str
+    age_s: float
+    ended: bool = False
+
+
+def read_stubs(server: int) -> list[Stub]:
+    """The stubs below a tritonserver, and its own children that have ended, whatever they were.
+
+    Those of the user's own Python backends that run are not ours to judge.
+    """
+    try:
+        descendants = psutil.Process(server).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    found = (_read(process, server) for process in descendants)
+    return [stub for stub in found if stub]
+
+
+def _read(process: psutil.Process, server: int) -> Stub | None:
+    """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
+    try:
+        age_s = process_age_s(process.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            is_own = process.ppid() == server
+            return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
+        folder = _model_folder(process.cmdline())
+    except (psutil.Error, OSError):  # it has just ended
+        return None
+    if folder is None:
+        return None
+    return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
+
+
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _model_folder(words: Sequence[str]) -> Path | None:
+    names = [Path(word).name for word in words]
+    if _PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
+        return None
+    return Path(words[names.index(_PROGRAM) + 1]).parent
+
+
+# What can go wrong with a running server, seen from outside: processes that died, hang, compute or load without end.
+#
+# Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a
+# stopped instance keeps its requests for ever. The instances' own files (`triton.instance_status`) and the states of
+# the processes tell.
 
 if TYPE_CHECKING:
     import psutil
@@ -257,3 +356,100 @@ def _kill(process: int) -> int:
     except ProcessLookupError:
         return 0
     return 1
+
+
+_CONNECT_S = 0.5
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class _Probe(Closeable):
+    """Knows since when a server is silent; how it is asked is its protocol's."""
+
+    def __init__(self) -> None:
+        self._answered_at = time.monotonic()
+        self._suspension = SuspensionDetector()
+
+    def silent_s(self) -> float:
+        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
+        if self._suspension.has_resumed():
+            self._answered_at = time.monotonic()
+        self._ask_or_read()
+        return time.monotonic() - self._answered_at
+
+    @abstractmethod
+    def _ask_or_read(self) -> None:
+        """Asks, or looks whether what was asked is answered, without waiting."""
+
+
+class GrpcLivenessProbe(_Probe):
+    """Asks a server that speaks gRPC only; any response will do.
+
+    Args:
+        address: Where it listens for gRPC, without TLS.
+    """
+
+    def __init__(self, address: ListenAddress) -> None:
+        self._channel = open_channel(address)
+        self._call: Any = None
+        super().__init__()
+
+    def _ask_or_read(self) -> None:
+        if self._call is None:
+            self._call = ask_whether_live(self._channel)
+        elif self._call.done():
+            if _is_answer(self._call):
+                self._answered_at = time.monotonic()
+            self._call = None
+
+    def close(self) -> None:
+        """Waits for no response any more."""
+        self._channel.close()
+
+
+def _is_answer(call: Any) -> bool:
+    """Whether the server itself has ended a call; so it has where the user restricts this protocol, too."""
+    return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
+
+
+class LivenessProbe(_Probe):
+    """Asks a server over HTTP whether it lives; any response will do.
+
+    Args:
+        address: Where it listens for HTTP.
+    """
+
+    def __init__(self, address: ListenAddress) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
+        super().__init__()
+
+    def _ask_or_read(self) -> None:
+        if self._connection is None:
+            self._ask()
+        else:
+            self._read(self._connection)
+
+    def close(self) -> None:
+        """Waits for no response any more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(self) -> None:
+        try:
+            self._connection = socket.create_connection(self._address.local_address, timeout=_CONNECT_S)
+            self._connection.sendall(_REQUEST)
+            self._connection.setblocking(False)
+        except OSError:
+            self.close()
+
+    def _read(self, connection: socket.socket) -> None:
+        try:
+            answered = bool(connection.recv(4096))
+        except BlockingIOError:
+            return
+        except OSError:
+            answered = False
+        if answered:
+            self._answered_at = time.monotonic()
+        self.close()

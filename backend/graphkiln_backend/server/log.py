@@ -1,0 +1,258 @@
+"""What a service and everything that it starts says, as JSON lines on standard error.
+
+Both of its outputs become one pipe, so that nothing escapes: Triton's lines, Python's warnings and tracebacks, what a C
+library says before it aborts, Triton's last word on standard output. A thread wraps each line and writes it where
+standard error went before; what this process logs itself goes there without a detour. A lock keeps lines apart.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import re
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from graphkiln_backend.system.closing import Closeable
+
+# Lines of a service's log as JSON objects: the supervisor's, Triton's, and those of its instances, which Triton logs.
+#
+# Triton (24.10) writes a header before each message, in one of two forms (`--log-format`), and the message as a JSON
+# string, unless `TRITON_SERVER_ESCAPE_LOG_MESSAGES=FALSE` is in its environment. The core names the request that a
+# message is about at its beginning; so do the instances (`triton.failures`), whose ids are JSON strings: what a client
+# chose as its id cannot end it.
+#
+# Source: Triton common, `src/logging.cc`; Triton core, `InferenceRequest::LogRequest`.
+
+_LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "V": "debug"}
+"""Triton's letters -> the names of Python's levels, in lower case."""
+_HEADER = re.compile(
+    r"(?:(?P<short>[IWEFV])\d{4} \d\d:\d\d:\d\d\.\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<iso>[IWEFV]))"
+    r" \d+ (?P<location>[^\s\]]+:\d+)\] ?(?P<text>.*)",
+    re.DOTALL,
+)
+_OURS = "graphkiln: "
+_INSTANCE = re.compile(
+    r'graphkiln: (?P<model>[^\s:]+): (?:\[request id: (?P<request_id>"(?:[^"\\]|\\.)*")\] )?(?P<text>.*)', re.DOTALL
+)
+_TRITONS_REQUEST = re.compile(r"\[request id: (?P<request_id>.*?)\] (?P<text>.*)", re.DOTALL)
+_UNKNOWN_ID = "<id_unknown>"
+"""What Triton writes for a request without an id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogRecord:
+    """One event of the log.
+
+    Attributes:
+        message: Its first line.
+        level: `debug`, `info`, `warning`, `error` or `critical`.
+        source: `graphkiln`, `triton`, or `other` for what neither of them formatted.
+        model: The model that it is about, where that is known.
+        request_id: The `id` of the request that it is about, as its client gave it.
+        location: Where in Triton's code it was logged.
+        details: Its further lines, such as a traceback.
+    """
+
+    message: str
+    level: str = "info"
+    source: str = "graphkiln"
+    model: str = ""
+    request_id: str = ""
+    location: str = ""
+    details: str = ""
+
+    def to_json(self, now: datetime | None = None) -> str:
+        """The event as one line, ASCII, without what is empty.
+
+        Args:
+            now: When it was logged; by default at this moment.
+        """
+        at = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        fields = {name: value for name in _FIELDS if (value := getattr(self, name))}
+        return json.dumps({"time": at, "level": self.level, "source": self.source, "message": self.message, **fields})
+
+
+_FIELDS = ("model", "request_id", "location", "details")
+
+
+def of_event(record: logging.LogRecord) -> LogRecord:
+    """What a logger of this process logged; its `extra` may name a `model` and a `request_id`."""
+    message, details = _split(record.getMessage())
+    if record.exc_info:
+        details = "\n".join(filter(None, (details, logging.Formatter().formatException(record.exc_info))))
+    return LogRecord(
+        message=message,
+        level=record.levelname.lower(),
+        model=getattr(record, "model", ""),
+        request_id=getattr(record, "request_id", ""),
+        details=details,
+    )
+
+
+def of_line(line: str) -> LogRecord:
+    """A line of what the service's processes wrote.
+
+    Args:
+        line: Without its end.
+    """
+    if header := _HEADER.fullmatch(line):
+        level = _LEVELS[header["short"] or header["iso"]]
+        return _of_triton(_unquote(header["text"]), level, header["location"])
+    if line.startswith(_OURS):
+        return LogRecord(message=line.removeprefix(_OURS))
+    return LogRecord(message=line, level="warning", source="other")
+
+
+def _of_triton(text: str, level: str, location: str) -> LogRecord:
+    """What Triton logged: for an instance, or of its own."""
+    if ours := _INSTANCE.fullmatch(text):
+        message, details = _split(ours["text"])
+        request_id = json.loads(ours["request_id"] or '""')
+        return LogRecord(level=level, message=message, details=details, model=ours["model"], request_id=request_id)
+    request_id = ""
+    if named := _TRITONS_REQUEST.match(text):
+        request_id, text = named["request_id"].replace(_UNKNOWN_ID, ""), named["text"]
+    message, details = _split(text)
+    return LogRecord(
+        source="triton", level=level, message=message, details=details, request_id=request_id, location=location
+    )
+
+
+def _unquote(text: str) -> str:
+    """A message of Triton's, which is a JSON string or, where its environment says so, plain."""
+    try:
+        read = json.loads(text)
+    except ValueError:
+        return text
+    return read if isinstance(read, str) else text
+
+
+def _split(text: str) -> tuple[str, str]:
+    """A message's first line, and the others."""
+    message, _, details = text.strip("\n").partition("\n")
+    return message, details
+
+
+_OUTPUTS = (1, 2)
+"""Standard output and standard error."""
+_PIPE_BYTES = 1 << 20
+"""Room for what is logged while this process is stopped; 64 kB is the kernel's default. Source: fcntl(2)."""
+_LONGEST_LINE = 1 << 16
+"""More without an end is several lines: a line is kept in memory."""
+_END_S = 5.0
+"""What still holds the pipe then is a process that this one did not start, or could not end."""
+
+
+class LogPipe(Closeable):
+    """Wraps both outputs until it is closed, when all that was written has been passed on."""
+
+    def __init__(self) -> None:
+        _flush()
+        self._lock = threading.Lock()
+        self._before = [os.dup(output) for output in _OUTPUTS]
+        self._target = self._before[-1]
+        reading, writing = os.pipe()
+        with suppress(OSError):  # more than the machine allows an ordinary user
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        for output in _OUTPUTS:
+            os.dup2(writing, output)
+        os.close(writing)
+        self._thread = threading.Thread(target=self._pass_on, args=(reading,), name="log", daemon=True)
+        self._thread.start()
+
+    def write(self, record: LogRecord) -> None:
+        """Writes one event.
+
+        A full disk and a reader that has ended are no reason to end a service: what cannot be written is lost.
+        """
+        line = record.to_json().encode() + b"\n"
+        with self._lock, suppress(OSError):
+            while line:
+                line = line[os.write(self._target, line) :]
+
+    def close(self) -> None:
+        """Gives the outputs back."""
+        _flush()
+        for before, output in zip(self._before, _OUTPUTS, strict=True):
+            os.dup2(before, output)
+        self._thread.join(_END_S)
+        if not self._thread.is_alive():
+            for before in self._before:
+                os.close(before)
+
+    def _pass_on(self, reading: int) -> None:
+        with os.fdopen(reading, "rb") as lines:
+            for line in iter(lambda: lines.readline(_LONGEST_LINE), b""):
+                text = line.decode(errors="backslashreplace").rstrip("\r\n")
+                if text:
+                    self.write(of_line(text))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a full disk, or closed
+            stream.flush()
+
+
+class LogPipeHandler(logging.Handler):
+    """What the loggers of this process log.
+
+    Args:
+        pipe: Where it goes.
+    """
+
+    def __init__(self, pipe: LogPipe) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one event."""
+        self._pipe.write(of_event(record))
+
+
+class NoiseFilter:
+    """Pass a server's standard error on, without two lines that alarm where no GPU is asked for.
+
+    Triton (24.10, built with CUDA) logs an error and a warning about the missing driver at each start on a CPU. A
+    thread copies everything else from a pipe to standard error until the last process that holds the pipe has ended.
+    """
+
+    _NOISE = re.compile(rb"CudaDriverHelper has not been initialized|failed to allocate pinned system memory")
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+        with suppress(OSError):  # more than the machine allows an ordinary user
+            fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def fileno(self) -> int:
+        """The end of the pipe for the server."""
+        return self._writing
+
+    def start(self) -> None:
+        """Begin to copy; the server has its own end of the pipe by now."""
+        os.close(self._writing)
+        threading.Thread(target=self._copy, name="noise filter", daemon=True).start()
+
+    def _copy(self) -> None:
+        with os.fdopen(self._reading, "rb", buffering=0) as pipe:
+            rest = b""
+            while chunk := pipe.read(1 << 16):
+                *lines, rest = (rest + chunk).split(b"\n")
+                kept = b"".join(line + b"\n" for line in lines if not self._NOISE.search(line))
+                if len(rest) > _LONGEST_LINE:
+                    kept, rest = kept + rest, b""
+                _write(kept)
+            _write(rest)
+
+
+def _write(text: bytes) -> None:
+    """Write to standard error; what a full disk or a missing reader refuses is lost."""
+    with suppress(OSError):
+        while text:
+            text = text[os.write(2, text) :]

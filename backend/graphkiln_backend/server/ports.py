@@ -1,0 +1,120 @@
+"""Where a server listens, told in its run's folder: the health check of an image finds the one that runs beside it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.files import MIB
+from graphkiln_backend.server.flags import SERVICES, ListenAddress, TritonFlags, free_port
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead, owned_folders
+
+# The ports that a start has chosen: tritonserver opens them when its models are loaded, which may take minutes.
+#
+# Until then another start finds them free, loads the same models, and fails at its end. Where both serve HTTP alone,
+# they even share the port, as Triton is told to (see `server.unavailable`), and each gets some of the requests. So a
+# start claims its ports: by Unix sockets with names that nobody else can have meanwhile. These names end with the
+# process, and hold, as ports do, within a namespace of the network. Source: unix(7), abstract socket addresses.
+
+
+class PortClaims(Closeable):
+    """Claims every port of a server that it does not share on purpose, until it is closed.
+
+    Args:
+        flags: The user's.
+
+    Raises:
+        ServerSetupError: Another start has claimed one; the hint names a free one.
+    """
+
+    def __init__(self, flags: TritonFlags) -> None:
+        self._claims = ExitStack()
+        try:
+            for service in SERVICES:
+                address = flags.listen_address(service)
+                if address and not flags.shares(service):
+                    self._claim(service, address)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the ports up."""
+        self._claims.close()
+
+    def _claim(self, service: str, address: ListenAddress) -> None:
+        claim = self._claims.enter_context(socket.socket(socket.AF_UNIX))
+        try:
+            claim.bind(f"\0graphkiln {address.host}:{address.port}")
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:  # else a system without such names: the port itself will tell
+                raise ServerSetupError(
+                    f"port {address.port} ({address.protocol}) is that of another server, which starts or stops",
+                    hint=f"wait for it, or choose another port: --{service}-port={free_port()}",
+                ) from error
+
+
+# What a server on this machine publishes on its metrics port.
+
+_TIMEOUT_S = 5
+_LIMIT = 16 * MIB
+
+
+def fetch_metrics(url: str) -> str:
+    """The text, in Prometheus' format. No proxy is asked, whatever the environment names.
+
+    Args:
+        url: Of the port, with its path.
+
+    Raises:
+        OSError: Nobody answers.
+        ValueError: It is no URL.
+    """
+    with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as response:
+        return str(response.read(_LIMIT).decode("utf-8", "replace"))
+
+
+_FILE = "address.json"
+
+
+def publish_address(folder: Path, flags: TritonFlags) -> None:
+    """Tells where a server listens: for HTTP, or else for gRPC.
+
+    Args:
+        folder: Of its run.
+        flags: tritonserver's own, behind TLS if there is any.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    for protocol in ("http", "grpc"):
+        if address := flags.listen_address(protocol):
+            (folder / _FILE).write_text(json.dumps([protocol, *address.local_address]) + "\n")
+            return
+
+
+def served_addresses(parents: Iterable[Path] | None = None) -> Iterator[tuple[str, str, int]]:
+    """Protocol, host and port of each server of this user that runs on this machine.
+
+    Args:
+        parents: Where run folders are; None for all places.
+    """
+    for parent in parents or sorted({Path(tempfile.gettempdir()), *OTHER_PARENTS}):
+        for run in owned_folders(parent):
+            with suppress(OSError, ValueError):
+                protocol, host, port = json.loads((run / _FILE).read_text())
+                if _lives(run):
+                    yield str(protocol), str(host), int(port)
+
+
+def _lives(run: Path) -> bool:
+    with locked_if_dead(run) as dead:
+        return not dead
