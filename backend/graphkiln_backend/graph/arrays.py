@@ -11,15 +11,14 @@ from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.files import GIB, format_size, open_regular
 from graphkiln_backend.graph.modules import LazyModule
 
-# Arrays of text, of any length and any character, as plain arrays: numpy itself would pickle them.
-#
-# numpy's own text types will not do: they drop NUL characters at the end, and pad every element to the longest.
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 else:
     np = LazyModule("numpy")
+
+# Text is saved as two plain arrays: numpy would pickle objects, and its own text types drop NUL characters at the end
+# and pad every element to the longest.
 
 
 def is_text(array: AnyArray) -> bool:
@@ -79,11 +78,6 @@ def unpack_text(content: AnyArray, lengths: AnyArray) -> AnyArray:
     found[:] = words
     return found.reshape(lengths.shape)
 
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = LazyModule("numpy")
 
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _SMALL_BYTES = GIB

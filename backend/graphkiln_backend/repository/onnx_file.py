@@ -20,12 +20,22 @@ from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, counted_dim, free_dim
 
-# Facts of graphs that an earlier start has read, by the hash of the file, so that a start need not parse them again.
-#
-# A graph of 100 MB takes 0.2 s to parse and to look through, and the library that parses it 40 ms and 15 MB, in each of
-# forty instances.
+if TYPE_CHECKING:
+    import onnx
+
+    from graphkiln_backend.repository import row_mixing, tensor_outputs
+    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
+else:
+    onnx = LazyModule("onnx")
+    # A graph whose facts are known is not read.
+    row_mixing = LazyModule("graphkiln_backend.repository.row_mixing")
+    tensor_outputs = LazyModule("graphkiln_backend.repository.tensor_outputs")
 
 _MOST_FILES = 64
+_MOST_GRAPHS = 4
+# Tensors up to this size are kept in memory: shapes and other small constants are read, weights are not.
+_KEPT_BYTES = 1 << 16
+_CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,22 +43,17 @@ class GraphFacts:
     """Facts of a graph whose outputs are all tensors, and whose weights are all in the file.
 
     Attributes:
-        signature: As `onnx_file.read_signature` reads it.
-        precision: As `onnx_file.read_precision` reads it.
+        signature: As `read_signature` reads it.
+        precision: As `read_precision` reads it.
     """
 
     signature: Signature
     precision: Precision
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    stamp: tuple[int, ...]
-    sha256: str
-    facts: GraphFacts | None
-
-
-_known: dict[Path, _Known] = {}
+# Path -> stamp, SHA-256 and facts that an earlier start kept in the cache. Parsing a graph of 100 MB takes 0.2 s, and
+# importing onnx 40 ms and 15 MB, in each of maybe forty instances.
+_known: dict[Path, tuple[tuple[int, ...], str, GraphFacts | None]] = {}
 
 
 def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: GraphFacts | None) -> None:
@@ -57,49 +62,28 @@ def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: Graph
     Args:
         path: The file.
         stamp: `stamp_of` the file before it was read.
-        sha256: Of its content.
+        sha256: SHA-256 of its content, hexadecimal.
         facts: Facts; None where only the hash is known.
     """
     while len(_known) >= _MOST_FILES:
         _known.pop(next(iter(_known)))
-    _known[path] = _Known(stamp, sha256, facts)
+    _known[path] = stamp, sha256, facts
 
 
 def known_facts(path: Path) -> GraphFacts | None:
     """Return remembered facts of a file, or None."""
-    known = _find(path)
-    return known.facts if known else None
+    stamp, _, facts = _known.get(path, ((), "", None))
+    return facts if facts and stamp == stamp_of(path) else None
 
 
 def known_sha256(path: Path) -> str:
-    """The hash of a file, or nothing where it must be read."""
-    known = _find(path)
-    return known.sha256 if known else ""
-
-
-def _find(path: Path) -> _Known | None:
-    known = _known.get(path)
-    return known if known and known.stamp == stamp_of(path) else None
-
-
-# Reads an ONNX file once, however many ask for what it says.
-#
-# A start asks for a graph's signature, precision and outputs, and for its hash: each would read and parse 100 MB again
-# for ResNet-50. What is kept is the graph without its weights, as long as the file is the same.
-
-if TYPE_CHECKING:
-    import onnx
-else:
-    onnx = LazyModule("onnx")
-
-# Of a tensor: shapes and other small constants are read, weights are not.
-_KEPT_BYTES = 1 << 16
-_CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data")
-_MOST_GRAPHS = 4
+    """Return the remembered hash of a file, or an empty string."""
+    stamp, sha256, _ = _known.get(path, ((), "", None))
+    return sha256 if sha256 and stamp == stamp_of(path) else ""
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """A graph without the contents of large tensors; the caller's own.
+    """Return a copy of a graph without the contents of large tensors; parsed once as long as the file stays the same.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -117,7 +101,7 @@ def graph_sha256(path: Path) -> str:
 
 
 def read_whole_graph(path: Path) -> onnx.ModelProto:
-    """A graph with its weights, but for those in other files.
+    """Read a graph with its weights, except those in other files.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -127,22 +111,17 @@ def read_whole_graph(path: Path) -> onnx.ModelProto:
 
 def _read(path: Path) -> tuple[onnx.ModelProto, str]:
     stamp = stamp_of(path)
-    return _read_once(path, stamp) if stamp else _parse(path)  # which says in words why it cannot be read
+    return _read_once(path, stamp) if stamp else _parse(path)  # which raises the error of a missing file
 
 
 @lru_cache(maxsize=_MOST_GRAPHS)
 def _read_once(path: Path, _: tuple[int, ...]) -> tuple[onnx.ModelProto, str]:
-    """Parse a file and drop large weights."""
     model, sha256 = _parse(path)
-    for tensor in _tensors(model.graph):
+    for tensor in tensors(model.graph):
         if tensor.ByteSize() > _KEPT_BYTES:
-            _strip(tensor)
-    return _copy(model), sha256
-
-
-def _strip(tensor: onnx.TensorProto) -> None:
-    for content in _CONTENTS:
-        tensor.ClearField(content)
+            for content in _CONTENTS:
+                tensor.ClearField(content)
+    return _copy(model), sha256  # a copy gives the memory of the weights back
 
 
 def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -152,11 +131,6 @@ def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
-    """A graph and the SHA-256 of its file.
-
-    Raises:
-        RepositoryError: The file is damaged.
-    """
     try:
         content = read_bytes(path, GRAPH_LIMIT)
         return onnx.load_model_from_string(content), known_sha256(path) or hashlib.sha256(content).hexdigest()
@@ -168,28 +142,13 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
         ) from error
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The weights of a graph, and its constants."""
-    yield from graph.initializer
-    attributes = (attribute for node in graph.node for attribute in node.attribute)
-    yield from (attribute.t for attribute in attributes if attribute.HasField("t"))
-
-
 def opset_of(model: onnx.ModelProto) -> int:
-    """The version of ONNX's own operators that a graph is written in; 0 where it says none."""
+    """Version of ONNX's own operators that a graph uses; 0 where it declares none."""
     return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
 
 
-# The tensors of a graph, and the files beside it that hold some of them.
-
-if TYPE_CHECKING:
-    import onnx
-else:
-    onnx = LazyModule("onnx")
-
-
 def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a graph: weights, attributes, and those of its subgraphs."""
+    """Yield every tensor in a graph: weights, attributes, and those of its subgraphs."""
     graphs = [graph]
     while graphs:
         current = graphs.pop()
@@ -202,7 +161,7 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def external_locations(graph: onnx.GraphProto) -> set[str]:
-    """The files that hold weights, as the graph names them."""
+    """Files that hold weights, as the graph names them."""
     return {
         entry.value
         for tensor in tensors(graph)
@@ -213,14 +172,14 @@ def external_locations(graph: onnx.GraphProto) -> set[str]:
 
 
 def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
-    """Check that a graph's weights are files of its folder.
+    """Check that the files of a graph's weights exist and are in its folder.
 
     Args:
         graph: The graph.
         path: Its file.
 
     Raises:
-        RepositoryError: They do not.
+        RepositoryError: One is missing, or its path leads out of the folder.
     """
     for location in external_locations(graph):
         if Path(location).is_absolute() or ".." in Path(location).parts:
@@ -233,17 +192,6 @@ def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
                 f"{path} refers to weights in '{location}', which is missing", hint=f"copy it into {path.parent}"
             )
 
-
-if TYPE_CHECKING:
-    import onnx
-
-    from graphkiln_backend.repository import row_mixing, tensor_outputs
-    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
-else:
-    onnx = LazyModule("onnx")
-    # A graph whose facts are known is not read.
-    row_mixing = LazyModule("graphkiln_backend.repository.row_mixing")
-    tensor_outputs = LazyModule("graphkiln_backend.repository.tensor_outputs")
 
 # A message ends at 2 GiB.
 _PROTOBUF_LIMIT = 1 << 30

@@ -22,7 +22,7 @@ from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING, Ranking, Task, is_classification, read_labels, read_task
+from graphkiln_backend.graph.task import RANKING, Ranking, is_classification, read_labels, read_task
 from graphkiln_backend.repository.config import ModelConfigProto, select_versions
 from graphkiln_backend.repository.version import (
     ModelVersion,
@@ -56,11 +56,11 @@ class _Version:
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """Something that a configuration says: in words, how to read it, and how a contract says the same."""
+    """Part of a contract in a configuration: its description, its parser, and the contract's attribute."""
 
     what: str
     read: Callable[[], object]
-    say: Callable[[Contract], object]
+    attribute: str
 
 
 def publish(config: ModelConfigProto, model: Path, served: Collection[int] | None = None) -> None:
@@ -81,11 +81,10 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
     config.parameters[PARAMETER].string_value = Contracts.of(contracts).to_json()
     graphs = {str(version.number): version.graph for version in versions if version.has_manifest}
     config.parameters[GRAPHS].string_value = encode_json(graphs)
-    numbers = select_versions(config, map(_number_of, versions)) if served is None else served
+    numbers = select_versions(config, [version.number for version in versions]) if served is None else served
     live = [version for version in versions if version.number in numbers]
-    _publish_value(config, PREPROCESS, versions, live, _preprocess_of)
-    _publish_value(config, RANKING, versions, live, _ranking_of)
-    _publish_value(config, TASK, versions, live, _task_of)
+    for key in (PREPROCESS, RANKING, TASK):
+        _publish_value(config, key, versions, live)
     _publish_labels(config, versions, live)
 
 
@@ -110,8 +109,8 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
     statements = list(_statements(config, model, version.contract))
     siblings = [other.contract for other in _read_versions(model) if other.number != number] if statements else []
     for statement in statements:
-        own = statement.say(version.contract)
-        is_said = own or any(statement.say(contract) for contract in siblings)
+        own = getattr(version.contract, statement.attribute)
+        is_said = own or any(getattr(contract, statement.attribute) for contract in siblings)
         if is_said and own != statement.read():
             raise RepositoryError(
                 f"config.pbtxt of '{config.name}' gives {statement.what} that version {number} does not have",
@@ -160,25 +159,18 @@ def _read_version(number: int, folder: Path) -> _Version:
     )
 
 
-def _number_of(version: _Version) -> int:
-    return version.number
-
-
 def _publish_value(
-    config: ModelConfigProto,
-    key: str,
-    versions: Sequence[_Version],
-    served: Sequence[_Version],
-    say: Callable[[Contract], object],
+    config: ModelConfigProto, key: str, versions: Sequence[_Version], served: Sequence[_Version]
 ) -> None:
-    """Say for the model what all versions that are served say, or nothing; untouched where no version says it."""
-    if not any(say(version.contract) for version in versions):
+    """Publish a value of the contracts if all served versions agree; keep what is there if no version has one."""
+    values = [getattr(version.contract, key) for version in versions]
+    if not any(values):
         return
     before = config.parameters.pop(key).string_value if key in config.parameters else ""
-    common = _common([say(version.contract) for version in served])
+    common = _common([getattr(version.contract, key) for version in served])
     if common is not None:
         config.parameters[key].string_value = encode_json(common)
-    if before and not any(before == _text(say(version.contract)) for version in versions):
+    if before and before not in ["" if value is None else encode_json(value) for value in values]:
         _log.warning(
             "config.pbtxt of %s gives a %s that no version has: what the manifests say is published", config.name, key
         )
@@ -200,47 +192,21 @@ def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], serv
             )
 
 
-def _preprocess_of(contract: Contract) -> Preprocess | None:
-    return contract.preprocess
-
-
-def _ranking_of(contract: Contract) -> Ranking | None:
-    return contract.ranking
-
-
-def _task_of(contract: Contract) -> Task | None:
-    return contract.task
-
-
-def _labels_of(contract: Contract) -> tuple[str, ...]:
-    return contract.labels
-
-
 def _common(values: Sequence[T]) -> T | None:
     """The value that all have, or None."""
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
-def _text(value: object) -> str:
-    return "" if value is None else encode_json(value)
-
-
 def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> Iterator[_Statement]:
-    """Contract in a configuration that holds for all versions."""
-    parameters = {key: value.string_value for key, value in config.parameters.items()}
-    if PREPROCESS in parameters:
-        spec = parameters[PREPROCESS]
-        yield _Statement("a preprocess", lambda: Preprocess.from_json(spec), _preprocess_of)
-    if RANKING in parameters:
-        ranking = parameters[RANKING]
-        yield _Statement("a ranking", lambda: Ranking.from_json(ranking), _ranking_of)
-    if TASK in parameters:
-        task = parameters[TASK]
-        yield _Statement("a task", lambda: read_task(task), _task_of)
+    """Parts of a contract in a configuration, which hold for all versions."""
+    parsers = {PREPROCESS: Preprocess.from_json, RANKING: Ranking.from_json, TASK: read_task}
+    for key, parse in parsers.items():
+        if key in config.parameters:
+            yield _Statement(f"a {key}", partial(parse, config.parameters[key].string_value), key)
     for output in config.output:
         if output.label_filename and output.name == (contract.output or config.output[0].name):
             path = model / output.label_filename
-            yield _Statement(f"labels ({path.name})", partial(read_labels, path), _labels_of)
+            yield _Statement(f"labels ({path.name})", partial(read_labels, path), "labels")
             return
 
 

@@ -29,6 +29,108 @@ from graphkiln_backend.storage.oci import (
     digest_of_file,
 )
 
+_GRAPH_SUFFIX = ".onnx"
+
+
+def fetch_path(address: RemoteAddress, folder: Path) -> Path:
+    """Fetch what an address names: a model, a version of it, or a graph by itself.
+
+    Args:
+        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of one, or any `FILE.onnx`.
+        folder: Where to put it.
+
+    Returns:
+        The model's folder, the version's, or the file.
+
+    Raises:
+        RemoteStoreError: There is nothing, or it cannot be read.
+    """
+    if not address.root.endswith(_GRAPH_SUFFIX):
+        return fetch_model(address, folder)
+    above, _ = address.split()
+    in_version = is_version(above.root.rpartition("/")[2])
+    return fetch_model(above, folder) if in_version else fetch_file(address, folder)
+
+
+def fetch_file(address: RemoteAddress, folder: Path) -> Path:
+    """Fetch one file; of a graph, the files of its weights, too.
+
+    Args:
+        address: Of the file.
+        folder: Where to put it.
+
+    Returns:
+        The file.
+
+    Raises:
+        RemoteStoreError: It cannot be read.
+        RepositoryError: It is named like a graph and is not one.
+    """
+    above, name = address.split()
+    files = RemoteFiles(above)
+    path = folder / name
+    files.fetch(name, path)
+    for weights in external_files(path) if path.suffix == _GRAPH_SUFFIX else ():
+        if ".." not in PurePosixPath(weights).parts and not weights.startswith("/"):  # else its reader refuses them
+            (folder / weights).parent.mkdir(parents=True, exist_ok=True)
+            files.fetch(weights, folder / weights)
+    return path
+
+
+def fetch_model(address: RemoteAddress, folder: Path) -> Path:
+    """Fetch a model's newest version, or the named one, and the files beside its versions.
+
+    Args:
+        address: `STORE/NAME`, or `STORE/NAME/VERSION`.
+        folder: Where to put it.
+
+    Returns:
+        The model's folder, or the version's.
+
+    Raises:
+        RemoteStoreError: There is no such model, or it cannot be read.
+    """
+    above, name = address.split()
+    version = name if version_number(name) is not None else ""
+    files = RemoteFiles(above if version else address)
+    listing = files.list()
+    numbers = {path: version_number(path.partition("/")[0]) for path in listing if "/" in path}
+    chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
+    wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
+    if not any(path.startswith(f"{chosen}/") for path in wanted):
+        there = {number for number in numbers.values() if number is not None}
+        raise _absent(address, above.root.rpartition("/")[2], there)
+    model = folder / files.address.root.rpartition("/")[2]
+    for path in wanted:
+        (model / path).parent.mkdir(parents=True, exist_ok=True)
+        files.fetch(path, model / path)
+    return model / version
+
+
+def is_model(listing: Collection[str]) -> bool:
+    """Return true for the files of a model or of one version, rather than of a store.
+
+    Args:
+        listing: Their paths in it.
+    """
+    models = {path.partition("/")[0] for path in listing if "/" in path}
+    return "config.pbtxt" in listing or (bool(models) and all(map(is_version, models)))
+
+
+def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:
+    """Error for an address without a version.
+
+    Args:
+        address: `STORE/NAME/VERSION`, or `STORE/NAME`, which has none.
+        model: Name of the model.
+        there: Its versions.
+    """
+    if there:
+        versions = ", ".join(map(str, sorted(there)))
+        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {versions}")
+    return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
+
+
 # Pulling: everything is fetched into a hidden folder of the store first and checked as a whole. Then new versions
 # appear, each by one rename. Existing files are never replaced: a difference refuses the whole pull. A file that the
 # store has already, by the registry's digest, is not fetched again.
@@ -183,25 +285,14 @@ def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
     return False
 
 
-# Pushes a model store to a container registry, as one artifact with a layer for each file.
-#
-# The same files make the same manifest, and so the same digest, since it holds no time and no name.
-# Files that the registry has already are not sent again, and the tag is moved last.
-
-_EMPTY = b"{}"
-_EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
-_FILE_TYPE = "application/octet-stream"
-_HEAD = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pushed:
     """Result of a push.
 
     Attributes:
-        digest: Of the manifest: `REPOSITORY@DIGEST` names it for ever.
-        files: How many.
-        size_bytes: All together.
+        digest: Digest of the manifest: `REPOSITORY@DIGEST` names it for ever.
+        files: Number of files.
+        size_bytes: Size of all files.
     """
 
     digest: str
@@ -210,7 +301,10 @@ class Pushed:
 
 
 def push_store(store: Path, address: RemoteAddress) -> Pushed:
-    """Push every file of a store's models, but for hidden ones.
+    """Push every visible file of a store's models to a container registry, as one artifact with a layer for each file.
+
+    Equal files give an equal manifest and digest, since it holds no time and no name. Files that the registry has are
+    not sent again, and the tag is moved last, so that it never names half a store.
 
     Args:
         store: The store.
@@ -223,31 +317,27 @@ def push_store(store: Path, address: RemoteAddress) -> Pushed:
     """
     if address.scheme != "oci" or address.root != address.options["artifact"] or "@" in address.root:
         raise RepositoryError(f"{address} is no artifact's tag", hint="oci://HOST/REPOSITORY:TAG")
-    files = _files_of(store)
-    try:
-        registry = OciRegistry(address.root, address.options["protocol"])
-        layers = [_upload(registry, path, title) for title, path in files.items()]
-        manifest = _manifest(_upload_empty(registry), layers)
-        registry.publish(manifest)
-    except OSError as error:
-        if error.filename is not None:  # of this machine
-            raise
-        raise translate(error, address) from error
-    except Exception as error:
-        raise translate(error, address) from error
-    return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
-
-
-def _files_of(store: Path) -> dict[str, Path]:
-    """Path in the store -> file, of every model.
-
-    Raises:
-        RepositoryError: There is no model, or one has a problem.
-    """
     models = scan_stores([store])
     if not models:
         raise RepositoryError(f"{store} holds no model", hint="name a model store, or a model of one")
-    return {path.relative_to(store).as_posix(): path for model in models.values() for path in _files_of_model(model)}
+    files = [path for model in models.values() for path in _files_of_model(model)]
+    try:
+        registry = OciRegistry(address.root, address.options["protocol"])
+        layers = []
+        for path in files:
+            title = path.relative_to(store).as_posix()
+            layers.append({**_upload(registry, path, "application/octet-stream"), "annotations": {TITLE: title}})
+        with tempfile.NamedTemporaryFile() as file:  # OCI Image Format, "Guidance for an Empty Descriptor"
+            Path(file.name).write_bytes(b"{}")
+            config = _upload(registry, Path(file.name), "application/vnd.oci.empty.v1+json")
+        head = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
+        manifest = json.dumps({**head, "config": config, "layers": layers}, separators=(",", ":")).encode()
+        registry.publish(manifest)
+    except Exception as error:
+        if isinstance(error, OSError) and error.filename is not None:  # of this machine
+            raise
+        raise translate(error, address) from error
+    return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
 
 
 def _files_of_model(model: StoredModel) -> list[Path]:
@@ -256,125 +346,8 @@ def _files_of_model(model: StoredModel) -> list[Path]:
     return [path for path, status in walk(model.folder) if stat.S_ISREG(status.st_mode)]
 
 
-def _upload(registry: OciRegistry, path: Path, title: str) -> dict[str, Any]:
-    """Upload a file; its descriptor."""
-    return {**_upload_blob(registry, path, _FILE_TYPE), "annotations": {TITLE: title}}
-
-
-def _upload_blob(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:
+def _upload(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:
+    """Upload a file and return its descriptor."""
     digest, size = digest_of_file(path), path.stat().st_size
     registry.upload(path, digest, size)
     return {"mediaType": media_type, "digest": digest, "size": size}
-
-
-def _upload_empty(registry: OciRegistry) -> dict[str, Any]:
-    """Upload what artifacts have for a configuration. Source: OCI Image Format, "Guidance for an Empty Descriptor"."""
-    with tempfile.NamedTemporaryFile() as file:
-        Path(file.name).write_bytes(_EMPTY)
-        return _upload_blob(registry, Path(file.name), _EMPTY_TYPE)
-
-
-def _manifest(config: dict[str, Any], layers: list[dict[str, Any]]) -> bytes:
-    return json.dumps({**_HEAD, "config": config, "layers": layers}, separators=(",", ":")).encode()
-
-
-_GRAPH_SUFFIX = ".onnx"
-
-
-def fetch_path(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch what an address names: a model, a version of it, or a graph by itself.
-
-    Args:
-        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of one, or any `FILE.onnx`.
-        folder: Where to put it.
-
-    Returns:
-        The model's folder, the version's, or the file.
-
-    Raises:
-        RemoteStoreError: There is nothing, or it cannot be read.
-    """
-    if not address.root.endswith(_GRAPH_SUFFIX):
-        return fetch_model(address, folder)
-    above, _ = address.split()
-    in_version = is_version(above.root.rpartition("/")[2])
-    return fetch_model(above, folder) if in_version else fetch_file(address, folder)
-
-
-def fetch_file(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch one file; of a graph, the files of its weights, too.
-
-    Args:
-        address: Of the file.
-        folder: Where to put it.
-
-    Returns:
-        The file.
-
-    Raises:
-        RemoteStoreError: It cannot be read.
-        RepositoryError: It is named like a graph and is not one.
-    """
-    above, name = address.split()
-    files = RemoteFiles(above)
-    path = folder / name
-    files.fetch(name, path)
-    for weights in external_files(path) if path.suffix == _GRAPH_SUFFIX else ():
-        if ".." not in PurePosixPath(weights).parts and not weights.startswith("/"):  # else its reader refuses them
-            (folder / weights).parent.mkdir(parents=True, exist_ok=True)
-            files.fetch(weights, folder / weights)
-    return path
-
-
-def fetch_model(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch a model's newest version, or the named one, and the files beside its versions.
-
-    Args:
-        address: `STORE/NAME`, or `STORE/NAME/VERSION`.
-        folder: Where to put it.
-
-    Returns:
-        The model's folder, or the version's.
-
-    Raises:
-        RemoteStoreError: There is no such model, or it cannot be read.
-    """
-    above, name = address.split()
-    version = name if version_number(name) is not None else ""
-    files = RemoteFiles(above if version else address)
-    listing = files.list()
-    numbers = {path: version_number(path.partition("/")[0]) for path in listing if "/" in path}
-    chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
-    wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
-    if not any(path.startswith(f"{chosen}/") for path in wanted):
-        there = {number for number in numbers.values() if number is not None}
-        raise _absent(address, above.root.rpartition("/")[2], there)
-    model = folder / files.address.root.rpartition("/")[2]
-    for path in wanted:
-        (model / path).parent.mkdir(parents=True, exist_ok=True)
-        files.fetch(path, model / path)
-    return model / version
-
-
-def is_model(listing: Collection[str]) -> bool:
-    """Return true for the files of a model or of one version, rather than of a store.
-
-    Args:
-        listing: Their paths in it.
-    """
-    models = {path.partition("/")[0] for path in listing if "/" in path}
-    return "config.pbtxt" in listing or (bool(models) and all(map(is_version, models)))
-
-
-def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:
-    """Error for an address without a version.
-
-    Args:
-        address: `STORE/NAME/VERSION`, or `STORE/NAME`, which has none.
-        model: Name of the model.
-        there: Its versions.
-    """
-    if there:
-        versions = ", ".join(map(str, sorted(there)))
-        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {versions}")
-    return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")

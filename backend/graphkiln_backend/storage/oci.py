@@ -1,10 +1,10 @@
 """Model stores as OCI artifacts in a container registry: each file is a layer, whose title is its path in the store.
 
 Reading follows fsspec's interface as `storage.files` uses it: a listing with each layer's digest as its ETag, and
-files, each checked against that digest. A tag may move between the two; what was listed is what is fetched.
+files, each checked against that digest. A tag may move between the two: the listed content is fetched.
 
-The registry's protocol, with its tokens and Docker's credentials, is oras-py's. Its own retries are left out: they wait
-for two minutes without an answer, and a server that follows a store asks again anyway.
+oras-py speaks the registry's protocol, with tokens and Docker's credentials. Its retries are bypassed: they wait two
+minutes without an answer, and a server that follows a store asks again anyway.
 
 Source: OCI Image Format, "Image Manifest Specification" and "Pre-Defined Annotation Keys"; OCI Distribution, "API".
 """
@@ -27,14 +27,15 @@ ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
 _TIMEOUTS_S = (10, 60)
-# What registries take at most. Source: OCI Distribution, "Pushing Manifests".
+# Limit of registries. Source: OCI Distribution, "Pushing Manifests".
 _LONGEST_MANIFEST = 4 << 20
 _BLOCK = 1 << 20
-_DENIED, _MISSING = {401, 403}, 404
 
 
 class OciRegistry:
-    """Requests to the registry of an artifact. Opens no connection before it is asked.
+    """Requests to the registry of an artifact. The first request opens a connection.
+
+    Besides `RemoteStoreError`, methods raise whatever oras and requests raise: see `storage.files.translate`.
 
     Args:
         artifact: `HOST/REPOSITORY:TAG` or `HOST/REPOSITORY@sha256:...`.
@@ -45,23 +46,27 @@ class OciRegistry:
     """
 
     def __init__(self, artifact: str, protocol: str) -> None:
+        from oras.container import Container
         from oras.provider import Registry
 
-        self.container = _container(artifact)
+        # oras takes a host without a dot or a port for a part of the repository's name, and asks Docker Hub.
+        host, _, name = artifact.partition("/")
+        self.container: Any = Container(f"localhost:0/{name}")
+        self.container.registry = host
         self._registry: Any = Registry(insecure=protocol == "http")
         self._registry.session.request = partial(self._registry.session.request, timeout=_TIMEOUTS_S)
         self._once = partial(Registry.do_request.__wrapped__, self._registry)
         self._registry.do_request = self._request
         auth = self._registry.auth
         auth.authenticate_request = partial(_authenticate, auth, auth.authenticate_request)
-        auth.load_configs(self.container, _docker_configurations())
+        folder = os.environ.get("DOCKER_CONFIG")  # oras knows the file in the home folder only
+        auth.load_configs(self.container, [str(Path(folder) / "config.json")] if folder else [])
 
     def manifest(self) -> bytes:
         """Fetch the artifact's manifest.
 
         Raises:
-            RemoteStoreError: It is no manifest of files.
-            Exception: Whatever oras and requests raise.
+            RemoteStoreError: It is too large.
         """
         response = self._request(self._url(self.container.manifest_url()), headers={"Accept": MANIFEST_TYPE})
         response.raise_for_status()
@@ -76,10 +81,15 @@ class OciRegistry:
         Raises:
             RemoteStoreError: Other bytes came, or the blob is missing.
             OSError: It cannot be written.
-            Exception: Whatever oras and requests raise.
         """
         with self._request(self._url(self.container.get_blob_url(digest)), stream=True) as response:
-            self._check_there(response, digest)
+            if response.status_code == 404:
+                raise RemoteStoreError(
+                    f"{self.container}: the registry has lost {digest}, which its manifest names",
+                    hint="push it again: graphkiln push STORE ADDRESS",
+                    passing=True,
+                )
+            response.raise_for_status()
             seen = hashlib.sha256()
             with target.open("wb") as file:
                 for block in response.iter_content(_BLOCK):
@@ -88,21 +98,12 @@ class OciRegistry:
         if f"sha256:{seen.hexdigest()}" != digest:
             raise RemoteStoreError(f"{self.container}: the registry sent other bytes than {digest}", passing=True)
 
-    def _check_there(self, response: Any, digest: str) -> None:
-        if response.status_code == _MISSING:
-            raise RemoteStoreError(
-                f"{self.container}: the registry has lost {digest}, which its manifest names",
-                hint="push it again: graphkiln push STORE ADDRESS",
-                passing=True,
-            )
-        response.raise_for_status()
-
     def upload(self, path: Path, digest: str, size: int) -> None:
-        """Upload a blob that the registry does not have yet; raises whatever oras and requests raise."""
+        """Upload a blob unless the registry has it."""
         self._registry.upload_blob(str(path), self.container, {"digest": digest, "size": size}).raise_for_status()
 
     def publish(self, manifest: bytes) -> None:
-        """Give a manifest, whose blobs are there, the artifact's tag; raises whatever oras and requests raise."""
+        """Give a manifest, whose blobs are uploaded, the artifact's tag."""
         url, headers = self._url(self.container.manifest_url()), {"Content-Type": MANIFEST_TYPE}
         self._request(url, method="PUT", data=manifest, headers=headers).raise_for_status()
 
@@ -116,34 +117,15 @@ class OciRegistry:
             if "authentication" in str(error):
                 raise PermissionError(str(error)) from error
             raise
-        if response.status_code in _DENIED:
+        if response.status_code in (401, 403):
             raise PermissionError(f"{response.status_code} {response.reason}")
         return response
 
 
-def _container(artifact: str) -> Any:
-    """The artifact, as oras names it.
-
-    It takes a host without a dot or a port for a part of the repository's name, and asks Docker Hub.
-    """
-    from oras.container import Container
-
-    host, _, name = artifact.partition("/")
-    container: Any = Container(f"localhost:0/{name}")
-    container.registry = host
-    return container
-
-
-def _docker_configurations() -> list[str]:
-    """Docker's own variable, which oras does not know; it knows the file in the home folder."""
-    folder = os.environ.get("DOCKER_CONFIG")
-    return [str(Path(folder) / "config.json")] if folder else []
-
-
 def _authenticate(auth: Any, by_token: Any, response: Any, headers: dict[str, str], refresh: bool = False) -> Any:
-    """Answer a registry's challenge: headers, and true where they answer it; oras supports tokens only.
+    """Answer a registry's challenge: headers, and true where they answer it.
 
-    Registries with basic authentication ask for a password (RFC 7617).
+    oras supports tokens only; registries may ask for basic authentication (RFC 7617).
     """
     if not response.headers.get("Www-Authenticate", "").lower().startswith("basic"):
         return by_token(response, headers, refresh)
@@ -152,7 +134,7 @@ def _authenticate(auth: Any, by_token: Any, response: Any, headers: dict[str, st
 
 
 class OciFileSystem:
-    """The files of artifacts of one registry.
+    """Files of the artifacts of one registry, with the methods of fsspec that `storage.files` calls.
 
     Args:
         protocol: `https`, or `http`.
@@ -164,22 +146,27 @@ class OciFileSystem:
         self._digests: dict[str, str] = {}
 
     def invalidate_cache(self) -> None:
-        """Does nothing: each listing asks the registry."""
+        """Do nothing: each listing asks the registry."""
 
     def find(self, root: str, *, detail: bool = True) -> dict[str, Mapping[str, Any]]:
-        """The files below an artifact, or below a folder of it.
+        """List the files below an artifact, or below a folder of it.
 
         Args:
             root: `HOST/REPOSITORY:TAG`, and a path in it.
-            detail: As fsspec has it; sizes and digests are always given.
+            detail: As in fsspec; sizes and digests are always given.
 
         Raises:
-            RemoteStoreError: It is no artifact of files.
-            Exception: Whatever oras and requests raise.
+            RemoteStoreError: It is no artifact of files, or not the pinned one.
         """
         del detail
         artifact, path = split_root(root)
-        found = {f"{artifact}/{title}": layer for title, layer in self._layers(artifact)}
+        content = self._registry(artifact).manifest()
+        pinned = artifact.partition("@")[2]
+        if pinned and pinned != digest_of(content):
+            raise RemoteStoreError(
+                f"{artifact}: the registry sent another manifest, {digest_of(content)}", passing=True
+            )
+        found = {f"{artifact}/{title}": layer for title, layer in read_layers(content, artifact)}
         self._digests |= {name: str(layer["digest"]) for name, layer in found.items()}
         prefix = f"{artifact}/{path}/" if path else f"{artifact}/"
         return {
@@ -189,12 +176,11 @@ class OciFileSystem:
         }
 
     def get_file(self, name: str, target: str) -> None:
-        """Fetch a file, as it was listed.
+        """Fetch a file as it was listed.
 
         Raises:
             FileNotFoundError: There is no such file.
-            RemoteStoreError: Other bytes came than its digest promises.
-            Exception: Whatever oras and requests raise.
+            RemoteStoreError: The content has another digest.
         """
         if name not in self._digests:
             self.find(name)
@@ -207,21 +193,12 @@ class OciFileSystem:
             self._registries[artifact] = OciRegistry(artifact, self._protocol)
         return self._registries[artifact]
 
-    def _layers(self, artifact: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        content = self._registry(artifact).manifest()
-        pinned = artifact.partition("@")[2]
-        if pinned and pinned != digest_of(content):
-            raise RemoteStoreError(
-                f"{artifact}: the registry sent another manifest, {digest_of(content)}", passing=True
-            )
-        return read_layers(content, artifact)
-
 
 def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Title and descriptor of each file of an artifact.
+    """Read title and descriptor of each file from a manifest.
 
     Args:
-        content: Its manifest.
+        content: The manifest.
         artifact: For messages.
 
     Raises:
@@ -232,21 +209,21 @@ def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[st
         titled = [
             (str(layer["annotations"][TITLE]), layer) for layer in layers if layer.get("annotations", {}).get(TITLE)
         ]
-        complete = all(
-            re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"]) and layer["size"] >= 0 for _, layer in titled
+        valid = all(re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"]) and layer["size"] >= 0 for _, layer in titled)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        titled, valid = [], False
+    if not titled or not valid:
+        raise RemoteStoreError(
+            f"oci://{artifact} is no artifact of files", hint=f"graphkiln push STORE oci://{artifact} makes one"
         )
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _no_store(artifact) from error
-    if not titled or not complete:
-        raise _no_store(artifact)
     return iter(titled)
 
 
 def split_root(root: str) -> tuple[str, str]:
-    """An artifact, and the path in it that a root names.
+    """Split a root into the artifact and the path in it.
 
     Raises:
-        RemoteStoreError: It names none.
+        RemoteStoreError: It names no artifact.
     """
     found = OCI_REFERENCE.fullmatch(root)
     if not found:
@@ -266,9 +243,3 @@ def digest_of_file(path: Path) -> str:
         OSError: It cannot be read.
     """
     return f"sha256:{sha256_of(path)}"
-
-
-def _no_store(artifact: str) -> RemoteStoreError:
-    return RemoteStoreError(
-        f"oci://{artifact} is no artifact of files", hint=f"graphkiln push STORE oci://{artifact} makes one"
-    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from graphkiln_backend.images.colors import to_color
+from graphkiln_backend.images.decoding import to_color
 
 if TYPE_CHECKING:
     from graphkiln_client import Detection, SegmentedImage
