@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stories import CHAIN, ON_CPU, make_judgment, make_observation, story_document
 
-from graphkiln.story.report import _reported_factor, factor_chart, latency_chart, print_tables, render_page
+from graphkiln.story.report import factor_chart, latency_chart, print_tables, render_page
 from graphkiln.story.results import Observation, Record, Round, build_document
 from graphkiln.story.variants import final_variants, initial_variants
 from graphkiln_backend.graph.precision import Precision
@@ -91,10 +91,6 @@ def test_what_is_undecided_is_said_once(capsys: pytest.CaptureFixture[str]) -> N
     assert text.count("same answers are not judged: random weights") == 1
 
 
-def test_nothing_yet(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "on nothing yet" in shown(capsys)
-
-
 # The report: charts, text, and nothing from outside.
 
 
@@ -150,10 +146,6 @@ class TestPage:
 
 
 class TestCharts:
-    def test_nothing_measured_is_an_empty_chart(self) -> None:
-        assert factor_chart([])["rows"] == []
-        assert latency_chart([])["rows"] == []
-
     def test_a_step_that_is_slower_goes_back(self) -> None:
         steps = story_document(eager=make_observation(2.0), static=make_observation(1.0))["steps"]
         eager, static = factor_chart([step for step in steps if step["per_second"]])["rows"]
@@ -166,19 +158,6 @@ class TestCharts:
         assert [bar["title"] for bar in factor_chart(measured)["rows"]] == ["eager"]
         assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static"]
 
-    def test_a_switch_begins_at_its_baseline_and_has_no_total(self) -> None:
-        steps = story_document(eager=make_observation(1.0), reduced=make_observation(4.0), int8=make_observation(8.0))[
-            "steps"
-        ]
-        _, reduced, int8 = factor_chart([step for step in steps if step["per_second"]])["rows"]
-        assert int8["x"] == pytest.approx(reduced["x"] + reduced["width"])
-        assert (int8["label"], int8["total"], int8["number"], int8["switch"]) == ("2.00x", "", "", True)
-        assert reduced["total"] == "4.0x"
-
-    @pytest.mark.parametrize(("text", "factor"), [("4.6", 4.6), ("1.6-1.64", 1.62)])
-    def test_a_range_that_the_source_reports_is_its_middle(self, text: str, factor: float) -> None:
-        assert _reported_factor(text) == pytest.approx(factor)
-
 
 class TestPageText:
     whole = story_document(eager=make_observation(1.0), static=make_observation(1.25), int8=Observation(refused="no"))
@@ -186,17 +165,10 @@ class TestPageText:
     def test_the_headline_is_the_factor_of_the_chain(self) -> None:
         assert "<h1>1.2x: m</h1>" in render_page(self.whole)
 
-    def test_without_a_measurement_the_headline_is_the_model(self) -> None:
-        assert "<h1>m</h1>" in render_page(story_document())
-
     def test_every_step_that_was_executed_can_be_repeated(self) -> None:
         page = render_page(self.whole)
         assert page.count('<pre class="commands"') == 3  # all but the refused one
         assert "int8: not done. no" in page
-
-    def test_every_fact_is_shown(self) -> None:
-        page = render_page({**self.whole, "facts": {**self.whole["facts"], "image size": 64, "gpu_name": "H<200>"}})
-        assert "<dt>gpu name</dt><dd>H&lt;200&gt;</dd>" in page
 
     def test_a_fact_that_is_missing_is_an_error_not_an_empty_place(self) -> None:
         with pytest.raises(jinja2.UndefinedError):

@@ -13,7 +13,6 @@ from stories import ON_CPU, ON_GPU, story_request
 from graphkiln.story import request as module
 from graphkiln.story.request import find_trained_weights, machine_facts, story_facts, this_platform, weights_path
 from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.precision import Precision
 
 
 class TestFolder:
@@ -32,11 +31,6 @@ class TestFolder:
         assert len({request.folder for request in different}) == len(different)
         assert story_request().folder == story_request().folder
 
-    def test_stands_in_the_users_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert story_request().folder.parent == tmp_path / "graphkiln-story"
-        assert list(tmp_path.iterdir()) == []  # nobody asked for it yet
-
     def test_is_that_of_older_stories(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """`--resume` and the graphs of a story must find what an older graphkiln left."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -49,29 +43,8 @@ class TestFolder:
         os.utime(weights, ns=(1, 1))
         assert story_request(weights=weights).folder != before
 
-    def test_a_relative_path_is_the_same_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "w.pth").write_bytes(b"1")
-        (tmp_path / "images").mkdir()
-        monkeypatch.chdir(tmp_path)
-        absolute = story_request(weights=tmp_path / "w.pth", samples=tmp_path / "images")
-        assert story_request(weights=Path("w.pth"), samples=Path("images")).folder == absolute.folder
-
-    def test_the_order_of_preprocess_keys_does_not_matter(self) -> None:
-        one, other = {"resize": 1, "crop": [1, 1]}, {"crop": [1, 1], "resize": 1}
-        assert story_request(preprocess=one).folder == story_request(preprocess=other).folder
-
 
 class TestPlatform:
-    def test_the_fastest_16_bit_type(self) -> None:
-        assert (ON_CPU.mixed_precision, ON_GPU.mixed_precision) == (Precision.BF16, Precision.FP16)
-
-    def test_two_instances_where_the_device_is(self) -> None:
-        assert ON_CPU.instance_group == "instance_group { count: 2 kind: KIND_CPU }"
-        assert ON_GPU.instance_group == "instance_group { count: 2 kind: KIND_GPU }"
-
-    def test_callers_fill_both_instances_and_a_third_batch(self) -> None:
-        assert (ON_CPU.callers, ON_GPU.callers) == (24, 192)
-
     def test_is_the_gpu_where_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "gpus", lambda: ())
         assert this_platform() == ON_CPU
@@ -88,10 +61,6 @@ class TestPlatform:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
-
-
-def test_stand_in_the_users_cache_by_architecture_and_size(cache: Path) -> None:
-    assert weights_path("resnet101", 224) == cache / "graphkiln-story" / "resnet101-digits-224.safetensors"
 
 
 def test_are_found_where_training_left_them() -> None:
@@ -113,11 +82,6 @@ def test_of_another_model_or_size_are_not_taken(source: str, size: int) -> None:
     assert find_trained_weights(source, size) is None
 
 
-def test_a_folder_of_that_name_is_no_file() -> None:
-    weights_path("resnet18", 64).mkdir(parents=True)
-    assert find_trained_weights("torchvision:resnet18", 64) is None
-
-
 # The facts beside every figure.
 
 
@@ -129,27 +93,9 @@ def test_of_this_machine() -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", facts["date"])
 
 
-def test_a_library_that_is_not_installed_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LIBRARIES", ("numpy", "no-such-library"))
-    assert re.fullmatch(r"numpy [\d.]+", machine_facts()["versions"])
-
-
-def test_a_machine_without_a_gpu_says_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "gpus", lambda: ())
-    assert machine_facts()["gpu"] == "none"
-    monkeypatch.setattr(module, "gpus", lambda: ("H200", "H200"))
-    assert machine_facts()["gpu"] == "H200, H200"
-
-
 def test_of_a_story_are_plain_data() -> None:
     facts = story_facts(story_request(weights=Path("w.pth"), gradient=True), ON_CPU)
     assert json.loads(json.dumps(facts)) == facts
     assert (facts["model"], facts["image size"], facts["weights"]) == ("torchvision:resnet18", 64, "w.pth")
     assert facts["batches"] == "up to 8, two instances"
     assert "every graph" in facts["gradient"]
-
-
-def test_random_weights_and_no_gradient_are_said() -> None:
-    facts = story_facts(story_request(), ON_CPU)
-    assert facts["weights"].startswith("random")
-    assert facts["gradient"] == "none after step 1"

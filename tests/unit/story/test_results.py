@@ -15,7 +15,6 @@ from graphkiln.story.results import (
     Observation,
     Record,
     Round,
-    build_document,
     build_rows,
     judge,
     judge_parameter_gradients,
@@ -48,17 +47,6 @@ class TestFactors:
         assert (static.counts, static.own, static.cumulative) == (False, None, None)
         assert (reduced.beside, reduced.own, reduced.cumulative) == ("eager", 10, 10)
 
-    def test_a_step_that_was_refused_is_passed_over(self) -> None:
-        record = Record(
-            facts={},
-            seen={
-                "eager": make_observation(1),
-                "static": Observation(refused="no such graph"),
-                "reduced": make_observation(3),
-            },
-        )
-        assert build_rows(CHAIN, record)[2].beside == "eager"
-
     def test_a_switch_is_no_part_of_the_chain(self) -> None:
         record = Record(
             facts={},
@@ -71,10 +59,6 @@ class TestFactors:
         )
         switch = build_rows(CHAIN, record)[3]
         assert (switch.own, switch.cumulative) == (3, None)
-
-    def test_percentiles_are_of_all_rounds(self) -> None:
-        (row, *_) = build_rows(CHAIN, Record(facts={}, seen={"eager": make_observation(10, 100)}))
-        assert row.p50_ms == pytest.approx(55)
 
 
 class TestRecord:
@@ -121,30 +105,11 @@ class TestRecord:
         record.write(tmp_path / "again.json")
         assert json.loads((tmp_path / "again.json").read_text()) == older
 
-    def test_one_of_an_unknown_precision(self, tmp_path: Path) -> None:
-        (tmp_path / "record.json").write_text('{"facts": {}, "precision": "fp8"}')
-        with pytest.raises(MeasurementError, match=r"cannot resume from .*precision"):
-            Record.read(tmp_path / "record.json")
-
-    def test_a_missing_one(self, tmp_path: Path) -> None:
-        with pytest.raises(MeasurementError, match=r"No such file.*without --resume"):
-            Record.read(tmp_path / "record.json")
-
     def test_a_write_that_fails_leaves_the_old_one(self, tmp_path: Path) -> None:
         Record(facts={"model": "m"}).write(tmp_path / "record.json")
         with pytest.raises(TypeError):
             Record(facts={"model": object()}).write(tmp_path / "record.json")
         assert Record.read(tmp_path / "record.json").facts == {"model": "m"}
-
-
-class TestObservation:
-    def test_passes_only_when_it_was_judged(self) -> None:
-        assert not Observation().passed
-        assert Observation(judgment=make_judgment()).passed
-        assert not Observation(judgment=make_judgment(passed=False)).passed
-
-    def test_what_was_never_observed_is_empty(self) -> None:
-        assert Record(facts={}).observation("eager") == Observation()
 
 
 class TestRows:
@@ -173,16 +138,6 @@ class TestRows:
         row = build_rows(CHAIN, record)[1]
         assert (row.per_second, row.own, row.cumulative) == (9, None, None)
 
-    def test_what_was_not_measured_is_empty(self) -> None:
-        row = build_rows(CHAIN, Record(facts={}, seen={"static": Observation(judgment=make_judgment())}))[1]
-        assert (row.per_second, row.p50_ms, row.own, row.cores, row.counts) == (None, None, None, None, False)
-        assert row.judgment is not None
-
-    def test_a_measurement_that_was_not_judged_does_not_count(self) -> None:
-        unjudged = Observation(rounds=make_observation(3).rounds)
-        row = build_rows(CHAIN, Record(facts={}, seen={"eager": make_observation(1), "static": unjudged}))[1]
-        assert (row.counts, row.own) == (False, None)
-
     def test_a_baseline_of_a_baseline(self) -> None:
         """Two that do not count are both passed over."""
         record = Record(
@@ -195,12 +150,6 @@ class TestRows:
             },
         )
         assert (build_rows(CHAIN, record)[3].beside, build_rows(CHAIN, record)[3].own) == ("eager", 8)
-
-    def test_commands_stand_beside_their_row(self) -> None:
-        document = build_document(CHAIN, Record(facts={"model": "m"}), {v.key: (v.key, "again") for v in CHAIN})
-        assert [step["commands"] for step in document["steps"]] == [[v.key, "again"] for v in CHAIN]
-        assert (document["facts"], document["precision"]) == ({"model": "m"}, None)
-        json.dumps(document)
 
 
 # Predictions beside those of eager PyTorch, by the numeric policy.
@@ -219,9 +168,6 @@ class TestJudgment:
         assert found.passed
         assert (found.same, found.samples, found.right) == (50, 50, 1.0)
         assert found.error == pytest.approx(1e-6, rel=1e-2)
-
-    def test_other_scores(self) -> None:
-        assert not self.judged(Predictions(scores=self.reference * 1.01)).passed
 
     def flipped(self, count: int) -> Predictions:
         """So many images decided otherwise, by a hair."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +17,6 @@ from graphkiln.story import runner as module
 from graphkiln.story.request import Platform
 from graphkiln.story.results import Record, Round
 from graphkiln.story.runner import (
-    EVALUATION_COUNT,
     ROUNDS,
     ImageSet,
     Progress,
@@ -32,14 +29,10 @@ from graphkiln.story.server import LocalServer
 from graphkiln.story.variants import GraphSpec, Variant, final_variants, initial_variants
 from graphkiln.story.worker import Throughput
 from graphkiln.story.workloads import (
-    EagerWorkload,
     Predictions,
     ServedWorkload,
-    SessionWorkload,
-    StaticWorkload,
     Workload,
 )
-from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -178,10 +171,6 @@ class TestWholeStory:
         assert found["static"]["judgment"]["gradient_error"] == pytest.approx(1e-7, rel=0.01)
         assert stage.seconds == pytest.approx(10 * len(stage.of("start")))
 
-    def test_all_are_stopped_and_the_last_one_first(self, stage: Stage, new_runner: NewRunner) -> None:
-        new_runner().run(1.0)
-        assert stage.of("stop") == stage.of("start")[::-1]
-
     def test_rounds_begin_with_another_variant_each(self, stage: Stage, new_runner: NewRunner) -> None:
         new_runner().run(1.0, ["static"])
         assert stage.measured() == [
@@ -295,12 +284,6 @@ class TestRefusals:
         assert (parallel["counts"], parallel["own"], parallel["judgment"]["passed"]) == (False, None, False)
         assert not runner.proven
 
-    def test_a_wrong_switch_disproves_nothing(self, stage: Stage, new_runner: NewRunner) -> None:
-        stage.wrong = {"engine"}
-        runner = new_runner()
-        runner.run(1.0, ["engine"])
-        assert runner.proven
-
     def test_other_gradients_fail_the_static_step(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.gradient_factor = 1.01
         runner = new_runner()
@@ -361,31 +344,6 @@ class TestResume:
     def test_nothing_to_resume(self, new_runner: NewRunner) -> None:
         with pytest.raises(MeasurementError, match="start anew, without --resume"):
             new_runner(resume=True)
-
-    @pytest.mark.usefixtures("stage")
-    def test_other_requests_have_other_stories(self, new_runner: NewRunner) -> None:
-        new_runner().run(1.0, ["reduced"])
-        with pytest.raises(MeasurementError, match="cannot resume"):
-            new_runner(resume=True, image_size=32)
-
-
-class TestDocument:
-    @pytest.mark.usefixtures("stage")
-    def test_of_a_story_that_did_not_begin(self, new_runner: NewRunner) -> None:
-        document = new_runner().document()
-        first = ["eager", "static", "reduced", "parallel", "search"]
-        assert [step["key"] for step in document["steps"]] == [*first, *SWITCHES]
-        assert all(step["per_second"] is None and not step["counts"] for step in document["steps"])
-        json.dumps(document)
-
-    @pytest.mark.usefixtures("stage")
-    def test_names_the_images_and_the_machine(self, new_runner: NewRunner) -> None:
-        runner = new_runner()
-        runner.run(1.0, ["reduced"])
-        facts = runner.document()["facts"]
-        assert facts["images"] == f"{IMAGES} digits"
-        assert facts["model"] == "torchvision:resnet18"
-        assert "machine" in facts
 
 
 # What is started for each kind of variant, and how a round is measured.
@@ -454,54 +412,13 @@ def start(variant: Variant, model: Any = None) -> RunningVariant:
         return running
 
 
-class TestLocal:
-    def test_eager_pytorch_needs_no_graph(self, started: Started) -> None:
-        running = start(VARIANTS["eager"])
-        assert started.workloads == [
-            (EagerWorkload(request=story_request(), derivative="output:image"), "eager, as found")
-        ]
-        assert running.pids == (11,)
-        assert started.servers == []
-
-    def test_a_static_graph_is_a_training_step_and_the_base(self, started: Started) -> None:
-        start(VARIANTS["static"])
-        ((workload, _),) = started.workloads
-        assert workload == StaticWorkload(
-            training_graph=Path("training.onnx"), forward_graph=Path("models/base/base/1/model.onnx"),
-            preprocess=Preprocess(), device=CPU,
-        )  # fmt: skip
-
-    def test_a_session_runs_the_base(self, started: Started) -> None:
-        start(VARIANTS["reduced"])
-        ((workload, _),) = started.workloads
-        assert workload == SessionWorkload(
-            graph=Path("models/base/base/1/model.onnx"), preprocess=Preprocess(), device=CPU
-        )
-        assert started.events == ["worker"]
-
-
 class TestServed:
-    def test_a_server_of_the_variants_own_store(self, started: Started) -> None:
-        running = start(VARIANTS["engine"])
-        ((store, flags, log),) = started.servers
-        assert (store, flags) == (Path("models/base"), ("--set", "base.engine=openvino"))
-        assert log == story_request().folder / "engine.log"
-        assert running.pids == (11, 22)
-        assert started.events == ["worker", "server"]  # the one that asks ends first
-
     @pytest.mark.parametrize(("key", "top_k"), [("parallel", 0), ("compiled", 0), ("served", 5)])
     def test_only_the_last_step_takes_images(self, started: Started, key: str, top_k: int) -> None:
         start(VARIANTS[key], FakeModel(request=story_request(gradient=True)))
         ((workload, _),) = started.workloads
         name = {"parallel": "base"}.get(key, key)
         assert workload == ServedWorkload(url="grpc://h:2", model=name, callers=24, top_k=top_k, gradient=True)
-
-
-def test_what_the_platform_cannot_do_is_not_started(started: Started) -> None:
-    with pytest.raises(MeasurementError, match="cuDNN's search needs a GPU"):
-        start(VARIANTS["search"])
-    assert started.workloads == []
-    assert started.servers == []
 
 
 def test_a_round_is_what_was_measured_and_what_it_took(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -560,32 +477,6 @@ def test_a_image_that_is_cut_short_is_named(repository: Path, tmp_path: Path) ->
         choose_images(tmp_path, 10)
 
 
-class TestChoice:
-    @pytest.fixture
-    def folder(self, tmp_path: Path) -> Path:
-        """500 small JPEGs, one in another spelling, and files that are none."""
-        file = io.BytesIO()
-        Image.new("L", (1, 1)).save(file, "JPEG")
-        for number in range(499):
-            (tmp_path / f"{number:03}.jpg").write_bytes(file.getvalue() + bytes([number % 256, number // 256]))
-        (tmp_path / "999.JPEG").write_bytes(file.getvalue())
-        (tmp_path / "notes.txt").write_text("no image")
-        (tmp_path / "other.png").write_bytes(b"no JPEG")
-        return tmp_path
-
-    def test_takes_no_more_than_it_needs(self, folder: Path) -> None:
-        chosen = choose_images(folder, 1000)
-        assert (len(chosen.evaluation), len(chosen.calibration)) == (EVALUATION_COUNT, 64)
-        assert chosen.description == f"200 images of {folder}"
-        assert chosen.labels == ()
-
-    def test_a_folder_that_is_missing_or_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "file").write_text("")
-        for path in (tmp_path / "none", tmp_path / "file"):
-            with pytest.raises(InvalidInput, match="holds 0 JPEGs"):
-                choose_images(path, 10)
-
-
 class TestWrite:
     def image_set(self, count: int, *, labeled: bool) -> ImageSet:
         return ImageSet(
@@ -605,18 +496,3 @@ class TestWrite:
             "calibration/000.jpg": b"c0", "calibration/001.jpg": b"c1",
         }  # fmt: skip
         assert (folder / "labels.txt").read_text() == "zero\none\n"
-
-    def test_without_classes_there_are_no_labels(self, tmp_path: Path) -> None:
-        self.image_set(2, labeled=False).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
-        assert sorted(path.name for path in (tmp_path / "s" / "unknown").iterdir()) == ["000.jpg", "001.jpg"]
-        assert not (tmp_path / "labels.txt").exists()
-
-    def test_conversions_are_proven_on_some_of_them(self, tmp_path: Path) -> None:
-        self.image_set(200, labeled=True).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
-        assert len(list((tmp_path / "s").rglob("*.jpg"))) == 64
-
-    def test_again_is_the_same(self, tmp_path: Path) -> None:
-        """A story that goes on writes them once more."""
-        for _ in range(2):
-            self.image_set(3, labeled=True).write(tmp_path / "s", tmp_path / "c", tmp_path / "labels.txt")
-        assert len(list(tmp_path.rglob("*.jpg"))) == 5

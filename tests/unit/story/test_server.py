@@ -132,11 +132,6 @@ class TestStart:
         with start_server(Path("one")):
             assert scene.processes[0].command[:4] == ["setpriv", "--pdeathsig", "TERM", sys.executable]
 
-    def test_ctrl_c_does_not_reach_the_server(self, scene: Scene) -> None:
-        with start_server(Path("store")):
-            assert scene.processes[0].options["start_new_session"]
-            assert scene.processes[0].options["stdin"] == subprocess.DEVNULL
-
     def test_waits_until_every_model_is_ready(self, scene: Scene) -> None:
         scene.states = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
         with start_server(Path("store")):
@@ -147,12 +142,6 @@ class TestStart:
         with pytest.raises(MeasurementError, match="not ready in time"), start_server(Path("store"), deadline_s=0.01):
             pass
         assert scene.processes[0].events == ["terminate"]
-
-    def test_its_output_goes_into_a_log(self, scene: Scene, tmp_path: Path) -> None:
-        scene.output = "serving\n"
-        with start_server(Path("store"), log=tmp_path / "log"):
-            pass
-        assert (tmp_path / "log").read_text() == "serving\n"
 
 
 class TestFaults:
@@ -170,23 +159,6 @@ class TestFaults:
             start_server(Path("store"), log=tmp_path / "log"),
         ):
             pytest.fail("it is not ready")
-
-    def test_one_that_ends_in_silence(self, scene: Scene, tmp_path: Path) -> None:
-        scene.states = [-9]
-        with (
-            pytest.raises(MeasurementError, match=r"ended with code -9"),
-            start_server(Path("store"), log=tmp_path / "log"),
-        ):
-            pytest.fail("it is not ready")
-
-    def test_without_a_log_the_code_is_all(self, scene: Scene) -> None:
-        scene.states = [1]
-        with pytest.raises(MeasurementError, match=r"^the server ended with code 1$"), start_server(Path("store")):
-            pytest.fail("it is not ready")
-
-    def test_a_log_that_is_no_text(self, tmp_path: Path) -> None:
-        (tmp_path / "log").write_bytes(b"first\n\xff\xfe broken\n")
-        assert module._last_line(tmp_path / "log").endswith("broken")
 
 
 class TestPorts:
@@ -220,11 +192,6 @@ class TestPorts:
 
 
 class TestStop:
-    def test_is_asked_to_end(self, scene: Scene) -> None:
-        with start_server(Path("store")):
-            assert scene.processes[0].events == []
-        assert scene.processes[0].events == ["terminate"]
-
     def test_is_ended_after_an_error_too(self, scene: Scene) -> None:
         with pytest.raises(ZeroDivisionError), start_server(Path("store")):
             raise ZeroDivisionError

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from graphkiln.story.training_step import TrainingStep, _trainable_norm
-from graphkiln_converters.gradient import FrozenNorm
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
@@ -42,18 +41,6 @@ def test_gradients_are_those_of_the_first_output(step: TrainingStep) -> None:
     np.testing.assert_array_equal(gradients["first.bias"], [1, 1])
 
 
-def test_twice_gives_the_same(step: TrainingStep) -> None:
-    first, second = step.run(FEEDS)[1], step.run(FEEDS)[1]
-    for name, gradient in first.items():
-        np.testing.assert_array_equal(gradient, second[name])
-
-
-def test_the_model_is_frozen_again(step: TrainingStep) -> None:
-    step.run(FEEDS)
-    assert not any(parameter.requires_grad for parameter in step.model.module.parameters())
-    assert all(parameter.grad is None for parameter in step.model.module.parameters())
-
-
 def test_the_model_is_frozen_again_after_an_error(step: TrainingStep) -> None:
     with pytest.raises(RuntimeError):
         step.run({"row": np.zeros((1, 7), "f4")})
@@ -85,9 +72,3 @@ class TestNorms:
             (derived,) = torch.autograd.grad((made(x) ** 2).sum(), found)
             (reference,) = torch.autograd.grad((norm(x) ** 2).sum(), expected)
             torch.testing.assert_close(derived, reference)
-
-    def test_one_without_parameters_is_frozen(self) -> None:
-        norm, x = self.norm(affine=False), torch.randn(2, 3, 4, 4)
-        made = _trainable_norm(norm)
-        assert isinstance(made, FrozenNorm)
-        torch.testing.assert_close(made(x), norm(x))

@@ -6,8 +6,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stories import ON_CPU, ON_GPU, story_request
 from typer.testing import CliRunner
 
@@ -23,12 +21,10 @@ from graphkiln.story.variants import (
     initial_variants,
     repeat_commands,
     sample_paths,
-    setting_flags,
 )
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
-from graphkiln_backend.proof.policy import BY_PRECISION
 
 
 def test_what_a_cpu_cannot_do_is_said() -> None:
@@ -51,13 +47,6 @@ def test_the_chain_has_one_variant_for_each_step() -> None:
         assert [variant.step for variant in chain] == [0, 1, 2, 3, 4, 5]
         assert [variant.is_served for variant in chain] == [False, False, False, True, True, True]
         assert {variant.precision for variant in chain[:4]} == {Precision.FP32}
-
-
-def test_switches_are_compared_with_the_plain_server() -> None:
-    switches = [variant for variant in initial_variants(ON_CPU) if variant.switch]
-    assert {variant.baseline for variant in switches} == {"parallel"}
-    assert {variant.step for variant in switches} == {4}
-    assert all(variant.is_served for variant in switches)
 
 
 @pytest.mark.parametrize("platform", [ON_CPU, ON_GPU])
@@ -88,16 +77,6 @@ def test_int8_is_saved_in_the_graph_other_precisions_are_set(
     assert compiled.limits is served.limits
 
 
-def test_a_fusion_is_by_itself() -> None:
-    """Each fused graph skips the other fusion, the base skips both."""
-    skipped = {
-        v.key: v.graph.options["skip"] for v in initial_variants(ON_CPU) if v.graph and "skip" in v.graph.options
-    }
-    assert skipped["pad"] == ("add-into-producer",)
-    assert skipped["add"] == ("pad-into-conv",)
-    assert set(skipped["parallel"]) == {"pad-into-conv", "add-into-producer"}
-
-
 def test_the_passes_that_are_skipped_exist() -> None:
     names = {each.name for each in OPTIMIZATIONS}
     assert set(BASE_GRAPH.options["skip"]) <= names
@@ -108,12 +87,6 @@ def test_settings_are_ones_that_serve_takes(platform: Platform) -> None:
     for variant in (*initial_variants(platform), *final_variants(Precision.BF16)):
         for setting in variant.settings:
             assert parse_override(setting)
-
-
-@given(st.sampled_from(list(BY_PRECISION)))
-def test_a_coarser_precision_is_allowed_more(precision: Precision) -> None:
-    exact = initial_variants(ON_CPU)[2].limits
-    assert final_variants(precision)[0].limits.relative_l2 >= exact.relative_l2
 
 
 # The commands that repeat a step are ones that graphkiln takes.
@@ -143,30 +116,6 @@ class TestRepeatCommands:
     def variant(self, key: str) -> Variant:
         return next(v for v in (*initial_variants(ON_CPU), *final_variants(Precision.INT8)) if v.key == key)
 
-    def test_pytorch_is_repeated_by_the_story_itself(self, tmp_path: Path) -> None:
-        weights = tmp_path / "w x.pth"
-        weights.write_bytes(b"")
-        request = story_request(weights=weights, samples=tmp_path, preprocess={"resize": 8}, gradient=True)
-        (command,) = repeat_commands(self.variant("eager"), request, ON_CPU, "")
-        assert shlex.split(command) == [
-            "graphkiln", "story", "--model", "torchvision:resnet18", "--image-size", "64", "--weights", str(weights),
-            "--samples", str(tmp_path), "--preprocess", '{"resize": 8}', "--gradient", "--only", "eager",
-        ]  # fmt: skip
-
-    def test_a_session_is_a_version_that_is_verified(self) -> None:
-        convert, verify = repeat_commands(self.variant("reduced"), story_request(), ON_CPU, "")
-        assert shlex.split(convert)[:3] == ["graphkiln", "convert", "torchvision:resnet18"]
-        assert verify == f"graphkiln verify {story_request().folder / 'try' / 'base'}"
-        assert convert.count("--skip") == 2
-
-    def test_a_server_is_configured_started_and_measured(self) -> None:
-        convert, configure, serve, bench = repeat_commands(self.variant("engine"), story_request(), ON_CPU, "")
-        store = story_request().folder / "try"
-        assert f"--model-store {store}" in convert
-        assert configure == f"echo '{ON_CPU.instance_group}' >> {store / 'base' / 'config.pbtxt'}"
-        assert shlex.split(serve)[-2:] == ["--set", "base.engine=openvino"]
-        assert bench.endswith("--concurrency 24")
-
     def test_shell_characters_are_quoted(self) -> None:
         request = story_request(source="python:my file.py:make; rm")
         for variant in initial_variants(ON_CPU):
@@ -176,12 +125,6 @@ class TestRepeatCommands:
 
 class TestConvertOptions:
     spec = GraphSpec(name="m", options={"precision": Precision.INT8, "skip": ("a",)})
-
-    def test_defaults(self) -> None:
-        folder = story_request().folder
-        assert convert_options(GraphSpec(name="m"), story_request(), ON_GPU, "o:i") == {
-            "shape": ("3x64x64",), "max_batch_size": 64, "samples": folder / "samples",
-        }  # fmt: skip
 
     def test_of_the_request(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -202,8 +145,3 @@ class TestConvertOptions:
         labels.parent.mkdir(parents=True)
         labels.write_text("one\n")
         assert convert_options(self.spec, story_request(), ON_CPU, "")["labels"] == labels
-
-
-def test_settings_are_flags_of_the_model() -> None:
-    variant = Variant(key="k", step=4, title="t", kind="tensors", settings=("engine=auto", "precision=bf16"))
-    assert setting_flags("m", variant) == ("--set", "m.engine=auto", "--set", "m.precision=bf16")

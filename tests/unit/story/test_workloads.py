@@ -30,16 +30,13 @@ from graphkiln.story.workloads import (
     open_session,
     open_source_model,
     parameter_gradients_of,
-    predict_one_by_one,
     source_preprocess,
 )
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, InvalidInput, ManifestError
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-
-SPEC = Preprocess(resize=2, crop=(2, 2))
 
 
 def jpeg(gray: int) -> bytes:
@@ -64,10 +61,6 @@ class TestPredictions:
         np.testing.assert_array_equal(read.gradients, written.gradients)
         assert (read.noise, read.indices) == (1.5e-7, None)
 
-    def test_without_gradients_stay_without(self, tmp_path: Path) -> None:
-        Predictions(scores=np.zeros((1, 2))).write(tmp_path / "reference.npz")
-        assert Predictions.read(tmp_path / "reference.npz").gradients is None
-
     def test_of_several_runs_are_joined_in_order(self) -> None:
         runs = [
             {"OUTPUT_0": np.full((rows, 2), value), "OUTPUT_1": np.full((rows, 3), -value), "other": np.zeros(rows)}
@@ -79,37 +72,8 @@ class TestPredictions:
         assert joined.gradients.shape == (3, 3)
         assert joined.indices is None
 
-    def test_of_a_ranking_have_indices(self) -> None:
-        runs = [{"OUTPUT_0": np.array([[0.9, 0.1]]), "INDEX_0": np.array([[7, 3]])}] * 2
-        joined = Predictions.concatenate(runs)
-        assert joined.indices is not None
-        assert joined.indices.tolist() == [[7, 3], [7, 3]]
-        assert joined.gradients is None
-
-    def test_without_scores_are_an_error(self) -> None:
-        with pytest.raises(KeyError, match="OUTPUT_0"):
-            Predictions.concatenate([{"scores": np.zeros((1, 2))}])
-
-
-class TestLoadBatch:
-    def test_one_image_and_several_are_the_same(self) -> None:
-        jpegs = [jpeg(0), jpeg(128), jpeg(255)]
-        several = load_batch(jpegs, SPEC)
-        assert (several.shape, several.dtype) == ((3, 3, 2, 2), np.float32)
-        for row, one in enumerate(jpegs):
-            np.testing.assert_array_equal(load_batch([one], SPEC)[0], several[row])
-        assert several[:, 0, 0, 0] == pytest.approx([0, 128 / 255, 1], abs=0.01)
-
-    def test_no_image_is_an_error(self) -> None:
-        with pytest.raises(InvalidInput):
-            load_batch([b"not a JPEG"], SPEC)
-
 
 class TestGradients:
-    def test_stand_in_the_order_of_their_names(self) -> None:
-        gradients = {"b": np.array([[3.0, 4.0]]), "a": np.array([1.0, 2.0])}
-        assert flatten_gradients(gradients).tolist() == [1, 2, 3, 4]
-
     def test_of_a_saved_step_are_those_of_the_same_parameters(self) -> None:
         """By name, not by the order of the graph's outputs: `b.weight` and `b` sort otherwise with their suffix."""
         eager = {"b": np.array([1.0]), "b.weight": np.array([2.0]), "a": np.array([0.0])}
@@ -181,17 +145,6 @@ class TestSession:
         with pytest.raises(GraphkilnError), workload.open():
             pytest.fail("it cannot be opened")
 
-    @pytest.mark.parametrize(("outputs", "gradient"), [(1, False), (2, True)])
-    def test_takes_outputs_by_their_order(
-        self, preprocess: Preprocess, held_out: Digits, outputs: int, gradient: bool
-    ) -> None:
-        """A saved training step has gradients by parameters behind its scores: these are no gradient by the image."""
-        session: Any = FakeSession({"any": np.ones((1, 10)), "name": np.zeros((1, 3, 2, 2)), "more": np.zeros(1)})
-        found = predict_one_by_one(session, held_out.jpegs, preprocess, outputs=outputs)
-        assert found.scores.shape == (4, 10)
-        assert (found.gradients is not None) is gradient
-        assert [len(batch) for batch in session.fed] == [1] * 4  # one by one, as it is measured
-
 
 # A saved training step, then a saved forward graph.
 
@@ -231,15 +184,6 @@ class TestStatic:
             (fed,) = session.fed
             np.testing.assert_array_equal(fed, expected)
             assert session.closed
-
-    def test_predictions_are_those_of_the_training_graph(
-        self, workload: StaticWorkload, sessions: dict[str, FakeSession], held_out: Digits
-    ) -> None:
-        with workload.open() as predictor:
-            found = predictor.predict(held_out.jpegs)
-        assert found.scores.shape == (4, 2)
-        assert found.gradients is None
-        assert sessions["forward.onnx"].fed == []
 
     @pytest.mark.usefixtures("sessions")
     def test_gradients_by_parameters_are_one_row(self, workload: StaticWorkload, held_out: Digits) -> None:
@@ -313,13 +257,6 @@ def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], he
     assert len(opened[0].threads) > 1
 
 
-def test_the_client_is_patient_and_closed(opened: list[FakeClient]) -> None:
-    with workload().open() as predictor:
-        assert predictor.callers == 3
-        assert not opened[0].closed
-    assert (opened[0].url, opened[0].timeout_s, opened[0].closed) == ("grpc://h:1", 600, True)
-
-
 @pytest.mark.parametrize(
     ("top_k", "gradient", "labeled"), [(0, False, False), (5, False, True), (5, True, False), (0, True, False)]
 )
@@ -351,10 +288,6 @@ def model(preprocess: Preprocess | None) -> Any:
 
 
 class TestPreprocess:
-    def test_of_the_source(self) -> None:
-        spec = Preprocess(resize=3, crop=(3, 3))
-        assert source_preprocess(model(spec), story_request()) is spec
-
     def test_of_the_request_goes_first(self) -> None:
         found = source_preprocess(model(Preprocess(resize=3, crop=(3, 3))), story_request(preprocess=SPEC_OF_SOURCE))
         assert found == Preprocess(resize=2, crop=(2, 2))
@@ -386,12 +319,3 @@ class TestOpen:
         source = str(digits / "1" / "model.onnx")
         with pytest.raises(ConversionError, match=r"begins with a PyTorch model of one image.*torchvision:ARCH"):
             open_source_model(story_request(source=source, image_size=32, preprocess=SPEC_OF_SOURCE))
-
-    def test_one_that_nobody_can_preprocess(self, tmp_path: Path) -> None:
-        source = self.write(tmp_path, "def net():\n    return nn.Flatten()")
-        with pytest.raises(ConversionError, match="--preprocess"):
-            open_source_model(story_request(source=source, image_size=2))
-
-    def test_an_unknown_architecture(self) -> None:
-        with pytest.raises(ConversionError, match="resnet9000"):
-            open_source_model(story_request(source="torchvision:resnet9000"))

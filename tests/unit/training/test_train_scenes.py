@@ -13,18 +13,14 @@ from graphkiln.training.scenes import DigitEmbedding, compose_scenes
 from graphkiln.training.train_scenes import (
     DETECTION,
     DETECTOR_GRAPH,
-    EXAMPLES,
     DetectorTargets,
     committed_detector,
-    compute,
     detector_loss,
     embedding_loss,
-    embedding_samples,
     generalized_iou,
     save_scenes,
     scene_samples,
     stroke_loss,
-    to_input,
     train_detector,
     train_embedding,
     train_segmenter,
@@ -43,11 +39,6 @@ def test_a_network_that_learned_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"recall_1 below 0\.95: nothing written"):
         write_example("embedding", network, tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_outputs_have_the_names_of_the_graph() -> None:
-    assert list(compute(DigitEmbedding().eval(), torch.zeros(1, 1, 32, 32))) == ["OUTPUT_0"]
-    assert set(EXAMPLES) == {"detector", "segmenter", "embedding"}
 
 
 def test_the_committed_scenes_are_the_held_out_ones(repository: Path, tmp_path: Path) -> None:
@@ -106,17 +97,6 @@ def test_right_pixels_and_right_directions_cost_less() -> None:
 
 
 # A few steps of each training run, and what they are fed.
-
-
-def test_gray_levels_become_minus_one_to_one() -> None:
-    samples = to_input([np.array([[0, 255]], np.uint8)])
-    assert samples.tolist() == [[[[-1.0, 1.0]]]]
-
-
-def test_embedding_samples_are_held_out_or_not() -> None:
-    samples, values = embedding_samples(held_out=True)
-    assert samples.shape == (450, 1, 32, 32)
-    assert set(values.tolist()) == set(range(10))
 
 
 def test_two_steps_change_weights_and_repeat_exactly() -> None:

@@ -7,33 +7,23 @@ import math
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_converters.oneflow.building import Op, Value, check_channels_first, translates
+from graphkiln_converters.oneflow.building import TRANSLATORS, Op, Value, check_channels_first, translates
 
 _END = np.iinfo(np.int64).max
 
 
-@translates("reshape", "squeeze", "expand_dims")
-def reshape(op: Op) -> Value:
-    """The same elements in the same order, in another shape."""
-    return op.emit("Reshape", op.x, op.constant(op.result_shape))
-
-
-@translates("transpose")
-def transpose(op: Op) -> Value:
-    """Axes in another order."""
-    return op.emit("Transpose", op.x, perm=op.integers("perm"))
-
-
-@translates("expand", "broadcast_like")
-def expand(op: Op) -> Value:
-    """Axes of size 1, repeated."""
-    return op.emit("Expand", op.x, op.constant(op.result_shape))
-
-
-@translates("concat")
-def concat(op: Op) -> Value:
-    """Tensors one after another along an axis."""
-    return op.emit("Concat", *op.inputs, axis=op.axis())
+# Operations that are one node in ONNX.
+TRANSLATORS |= {
+    **dict.fromkeys(
+        ("reshape", "squeeze", "expand_dims"), lambda op: op.emit("Reshape", op.x, op.constant(op.result_shape))
+    ),
+    "transpose": lambda op: op.emit("Transpose", op.x, perm=op.integers("perm")),
+    **dict.fromkeys(("expand", "broadcast_like"), lambda op: op.emit("Expand", op.x, op.constant(op.result_shape))),
+    "concat": lambda op: op.emit("Concat", *op.inputs, axis=op.axis()),
+    "gather": lambda op: op.emit("Gather", op.x, op.inputs[1], axis=op.axis()),  # along axis 0, an embedding
+    "dim_gather": lambda op: op.emit("GatherElements", op.x, op.inputs[1], axis=op.axis("dim")),
+    "gather_nd": lambda op: op.emit("GatherND", op.x, op.cast(op.inputs[1], DType.INT64)),
+}
 
 
 @translates("stack")
@@ -103,24 +93,6 @@ def flip(op: Op) -> Value:
     axes = [axis % op.rank for axis in op.integers("dims")]
     lists = ([-1] * len(axes), [-_END] * len(axes), axes, [-1] * len(axes))
     return op.emit("Slice", op.x, *map(op.constant, lists))
-
-
-@translates("gather")
-def gather(op: Op) -> Value:
-    """Slices of an axis by their indices; along axis 0, an embedding."""
-    return op.emit("Gather", op.x, op.inputs[1], axis=op.axis())
-
-
-@translates("dim_gather")
-def dim_gather(op: Op) -> Value:
-    """Elements along an axis, each by a separate index."""
-    return op.emit("GatherElements", op.x, op.inputs[1], axis=op.axis("dim"))
-
-
-@translates("gather_nd")
-def gather_nd(op: Op) -> Value:
-    """Elements or slices by the indices of the leading axes."""
-    return op.emit("GatherND", op.x, op.cast(op.inputs[1], DType.INT64))
 
 
 @translates("tril", "triu")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_converters.oneflow.building import Op, Value, align_to_axis, translates
+from graphkiln_converters.oneflow.building import TRANSLATORS, Op, Value, align_to_axis, translates
 
 # Operations that ONNX has, too, without attributes.
 _UNARY = {
@@ -48,34 +48,35 @@ def unary(op: Op) -> Value:
     return op.emit(_UNARY[op.operation.kind], op.x)
 
 
-@translates("rsqrt")
-def rsqrt(op: Op) -> Value:
-    """`1 / sqrt(x)`."""
-    return op.emit("Reciprocal", op.emit("Sqrt", op.x))
-
-
-@translates("square")
-def square(op: Op) -> Value:
-    """`x * x`."""
-    return op.emit("Mul", op.x, op.x)
-
-
-@translates("log1p")
-def log1p(op: Op) -> Value:
-    """`log(1 + x)`."""
-    return op.emit("Log", op.emit("Add", op.x, op.scalar(1.0)))
-
-
-@translates("expm1")
-def expm1(op: Op) -> Value:
-    """`exp(x) - 1`."""
-    return op.emit("Sub", op.emit("Exp", op.x), op.scalar(1.0))
-
-
-@translates("gelu")
-def gelu(op: Op) -> Value:
-    """`x / 2 * (1 + erf(x / sqrt(2)))`."""
-    return _gelu(op, op.x)
+# Operations that are one expression in ONNX.
+TRANSLATORS |= {
+    "rsqrt": lambda op: op.emit("Reciprocal", op.emit("Sqrt", op.x)),
+    "square": lambda op: op.emit("Mul", op.x, op.x),
+    "log1p": lambda op: op.emit("Log", op.emit("Add", op.x, op.scalar(1.0))),
+    "expm1": lambda op: op.emit("Sub", op.emit("Exp", op.x), op.scalar(1.0)),
+    "gelu": lambda op: _gelu(op, op.x),
+    "quick_gelu": lambda op: op.emit("Mul", op.x, op.emit("Sigmoid", op.emit("Mul", op.x, op.scalar(1.702)))),
+    "silu": lambda op: op.emit("Mul", op.x, op.emit("Sigmoid", op.x)),
+    "mish": lambda op: op.emit("Mul", op.x, op.emit("Tanh", op.emit("Softplus", op.x))),
+    "log_sigmoid": lambda op: op.emit("Neg", op.emit("Softplus", op.emit("Neg", op.x))),
+    "hardsigmoid": lambda op: op.emit("HardSigmoid", op.x, alpha=1 / 6, beta=0.5),
+    "hardtanh": lambda op: op.emit("Clip", op.x, op.scalar(op.number("min_val")), op.scalar(op.number("max_val"))),
+    "hardshrink": lambda op: op.emit("Shrink", op.x, lambd=op.number("lambd"), bias=0.0),
+    "softshrink": lambda op: op.emit("Shrink", op.x, lambd=op.number("alpha"), bias=op.number("alpha")),
+    "threshold": lambda op: op.emit(
+        "Where",
+        op.emit("Greater", op.x, op.scalar(op.number("threshold_val"))),
+        op.x,
+        op.scalar(op.number("value")),
+    ),
+    "leaky_relu": lambda op: op.emit("LeakyRelu", op.x, alpha=op.number("alpha")),
+    "elu": lambda op: op.emit("Elu", op.x, alpha=op.number("alpha")),
+    "celu": lambda op: op.emit("Celu", op.x, alpha=op.number("alpha")),
+    "selu": lambda op: op.emit("Selu", op.x),
+    "prelu": lambda op: op.emit("PRelu", op.x, align_to_axis(op, op.inputs[1], 1)),  # a slope for each channel
+    "softmax": lambda op: op.emit("Softmax", op.x, axis=-1),
+    "log_softmax": lambda op: op.emit("LogSoftmax", op.x, axis=-1),
+}
 
 
 @translates("fused_bias_add_gelu")
@@ -98,91 +99,6 @@ def fast_gelu(op: Op) -> Value:
     return op.emit("Mul", op.emit("Mul", op.x, op.emit("Add", tanh, op.scalar(1.0))), op.scalar(0.5))
 
 
-@translates("quick_gelu")
-def quick_gelu(op: Op) -> Value:
-    """`x * sigmoid(1.702 * x)`."""
-    return op.emit("Mul", op.x, op.emit("Sigmoid", op.emit("Mul", op.x, op.scalar(1.702))))
-
-
-@translates("silu")
-def silu(op: Op) -> Value:
-    """`x * sigmoid(x)`."""
-    return op.emit("Mul", op.x, op.emit("Sigmoid", op.x))
-
-
-@translates("mish")
-def mish(op: Op) -> Value:
-    """`x * tanh(log(1 + exp(x)))`."""
-    return op.emit("Mul", op.x, op.emit("Tanh", op.emit("Softplus", op.x)))
-
-
-@translates("log_sigmoid")
-def log_sigmoid(op: Op) -> Value:
-    """`-log(1 + exp(-x))`."""
-    return op.emit("Neg", op.emit("Softplus", op.emit("Neg", op.x)))
-
-
-@translates("hardsigmoid")
-def hardsigmoid(op: Op) -> Value:
-    """`min(max(x / 6 + 1 / 2, 0), 1)`."""
-    return op.emit("HardSigmoid", op.x, alpha=1 / 6, beta=0.5)
-
-
-@translates("hardtanh")
-def hardtanh(op: Op) -> Value:
-    """Clipped to `[min_val, max_val]`; ReLU6 is one of them."""
-    return op.emit("Clip", op.x, op.scalar(op.number("min_val")), op.scalar(op.number("max_val")))
-
-
-@translates("hardshrink")
-def hardshrink(op: Op) -> Value:
-    """0 where the absolute value is at most `lambd`."""
-    return op.emit("Shrink", op.x, lambd=op.number("lambd"), bias=0.0)
-
-
-@translates("softshrink")
-def softshrink(op: Op) -> Value:
-    """0 where the absolute value is at most `alpha`, shrunk by `alpha` elsewhere."""
-    return op.emit("Shrink", op.x, lambd=op.number("alpha"), bias=op.number("alpha"))
-
-
-@translates("threshold")
-def threshold(op: Op) -> Value:
-    """`x` above a threshold, another value elsewhere."""
-    above = op.emit("Greater", op.x, op.scalar(op.number("threshold_val")))
-    return op.emit("Where", above, op.x, op.scalar(op.number("value")))
-
-
-@translates("leaky_relu")
-def leaky_relu(op: Op) -> Value:
-    """`alpha * x` below 0."""
-    return op.emit("LeakyRelu", op.x, alpha=op.number("alpha"))
-
-
-@translates("elu")
-def elu(op: Op) -> Value:
-    """`alpha * (exp(x) - 1)` below 0."""
-    return op.emit("Elu", op.x, alpha=op.number("alpha"))
-
-
-@translates("celu")
-def celu(op: Op) -> Value:
-    """`alpha * (exp(x / alpha) - 1)` below 0."""
-    return op.emit("Celu", op.x, alpha=op.number("alpha"))
-
-
-@translates("selu")
-def selu(op: Op) -> Value:
-    """ELU with the scale that keeps mean and variance."""
-    return op.emit("Selu", op.x)
-
-
-@translates("prelu")
-def prelu(op: Op) -> Value:
-    """`alpha * x` below 0, with an alpha for each channel."""
-    return op.emit("PRelu", op.x, align_to_axis(op, op.inputs[1], 1))
-
-
 @translates("clip_by_scalar", "clip_by_scalar_min", "clip_by_scalar_max")
 def clip(op: Op) -> Value:
     """Clipped to a minimum, a maximum, or both."""
@@ -192,12 +108,6 @@ def clip(op: Op) -> Value:
         for end, other in (("min", "_max"), ("max", "_min"))
     ]
     return op.emit("Clip", op.x, *bounds)
-
-
-@translates("softmax", "log_softmax")
-def softmax(op: Op) -> Value:
-    """Along the last axis."""
-    return op.emit("Softmax" if op.operation.kind == "softmax" else "LogSoftmax", op.x, axis=-1)
 
 
 # Operations of two tensors, or of a tensor and a scalar: arithmetic, comparisons, logic, selection.
@@ -239,10 +149,13 @@ def with_scalar(op: Op) -> Value:
     return op.emit(_SCALAR[op.operation.kind], op.x, op.scalar(op.scalar_operand()))
 
 
-@translates("scalar_reverse_pow")
-def reverse_pow(op: Op) -> Value:
-    """A scalar to the power of each element."""
-    return op.emit("Pow", op.scalar(op.scalar_operand()), op.x)
+TRANSLATORS |= {
+    "scalar_reverse_pow": lambda op: op.emit("Pow", op.scalar(op.scalar_operand()), op.x),
+    "broadcast_not_equal": lambda op: op.emit("Not", op.emit("Equal", *op.inputs)),
+    "scalar_logical_not_equal": lambda op: op.emit("Not", op.emit("Equal", op.x, op.scalar(op.scalar_operand()))),
+    "logical_not": lambda op: op.emit("Not", op.cast(op.x, DType.BOOL)),
+    "cast": lambda op: op.cast(op.x, op.result_dtype),
+}
 
 
 @translates("broadcast_fmod", "scalar_fmod")
@@ -285,29 +198,11 @@ def comparison_with_scalar(op: Op) -> Value:
     )
 
 
-@translates("broadcast_not_equal")
-def not_equal(op: Op) -> Value:
-    """True where two elements differ."""
-    return op.emit("Not", op.emit("Equal", *op.inputs))
-
-
-@translates("scalar_logical_not_equal")
-def not_equal_to_scalar(op: Op) -> Value:
-    """True where an element differs from a scalar."""
-    return op.emit("Not", op.emit("Equal", op.x, op.scalar(op.scalar_operand())))
-
-
 @translates(*(f"broadcast_{name}" for name in _LOGIC))
 def logic(op: Op) -> Value:
     """Of booleans; numbers count as true unless they are 0."""
     kind = _LOGIC[op.operation.kind.removeprefix("broadcast_")]
     return op.emit(kind, *(op.cast(value, DType.BOOL) for value in op.inputs))
-
-
-@translates("logical_not")
-def logical_not(op: Op) -> Value:
-    """True for 0."""
-    return op.emit("Not", op.cast(op.x, DType.BOOL))
 
 
 @translates("where")
@@ -337,12 +232,6 @@ def masked_fill(op: Op) -> Value:
     """A scalar where the mask is true, the tensor elsewhere."""
     x, mask = op.inputs
     return op.emit("Where", op.cast(mask, DType.BOOL), op.scalar(op.scalar_operand()), x)
-
-
-@translates("cast")
-def cast(op: Op) -> Value:
-    """Another element type."""
-    return op.cast(op.x, op.result_dtype)
 
 
 def _second_operand(op: Op) -> Value:
