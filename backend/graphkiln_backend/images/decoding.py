@@ -78,15 +78,10 @@ def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
     return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
 
 
-# JPEGs that are small and take hours: progressive ones may say little of all pixels again and again.
-#
-# A scan of an image costs the time for all of its pixels, and takes some hundred bytes in the file where it says that
-# nothing changes. No decoder can be quicker: a 38 kB file of a thousand scans took libjpeg-turbo a minute. Pillow
-# sets no limit.
-#
-# Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo); its `djpeg -maxscans`.
+# A progressive JPEG may repeat all of its pixels in hundreds of scans: decoding a small file would take minutes to hours
+# in any decoder, and Pillow sets no limit. Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo).
 
-# Source: what libjpeg-turbo's own tools and NVIDIA DALI allow. Programs write ten, careful ones some sixty.
+# Limit of libjpeg-turbo's own tools (`djpeg -maxscans`) and NVIDIA DALI. Programs write ten, careful ones some sixty.
 _MOST_SCANS = 500
 # Of all scans together: 24 of the largest image that is decoded at all.
 _MOST_PIXELS = 1 << 32
