@@ -78,8 +78,8 @@ def _normalize(image: Image.Image, spec: Preprocess) -> AnyArray:
     return spec.normalize(pixels[..., ::-1] if spec.color == "BGR" else pixels)
 
 
-# A progressive JPEG may repeat all of its pixels in hundreds of scans: decoding a small file would take minutes to hours
-# in any decoder, and Pillow sets no limit. Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo).
+# A progressive JPEG may repeat all of its pixels in hundreds of scans: a small file would take any decoder minutes to
+# hours, and Pillow sets no limit. Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo).
 
 # Limit of libjpeg-turbo's own tools (`djpeg -maxscans`) and NVIDIA DALI. Programs write ten, careful ones some sixty.
 _MOST_SCANS = 500

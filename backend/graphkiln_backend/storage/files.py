@@ -1,11 +1,12 @@
 """Remote folders over fsspec: credentials, errors of the services' libraries, listing and fetching.
 
 The errors of five services' libraries are translated here. Their classes are recognized by name, so that no unused
-library is imported; the cause of an error counts, too, since some wrap what happened.
+library is imported; the cause of an error counts, too, since some libraries wrap errors.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -22,76 +23,27 @@ from graphkiln_backend.graph.text import did_you_mean, redact
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.oci import OciFileSystem
 
-# Calls side by side, in threads that no process waits for when it ends.
-#
-# The threads of `concurrent.futures` are joined then, after all that is queued: a server that is stopped while it
-# copies a store would stay until the last file is there, and be killed for it.
-
+_log = logging.getLogger("graphkiln.repository")
 _Item = TypeVar("_Item")
 
-
-def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: int) -> None:
-    """Call a function with each item.
-
-    Args:
-        call: The function.
-        items: What it is called with.
-        at_once: How many calls run at most.
-
-    Raises:
-        BaseException: What the first call that failed raised, when those beside it have ended; none is begun after it.
-            What a signal's handler raises ends the wait at once: calls that run go on, and none is begun.
-    """
-    waiting: SimpleQueue[_Item] = SimpleQueue()
-    for item in items:
-        waiting.put(item)
-    failed: list[BaseException] = []
-    ended: SimpleQueue[None] = SimpleQueue()
-
-    def work() -> None:
-        with suppress(Empty):
-            while not failed:
-                _call(call, waiting.get_nowait(), failed)
-        ended.put(None)
-
-    threads = [threading.Thread(target=work, name="side-by-side", daemon=True) for _ in range(at_once)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in threads:
-            ended.get()
-    except BaseException as stopped:
-        failed.append(stopped)
-        raise
-    if failed:
-        raise failed[0]
-
-
-def _call(call: Callable[[_Item], object], item: _Item, failed: list[BaseException]) -> None:
-    try:
-        call(item)
-    except BaseException as error:
-        failed.append(error)
-
-
-# Credentials that Triton's own file gives: `TRITON_CLOUD_CREDENTIAL_PATH` names a JSON document of all services.
-#
-# Without it, the services' own clients find theirs. Of the entries of a service, the one counts whose name is the
-# longest beginning of the address. Messages contain no secrets.
-# Source: "Cloud Storage with Credential file" in Triton's user guide.
-
+# Names a JSON document with credentials of all services. Source: "Cloud Storage with Credential file" in Triton's user
+# guide.
 VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 _LIMIT = 1 << 20
-# Triton's word -> that of the client.
-_S3 = {"key_id": "key", "secret_key": "secret", "session_token": "token", "profile": "profile"}
-_AZURE = {"account_str": "account_name", "account_key": "account_key"}
-_REGION = "region"
+_EXAMPLE = 'for example {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "..."}}}'
+# Triton's keys -> options of s3fs and adlfs.
+_OPTIONS = {
+    "s3": {"key_id": "key", "secret_key": "secret", "session_token": "token", "profile": "profile", "region": ""},
+    "as": {"account_str": "account_name", "account_key": "account_key"},
+}
 # Triton's own variables, which Azure's client for Python does not know.
 _KEY, _ACCOUNT = "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT"
 
 
 def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Options with credentials for a service's client; empty where it finds its own.
+
+    In Triton's file, the entry with the longest name that the address begins with counts. Messages contain no secrets.
 
     Args:
         address: The store.
@@ -103,73 +55,62 @@ def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.e
     if address.scheme in {"hf", "oci"}:  # not Triton's
         return {}
     if path := environment.get(VARIABLE):
-        return _options(address, _choose(address, _read(path), path), path)
+        credential = _read_credential(address, path)
+        if credential is None:
+            return {}
+        return _google(credential, path) if address.scheme == "gs" else _options(address.scheme, credential, path)
     own = address.options.get("account_name")
     if address.scheme == "as" and environment.get(_KEY) and environment.get(_ACCOUNT, own) == own:
         return {"account_key": environment[_KEY]}
     return {}
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read_credential(address: RemoteAddress, path: str) -> Any:
     try:
         with Path(path).open("rb") as file:
             document = json.loads(file.read(_LIMIT))
     except OSError as error:
-        raise _error(path, f"cannot be read: {error.strerror}") from error
+        raise _unusable(path, f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise _error(path, "is not JSON") from error
+        raise _unusable(path, "is not JSON") from error
     if not isinstance(document, dict):
-        raise _error(path, "is no JSON object")
-    return document
-
-
-def _choose(address: RemoteAddress, document: Mapping[str, Any], path: str) -> Any:
-    """Choose the credential of the longest prefix of the address, or None."""
+        raise _unusable(path, "is no JSON object")
     entries = document.get(address.scheme, {})
     if not isinstance(entries, dict):
-        raise _error(path, f"'{address.scheme}' must be an object of credentials by address, '' for all")
+        raise _unusable(path, f"'{address.scheme}' must be an object of credentials by address, '' for all")
     named = [name for name in entries if str(address).startswith(name)]
     return entries[max(named, key=len)] if named else None
 
 
-def _options(address: RemoteAddress, credential: Any, path: str) -> dict[str, Any]:
-    if credential is None:
-        return {}
-    if address.scheme == "gs":
-        return _google(credential, path)
-    known = {**_S3, _REGION: ""} if address.scheme == "s3" else _AZURE
+def _options(scheme: str, credential: Any, path: str) -> dict[str, Any]:
+    known = _OPTIONS[scheme]
     if not isinstance(credential, dict):
-        raise _error(path, f"a credential of '{address.scheme}' must be an object of {', '.join(known)}")
+        raise _unusable(path, f"a credential of '{scheme}' must be an object of {', '.join(known)}")
     for key, value in credential.items():
         if key not in known:
-            raise _error(path, f"unknown key '{key}' in '{address.scheme}'", did_you_mean(key, known))
+            raise _unusable(path, f"unknown key '{key}' in '{scheme}'", did_you_mean(key, known))
         if not isinstance(value, str):
-            raise _error(path, f"'{key}' in '{address.scheme}' must be text")
-    options: dict[str, Any] = {known[key]: value for key, value in credential.items() if value and key != _REGION}
-    if region := credential.get(_REGION):
+            raise _unusable(path, f"'{key}' in '{scheme}' must be text")
+    options: dict[str, Any] = {known[key]: value for key, value in credential.items() if value and known[key]}
+    if region := credential.get("region"):
         options["client_kwargs"] = {"region_name": region}
     return options
 
 
 def _google(credential: Any, path: str) -> dict[str, Any]:
     if not isinstance(credential, str):
-        raise _error(path, "a credential of 'gs' must be the path of a service account's JSON file")
+        raise _unusable(path, "a credential of 'gs' must be the path of a service account's JSON file")
     if credential and not Path(credential).is_file():
-        raise _error(path, f"names {credential} for 'gs', which is no file")
+        raise _unusable(path, f"names {credential} for 'gs', which is no file")
     return {"token": credential} if credential else {}
 
 
-def _error(path: str, message: str, hint: str = "") -> RemoteStoreError:
-    return RemoteStoreError(
-        f"{VARIABLE}: {path}: {message}",
-        hint=hint or 'for example {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "..."}}}',
-    )
+def _unusable(path: str, message: str, hint: str = _EXAMPLE) -> RemoteStoreError:
+    return RemoteStoreError(f"{VARIABLE}: {path}: {message}", hint=hint or _EXAMPLE)
 
-
-_log = logging.getLogger("graphkiln.repository")
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
-# Under which services list what changes with the content: S3, Azure and Google, Hugging Face, Google.
+# Keys of ETags or their like in listings: S3, Azure and Google, Hugging Face, Google.
 _STAMP_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "generation")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, TRITON_CLOUD_CREDENTIAL_PATH, or a role",
@@ -179,8 +120,6 @@ _CREDENTIALS = {
     "oci": "docker login HOST, or another program that writes ~/.docker/config.json",
 }
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "as": "adlfs", "hf": "huggingface_hub", "oci": "oras"}
-# Loggers of libraries that print the stack of an error that they raise.
-_LOUD = {"gs": "gcsfs"}
 _DENIED = {
     "PermissionError", "Forbidden", "ClientAuthenticationError", "GatedRepoError", "RefreshError",
     "InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationException",
@@ -196,7 +135,7 @@ _ABSENT = {
     "RevisionNotFoundError",
     "ResourceNotFoundError",
 }
-# What no service was asked, as nothing can be called so.
+# Names that a client refuses before it asks the service.
 _INVALID = {"ParamValidationError"}
 _UNREACHABLE = {
     "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
@@ -205,7 +144,7 @@ _UNREACHABLE = {
     "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
 _DISTRUST = re.compile(r"certificate verify failed: (.*?) ?(?:\(_ssl|['\"\])]|$)")
-# What names the certificate authorities that a client trusts; SSL_CERT_FILE for the others.
+# Variables that name trusted certificate authorities; SSL_CERT_FILE for the others.
 _AUTHORITIES = {"s3": "AWS_CA_BUNDLE", "oci": "REQUESTS_CA_BUNDLE"}
 _WORDS = 200
 _AT_ONCE = 4
@@ -225,7 +164,7 @@ class RemoteFile:
 
 
 class RemoteFiles:
-    """The files below a remote folder. Opens no connection before it is asked.
+    """Files below a remote folder. The first call opens a connection.
 
     Args:
         address: The folder.
@@ -236,7 +175,7 @@ class RemoteFiles:
         self._system: Any = None
 
     def list(self) -> dict[str, RemoteFile]:
-        """Every file by its path below the folder, but for hidden ones.
+        """List visible files by their paths below the folder.
 
         Raises:
             RemoteStoreError: The folder cannot be listed, which does not mean that it is empty.
@@ -266,7 +205,7 @@ class RemoteFiles:
     def fetch_all(
         self, wanted: Mapping[str, RemoteFile], folder: Path, whole: Callable[[str], object] = lambda _: None
     ) -> None:
-        """Copy files into a folder, some at a time; each must be as large as it was listed.
+        """Copy files into a folder, some at a time, and check their sizes.
 
         Args:
             wanted: Files by their paths, here and there.
@@ -317,14 +256,9 @@ def open_file_system(address: RemoteAddress) -> Any:
     if address.scheme == "s3":
         style = {"s3": {"addressing_style": "path"}} if "endpoint_url" in options else {}
         options["config_kwargs"] = _TIMEOUTS | style
-    _hush(_LOUD.get(address.scheme, ""))
+    if address.scheme == "gs" and logging.getLogger("gcsfs").level == logging.NOTSET:
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs stack traces of errors that it raises
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True, **options)
-
-
-def _hush(logger: str) -> None:
-    """Silence a library that logs stack traces of errors that it raises, unless its level was set."""
-    if logger and logging.getLogger(logger).level == logging.NOTSET:
-        logging.getLogger(logger).setLevel(logging.CRITICAL)
 
 
 def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
@@ -378,8 +312,6 @@ def _status(error: Exception) -> int | None:
 
 def _is_local(error: OSError) -> bool:
     """Return true for errors of this machine's disk; remote errors carry no such code."""
-    import errno
-
     return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES} and (
         error.filename is not None or error.errno in {errno.ENOSPC, errno.EDQUOT}
     )
@@ -401,3 +333,46 @@ def _is_wanted(path: str) -> bool:
             _log.warning("%r is not copied: its name is no path", path)
         return False
     return not any(part.startswith(".") for part in parts)
+
+
+def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: int) -> None:
+    """Call a function with each item, in daemon threads.
+
+    Python joins the threads of `concurrent.futures` at exit, after all that is queued: a server that is stopped while
+    it copies a store would wait for the last file, and be killed for it.
+
+    Args:
+        call: The function.
+        items: Its arguments.
+        at_once: Number of threads.
+
+    Raises:
+        BaseException: The error of the first call that failed, after running calls have ended; no other call begins.
+            An exception of a signal handler ends the wait at once.
+    """
+    waiting: SimpleQueue[_Item] = SimpleQueue()
+    for item in items:
+        waiting.put(item)
+    failed: list[BaseException] = []
+    ended: SimpleQueue[None] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            with suppress(Empty):
+                while not failed:
+                    item = waiting.get_nowait()
+                    call(item)
+        except BaseException as error:
+            failed.append(error)
+        ended.put(None)
+
+    for _ in range(at_once):
+        threading.Thread(target=work, name="side-by-side", daemon=True).start()
+    try:
+        for _ in range(at_once):
+            ended.get()
+    except BaseException as stopped:
+        failed.append(stopped)
+        raise
+    if failed:
+        raise failed[0]

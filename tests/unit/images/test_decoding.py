@@ -627,7 +627,7 @@ class TestCheckScans:
 
     def test_the_limits(self) -> None:
         """What libjpeg-turbo's tools and NVIDIA DALI allow, and 24 of the largest image."""
-        assert (module._MOST_SCANS, decoding._MOST_PIXELS) == (500, 1 << 32)
+        assert (module._MOST_SCANS, module._MOST_PIXELS) == (500, 1 << 32)
 
     def test_other_formats_have_no_scans(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_MOST_SCANS", 5)
