@@ -36,9 +36,9 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
+from graphkiln_backend.passes.rounding import emulate
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_backend.system.resources import usable_cores

@@ -15,8 +15,8 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_backend.passes.edge import Arrays
-from graphkiln_backend.passes.emulation import compute_in_fp32, forget_types, infer_types
 from graphkiln_backend.passes.graph_file import OPSET, save
+from graphkiln_backend.passes.rounding import compute_in_fp32, forget_types, infer_types
 
 # Notes of exporters that no runtime reads: the origin of each node, with paths of a machine.
 

@@ -9,7 +9,7 @@ import onnxruntime
 
 from conforming.cases import Case
 from conforming.outcome import PASSED, Outcome, Verdict
-from graphkiln_backend.engines.onnxruntime.values import run_ort_values
+from graphkiln_backend.engines.onnxruntime.session import run_ort_values
 
 _BF16 = "tensor(bfloat16)"
 

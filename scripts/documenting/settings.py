@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from documenting.text import attributes_of, code, table
 from graphkiln_backend.engines.registry import BUILT_IN
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering import setting_keys as keys
+from graphkiln_backend.lowering import settings as keys
 from graphkiln_backend.lowering.settings import AUTO, Settings
 
 _INTRODUCTION = """# Settings of a model

@@ -14,7 +14,7 @@ from converting import Convert
 from running import run_command, run_here
 
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
-from graphkiln_backend.passes.census import census
+from graphkiln_backend.passes.node_costs import census
 
 
 class TestInspect:

@@ -24,8 +24,8 @@ from graphkiln_backend.graph.errors import ConversionError, VerificationError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.precision import LowerPrecision
+from graphkiln_backend.passes.rounding import emulate
 from graphkiln_backend.proof.decision import decide, lower_bound
 from graphkiln_backend.proof.policy import BF16, INT8
 

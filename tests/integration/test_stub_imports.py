@@ -29,7 +29,7 @@ FORBIDDEN = {
     "csv",
     "difflib",
     "email",
-    "graphkiln_backend.engines.onnxruntime.cuda_graphs",
+    "graphkiln_backend.engines.onnxruntime.session",
     "graphkiln_backend.proof.decision",
     "graphkiln_backend.proof.tasks",
     "graphkiln_backend.repository.agreement",

@@ -29,8 +29,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from graphkiln_backend.cache.entry import ENTRY_FILE, Entry, Key, entry_name, find_fault, read_entry
-from graphkiln_backend.cache.reservation import Reservation, explained_errors
+from graphkiln_backend.cache.entry import (
+    ENTRY_FILE,
+    Entry,
+    Key,
+    Reservation,
+    entry_name,
+    explained_errors,
+    find_fault,
+    read_entry,
+)
 from graphkiln_backend.cache.trust import make_private
 from graphkiln_backend.graph.errors import CacheError
 from graphkiln_backend.system.closing import Closeable

@@ -7,13 +7,14 @@ that instances share them: compiling for it would be work for nothing.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graphkiln_backend.cache.reservation import Reservation
+from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
@@ -23,7 +24,6 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import source_digest, version_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
-from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.repository.onnx_file import (
     graph_sha256,
     read_precision,
@@ -32,8 +32,35 @@ from graphkiln_backend.repository.onnx_file import (
 )
 from graphkiln_backend.repository.version import ModelVersion
 
+# Where the seconds of a start go.
+
+
+class Phases:
+    """A stopwatch for the phases of a start, which do not overlap.
+
+    Attributes:
+        seconds: Of each phase so far, in the order in which they first began.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Adds the time that the block takes to a phase, however it ends.
+
+        Args:
+            name: Of the phase.
+        """
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begun
+
+
 if TYPE_CHECKING:
-    from graphkiln_backend.lowering.parallel.part_artifacts import SplitSource
+    from graphkiln_backend.lowering.parallel.parts import SplitSource
     from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -123,7 +150,7 @@ class Artifacts:
         phases = phases or Phases()
         if config.splits:
             from graphkiln_backend.lowering.parallel.building import build_split  # few models are split
-            from graphkiln_backend.lowering.parallel.part_artifacts import prepare_parts
+            from graphkiln_backend.lowering.parallel.parts import prepare_parts
 
             with phases.measure("artifacts"):
                 parts = prepare_parts(self._split_source(config), engine, config)
@@ -137,7 +164,7 @@ class Artifacts:
 
     def _split_source(self, config: SessionConfig) -> SplitSource:
         """What the parts of a split session are made of, and where they are kept."""
-        from graphkiln_backend.lowering.parallel.part_artifacts import SplitSource
+        from graphkiln_backend.lowering.parallel.parts import SplitSource
 
         return SplitSource(
             cache=self._cache,

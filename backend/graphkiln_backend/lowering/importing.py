@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.cache.reservation import Reservation
+from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ConversionError, GraphkilnError, ManifestError

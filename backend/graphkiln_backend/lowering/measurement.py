@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
-from graphkiln_backend.cache.reservation import Reservation
+from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.engines.timing import fastest_runs_s
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.plan import pick_fastest
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
-from graphkiln_backend.lowering.warmup import feeds_of
+from graphkiln_backend.lowering.warmup import SyntheticInputs, feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")
 

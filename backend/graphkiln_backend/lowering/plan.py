@@ -11,8 +11,7 @@ from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.graph.device import Device, DeviceKind, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.setting_values import Choice
-from graphkiln_backend.lowering.settings import AUTO, Settings
+from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
 
 _ENGINES = {DeviceKind.CPU: ("onnxruntime", "openvino"), DeviceKind.GPU: ("onnxruntime", "tensorrt")}
 """The engines of a kind of device; the first that computes in the precision serves where none is requested."""

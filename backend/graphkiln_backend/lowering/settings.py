@@ -10,42 +10,242 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
-from graphkiln_backend.engines.base import SessionTuning
+from graphkiln_backend.engines.base import GraphLevel, SessionTuning
+from graphkiln_backend.graph.contract import GRAPHS
+from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.device import Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
-from graphkiln_backend.lowering.setting_keys import (
-    ACCELERATOR_ORIGIN,
-    ACCELERATOR_SETTINGS,
-    CONV_SEARCH_NUMBERS,
-    CONV_SEARCHES,
-    CPU_ACCELERATORS,
-    CUDA_OPTIONS,
-    ENGINE_FOR_ACCELERATOR,
-    ENGINE_FOR_XRT,
-    GPU_ACCELERATORS,
-    GRAPH_LEVELS,
-    KNOWN_KEYS,
-    LAYOUTS,
-    OWN_KEYS,
-    PUBLISHED_KEYS,
-    SESSION_KEYS,
-    SESSION_PREFIX,
-    TRITON_KEYS,
-    check_known,
-)
-from graphkiln_backend.lowering.setting_values import (
-    Choice,
-    invalid_value,
-    parse_choices,
-    parse_count,
-    parse_flag,
-    parse_parallel,
-    parse_precision,
-    parse_switch,
-)
+from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import PUBLISHED as IMAGE_MODEL
+from graphkiln_backend.graph.task import PARAMETER as TASK
+from graphkiln_backend.graph.task import RANKING
+from graphkiln_backend.graph.text import did_you_mean, read_size
+from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
 from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
+
+# The keys of a model's configuration: graphkiln's own, and those of the backends that it stands in for.
+#
+# graphkiln's are `engine`, `precision`, ...; the others are those of Triton's C++ `onnxruntime` backend and of
+# oneflow-serving, so that their repositories work unchanged. Theirs ignore what they do not know; here an unknown key
+# is an error that names the nearest known one.
+#
+# Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
+
+LAYOUTS = ("nchw", "nhwc")
+CONV_SEARCHES = ("exhaustive", "heuristic", "default")
+GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
+"""`optimization.graph.level` -> how far ONNX Runtime rewrites the graph."""
+
+OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel")
+SESSION_KEYS = (
+    "execution_mode",
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+    "enable_mem_arena",
+    "enable_mem_pattern",
+    "memory.enable_memory_arena_shrinkage",
+)
+SESSION_PREFIX = "session."
+"""Begins the keys of ONNX Runtime's own session entries, which are handed on as they are."""
+CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+CUDA_OPTIONS = CUDA_KEYS[1:]
+"""Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`."""
+TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
+"""Read by Triton's Python backend itself."""
+UNREAD_KEYS = ("execute_delay_ms",)
+"""Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
+PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
+_NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
+"""What changes nothing where a person writes it."""
+KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
+"""All keys of `parameters`, beside those with `SESSION_PREFIX`."""
+
+ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
+"""Values of oneflow-serving's `xrt` parameter."""
+CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
+"""How the C++ backend writes `cudnn_conv_algo_search`."""
+
+TENSORRT_KEYS = (
+    *("precision_mode", "max_workspace_size_bytes", "int8_calibration_table_name"),
+    *("int8_use_native_calibration_table", "trt_engine_cache_enable", "trt_engine_cache_path"),
+    *("trt_engine_cache_prefix", "trt_timing_cache_enable", "trt_timing_cache_path", "trt_force_timing_cache"),
+    *("trt_dump_ep_context_model", "trt_ep_context_file_path", "trt_ep_context_embed_mode"),
+    *("trt_max_partition_iterations", "trt_min_subgraph_size", "trt_dla_enable", "trt_dla_core"),
+    *("trt_builder_optimization_level", "trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes"),
+    *("trt_cuda_graph_enable", "trt_layer_norm_fp32_fallback", "trt_context_memory_sharing_enable"),
+    *("trt_auxiliary_streams", "trt_build_heuristics_enable", "trt_sparsity_enable", "trt_detailed_build_log"),
+    *("trt_int8_enable", "trt_fp16_enable", "trt_bf16_enable", "trt_dump_subgraphs", "trt_tactic_sources"),
+    *("trt_extra_plugin_lib_paths", "trt_weight_stripped_engine_enable", "trt_onnx_model_folder_path"),
+)
+OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "cache_dir", "enable_dynamic_shapes")
+GPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"tensorrt": TENSORRT_KEYS, "cuda": None}
+"""Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know."""
+CPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"openvino": OPENVINO_KEYS}
+ACCELERATOR_ORIGIN = "execution accelerator"
+"""Begins what is said of where a setting comes from that an accelerator means."""
+ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
+ACCELERATOR_SETTINGS = {
+    "tensorrt": {"precision_mode": "precision"},
+    "openvino": {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"},
+    "cuda": {"cudnn_conv_algo_search": "conv_search"},
+}
+"""Options of an accelerator that mean a setting: accelerator -> its key -> ours."""
+
+
+def check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Refuses keys that nobody reads.
+
+    Args:
+        keys: As written.
+        known: Those that are read.
+        where: The block of the configuration or the flag that holds them, for the message.
+
+    Raises:
+        RepositoryError: A key is unknown; the hint is the nearest known one.
+    """
+    for key in keys:
+        if key not in known and not key.startswith(SESSION_PREFIX):
+            offered = [each for each in known if each not in _NOT_OFFERED]
+            raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, offered))
+
+
+# The values of settings: text from a config.pbtxt or a flag in, typed values out.
+#
+# Each parser takes the origin of the text beside it, which a refusal names.
+
+_PRECISIONS = ", ".join(Precision)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """An engine, and the precision that it must compute in; None leaves it to the graph or the plan."""
+
+    engine: str
+    precision: Precision | None = None
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{self.precision}" if self.precision else self.engine
+
+
+_MOST_DIGITS = 20
+AUTO_NUMBERS = "auto"
+"""Instead of `pipeline` and `tensor`: the smallest that fit the memory."""
+
+
+def parse_flag(origin: str, text: str) -> bool:
+    """Reads `0` or `1`, as the C++ backend writes a flag.
+
+    Raises:
+        RepositoryError: It is neither.
+    """
+    if text not in ("0", "1"):
+        raise invalid_value(origin, text, "0 or 1")
+    return text == "1"
+
+
+def parse_switch(origin: str, text: str) -> bool:
+    """Reads `on` or `off`.
+
+    Raises:
+        RepositoryError: It is neither.
+    """
+    if text not in ("on", "off"):
+        raise invalid_value(origin, text, "on or off")
+    return text == "on"
+
+
+def parse_count(origin: str, text: str) -> int:
+    """Reads a number of threads or streams; 0 means the default.
+
+    Raises:
+        RepositoryError: It is not a whole number, or more than any machine has.
+    """
+    if not (text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) < 1 << 31):
+        raise invalid_value(origin, text, "a whole number, 0 for the default")
+    return int(text)
+
+
+def parse_precision(origin: str, text: str) -> Precision | None:
+    """Reads a precision; empty for none.
+
+    Raises:
+        RepositoryError: It is unknown.
+    """
+    if not text:
+        return None
+    try:
+        return Precision(text)
+    except ValueError:
+        raise invalid_value(origin, text, _PRECISIONS) from None
+
+
+_PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
+_NUMBERS = ("data", "pipeline", "tensor", "micro_batches")
+
+
+def parse_parallel(origin: str, text: str) -> Parallelism | None:
+    """Reads how a model is spread: `auto`, and numbers with their names; empty for None.
+
+    Raises:
+        RepositoryError: A word is unknown, given twice, or contradicts another one.
+    """
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        return None
+    given: dict[str, int] = {}
+    for word in (word for word in words if word != AUTO_NUMBERS):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        number = _parse_number(name, value) if equals else None
+        if number is None or name in given:
+            raise invalid_value(origin, text, _PARALLEL)
+        given[name] = number
+    auto = AUTO_NUMBERS in words
+    if auto and (given.keys() & {"pipeline", "tensor"} or words.count(AUTO_NUMBERS) > 1):
+        raise invalid_value(origin, text, "auto, which chooses `pipeline` and `tensor`, or these numbers")
+    if given.get("micro_batches") and not auto and given.get("pipeline", 1) == 1:
+        raise invalid_value(origin, text, "with pipeline=2 or more where micro_batches is given")
+    memory = given.pop("memory", 0)
+    return Parallelism(auto=auto, memory_bytes=memory, **given)
+
+
+def _parse_number(name: str, value: str) -> int | None:
+    """A number of at least 1, or a size; None where the name or the value is none."""
+    if name == "memory":
+        return read_size(value) or None
+    whole = value.isdecimal() and len(value) <= _MOST_DIGITS and 0 < int(value) < 1 << 16
+    return int(value) if name in _NUMBERS and whole else None
+
+
+def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:
+    """Reads a list of engines such as `openvino:bf16, onnxruntime`.
+
+    Raises:
+        RepositoryError: A precision is unknown.
+    """
+    return tuple(_parse_choice(origin, word) for part in text.split(",") if (word := part.strip()))
+
+
+def _parse_choice(origin: str, word: str) -> Choice:
+    engine, _, precision = word.partition(":")
+    try:
+        return Choice(engine=engine, precision=Precision(precision) if precision else None)
+    except ValueError:
+        expected = f"ENGINE or ENGINE:PRECISION, with a precision of {_PRECISIONS}"
+        raise invalid_value(origin, word, expected) from None
+
+
+def invalid_value(origin: str, text: str, expected: str) -> RepositoryError:
+    """The error for a malformed value.
+
+    Args:
+        origin: The key that holds it.
+        text: As written.
+        expected: What may be written.
+    """
+    return RepositoryError(f"{origin} must be {expected}, got '{text}'")
+
 
 # One value for each setting, where several sources may give it: the source of highest precedence wins.
 

@@ -15,8 +15,7 @@ import onnx_ir
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.signature import BATCH
-from graphkiln_backend.passes.batch_following import BatchAxis, ExpandedToBatch, Follower, Value, name_batch
-from graphkiln_backend.passes.batch_rules import RULES
+from graphkiln_backend.passes.batch_axis import RULES, BatchAxis, ExpandedToBatch, Follower, Value, name_batch
 from graphkiln_backend.passes.edge import Edge
 
 _MOST_TRIES = 500

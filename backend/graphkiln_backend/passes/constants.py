@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir
@@ -9,6 +11,93 @@ from onnx_ir.passes.common import DeduplicateInitializersPass, InlinePass, LiftC
 from onnxscript import optimizer
 
 from graphkiln_backend.passes.edge import Edge
+from graphkiln_backend.repository.training_mode import DRAWING
+
+# Nodes that compute from weights alone, such as those that dequantize them: each reader has its own, right before it.
+#
+# Quantizers write all of them in front of a graph. A cut behind them would hand weights from stage to stage,
+# dequantized, with every batch, and leave the first stage with the weights of all.
+
+
+def bring_to_readers(model: onnx_ir.Model) -> None:
+    """Puts copies of the nodes that compute from weights alone before each node that needs them, in place.
+
+    Args:
+        model: The graph, its nodes in an order in which they can be computed.
+    """
+    constant = {node: number for number, node in enumerate(find_constant_nodes(model))}
+    taken = Counter[onnx_ir.Node]()
+    for reader in [node for node in model.graph if node not in constant]:
+        copies: dict[onnx_ir.Value, onnx_ir.Value] = {}
+        for node in sorted(_needed(reader, constant), key=constant.__getitem__):
+            own = _copy(node, copies, taken[node])
+            model.graph.insert_before(reader, own)
+            copies |= zip(node.outputs, own.outputs, strict=True)
+            taken[node] += 1
+        for number, value in enumerate(reader.inputs):
+            if value is not None and value in copies:
+                reader.replace_input_with(number, copies[value])
+    model.graph.remove(constant, safe=True)
+
+
+def find_constant_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
+    """The nodes that compute the same in every run, and whose outputs other nodes of the main graph alone read.
+
+    Args:
+        model: The graph, its nodes in an order in which they can be computed.
+    """
+    found: dict[onnx_ir.Node, None] = {}
+    for node in model.graph:
+        given = (value is None or value.is_initializer() or value.producer() in found for value in node.inputs)
+        if all(given) and _may_move(node, model.graph):
+            found[node] = None
+    return list(found)
+
+
+def _may_move(node: onnx_ir.Node, graph: onnx_ir.Graph) -> bool:
+    """Whether a node draws no numbers, holds no graph, and is read by nodes of the main graph alone."""
+    holds = any(_is_graph(attribute) for attribute in node.attributes.values())
+    users = (user.graph for value in node.outputs for user, _ in value.uses())
+    read = all(user is graph for user in users) and not any(value.is_graph_output() for value in node.outputs)
+    return read and not holds and node.op_type not in DRAWING | {"Dropout"}
+
+
+def _is_graph(attribute: onnx_ir.Attr) -> bool:
+    return attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+
+
+def _needed(reader: onnx_ir.Node, constant: Mapping[onnx_ir.Node, int]) -> set[onnx_ir.Node]:
+    """The nodes that compute what a node reads of weights, and what these read."""
+    found, waiting = set[onnx_ir.Node](), [reader]
+    while waiting:
+        new = set(_constant_inputs(waiting.pop(), constant)) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def _constant_inputs(node: onnx_ir.Node, constant: Mapping[onnx_ir.Node, int]) -> Iterator[onnx_ir.Node]:
+    producers = (value.producer() for value in node.inputs if value is not None)
+    yield from (producer for producer in producers if producer is not None and producer in constant)
+
+
+def _copy(node: onnx_ir.Node, copies: Mapping[onnx_ir.Value, onnx_ir.Value], number: int) -> onnx_ir.Node:
+    """A node like another one that reads copies; the first has its names, the others have names of their own."""
+    suffix = f"_again{number}" if number else ""
+    own = onnx_ir.Node(
+        node.domain,
+        node.op_type,
+        [copies.get(value, value) if value is not None else None for value in node.inputs],
+        list(node.attributes.values()),
+        overload=node.overload,
+        num_outputs=len(node.outputs),
+        version=node.version,
+        name=f"{node.name}{suffix}" if node.name else None,
+    )
+    for value, made in zip(node.outputs, own.outputs, strict=True):
+        made.name, made.shape, made.type = f"{value.name}{suffix}" if value.name else "", value.shape, value.type
+    return own
+
 
 _MOST_ELEMENTS = 2**20
 

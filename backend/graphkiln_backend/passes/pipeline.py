@@ -301,3 +301,19 @@ def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
         if name not in names:
             raise ConversionError(f"there is no pass '{name}' to skip", hint=did_you_mean(name, names))
     return tuple(graph_pass for graph_pass in passes if graph_pass.name not in skipped)
+
+
+# All passes, for `graphkiln convert --explain`.
+
+
+def catalog() -> tuple[tuple[Pass, str], ...]:
+    """Every pass in the order in which they run, and when it does."""
+    return (
+        *((graph_pass, "always") for graph_pass in OPTIMIZATIONS),
+        (PruneOutputs(()), "--outputs"),
+        (Rename(), "without --keep-names"),
+        (Softmax(), "--softmax"),
+        (TopK(1), "--top-k"),
+        (EmbedPreprocess(Preprocess()), "--input uint8-nhwc"),
+        (Nhwc(inputs=True, outputs=True), "--layout nhwc"),
+    )

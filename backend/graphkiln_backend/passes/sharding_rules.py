@@ -5,27 +5,299 @@ Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Comput
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import numpy as np
 import onnx_ir
 
-from graphkiln_backend.passes.sharding_cuts import (
-    CannotShard,
-    Cut,
-    Effects,
-    Facts,
-    Rule,
-    Value,
-    checked,
-    cuts_of,
-    dims,
-    fact_of,
-    holds_weights,
-    is_weight,
-    only_cut,
-)
-from graphkiln_backend.passes.sharding_shapes import expanded, filled, looked_up, reshaped, split_along
+# Cuts through the tensors of a graph whose products are sharded.
+#
+# A tensor is cut along an axis into as many equal parts as there are shards. Where that axis holds several blocks
+# behind each other, each block is cut: queries, keys and values in one weight, or the heads of each sample of a batch.
+
+Value = onnx_ir.Value
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut through a tensor.
+
+    Attributes:
+        axis: Along which it is cut.
+        block: Size of each block along that axis; the whole axis where there is one block.
+    """
+
+    axis: int
+    block: int
+
+    def indices(self, size: int, shards: int, shard: int) -> Any:
+        """What a shard holds along the axis, INT64 `[size / shards]`."""
+        blocks = np.arange(size).reshape(-1, shards, self.block // shards)
+        return blocks[:, shard].reshape(-1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Effects:
+    """What follows for a node.
+
+    Attributes:
+        values: Cuts through the activations that it reads and computes.
+        weights: Cuts through its weights, by the number of the input.
+        first_only: Weights that the first shard alone has, and zeros elsewhere: a sum would add them for each shard.
+        target: The cut through an output whose shape is an input.
+        shape_input: The number of that input.
+        divided: Weights that hold sizes of the dimension that is cut: of each a shard has its part.
+        reduced: Whether its output is a partial sum.
+    """
+
+    values: Mapping[Value, Cut] = field(default_factory=dict)
+    weights: Mapping[int, Cut] = field(default_factory=dict)
+    first_only: frozenset[int] = frozenset()
+    target: Cut | None = None
+    shape_input: int = 1
+    divided: frozenset[int] = frozenset()
+    reduced: bool = False
+
+
+class CannotShard(Exception):
+    """A cut cannot be carried on; the text says why."""
+
+
+def is_weight(value: Value | None) -> bool:
+    """Whether a tensor is a weight whose content is known."""
+    return value is not None and value.is_initializer() and value.const_value is not None
+
+
+def holds_weights(value: Value | None) -> bool:
+    """Whether a tensor is a weight, or one that is dequantized for whoever reads it."""
+    node = value.producer() if value is not None else None
+    return is_weight(value) or (node is not None and node.op_type == "DequantizeLinear" and is_weight(node.inputs[0]))
+
+
+def check_divides(value: Value, cut: Cut, shards: int) -> None:
+    """Raises `CannotShard` where a tensor cannot be cut into equal parts."""
+    size = dims(value)[cut.axis]
+    if cut.block % shards or (isinstance(size, int) and size % cut.block):
+        raise CannotShard(f"'{value.name}' has {size} in dimension {cut.axis}, which {shards} shards do not divide")
+
+
+def dims(value: Value | None) -> list[Any]:
+    """The shape of a tensor; raises `CannotShard` where it is not known."""
+    if value is None or value.shape is None:
+        raise CannotShard(f"the shape of '{value.name if value else 'a tensor'}' is not known")
+    return list(value.shape)
+
+
+def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
+    """Gives a graph one more weight.
+
+    Args:
+        model: The graph.
+        name: That no other has.
+        array: Its content.
+    """
+    tensor = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
+    weight = onnx_ir.Value(
+        name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
+    )
+    model.graph.register_initializer(weight)
+    return weight
+
+
+Facts = Mapping[Value, Cut]
+"""The cuts that are known."""
+Rule = Callable[[onnx_ir.Node, Facts, int], Effects]
+"""Node, known cuts, number of shards -> what follows; raises `CannotShard`."""
+
+
+def fact_of(facts: Facts, value: Value | None) -> Cut | None:
+    """The cut through a tensor, where it is known."""
+    return facts.get(value) if value is not None else None
+
+
+def cuts_of(node: onnx_ir.Node, facts: Facts) -> list[tuple[Value, Cut]]:
+    """The tensors of a node that are known to be cut."""
+    return [(value, facts[value]) for value in (*node.inputs, *node.outputs) if value is not None and value in facts]
+
+
+def only_cut(cuts: Iterable[Cut], node: onnx_ir.Node) -> Cut:
+    """The one cut; raises `CannotShard` where there are several."""
+    different = set(cuts)
+    if len(different) != 1:
+        raise CannotShard(f"{node.name} would be cut in {len(different)} ways")
+    return different.pop()
+
+
+def checked(node: onnx_ir.Node, cuts: Mapping[int, Cut], shards: int) -> Mapping[int, Cut]:
+    """Cuts through weights, by the number of the input; raises `CannotShard` where one cannot be cut so."""
+    for number, cut in cuts.items():
+        value = node.inputs[number]
+        if value is not None:
+            check_divides(value, cut, shards)
+    return cuts
+
+
+def elements(shape: Sequence[Any]) -> int:
+    """Of a shape whose sizes are known; raises `CannotShard` where one varies."""
+    if not all(isinstance(dim, int) for dim in shape):
+        raise CannotShard("a dimension behind the cut varies")
+    return math.prod(shape)
+
+
+# How cuts go through nodes that make other shapes: reshaped, split, repeated, filled and looked up tensors.
+#
+# Where the shape of an output is an input of the node, its size along the cut is written down for a shard: in a shape
+# that is a weight, or over one that is computed.
+
+
+def reshaped(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    """A Reshape: whole parts stay together."""
+    data, out = node.inputs[0], node.outputs[0]
+    if data is None:
+        raise CannotShard(f"{node.name} reads nothing")
+    fed, got = fact_of(facts, data), fact_of(facts, out)
+    target = got or _carried(data, fed, out, shards)
+    source = fed or _carried(out, got, data, shards)
+    if _carried(data, source, out, shards) != target:
+        raise CannotShard(f"{node.name} does not keep parts together")
+    _check_stated(node, 1, target)
+    return Effects(values={data: source, out: target}, target=target)
+
+
+def split_along(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    """A Split: along another dimension than the cut, or into outputs of whole blocks, as queries, keys and values."""
+    data = node.inputs[0]
+    cut = only_cut((cut for _, cut in cuts_of(node, facts)), node)
+    axis = node.attributes.get_int("axis", 0) % len(dims(node.outputs[0]))
+    if data is None or is_weight(data):
+        raise CannotShard(f"{node.name} reads a weight")
+    values = dict.fromkeys((data, *node.outputs), cut)
+    if cut.axis != axis:
+        return Effects(values=values)
+    sizes = [dims(value)[axis] for value in node.outputs]
+    if any(not isinstance(size, int) or size % cut.block for size in sizes) or cut.block % shards:
+        raise CannotShard(f"{node.name} needs the whole of dimension {axis}")
+    stated = node.inputs[1] if len(node.inputs) > 1 else None
+    if stated is not None and not is_weight(stated):
+        raise CannotShard(f"{node.name} computes its sizes")
+    return Effects(values=values, divided=frozenset([1]) if stated is not None else frozenset())
+
+
+def filled(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:  # noqa: ARG001 - as all rules
+    """A ConstantOfShape: a shard makes its part."""
+    out = node.outputs[0]
+    cut = only_cut((cut for _, cut in cuts_of(node, facts)), node)
+    _check_stated(node, 0, cut)
+    return Effects(values={out: cut}, target=cut, shape_input=0)
+
+
+def expanded(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    """An Expand: what is repeated along the cut is whole in every shard, what is there once or more is cut."""
+    data, out = node.inputs[0], node.outputs[0]
+    if data is None:
+        raise CannotShard(f"{node.name} reads nothing")
+    more = len(dims(out)) - len(dims(data))
+    fed, got = fact_of(facts, data), fact_of(facts, out)
+    cut = only_cut((*([Cut(fed.axis + more, fed.block)] if fed else []), *([got] if got else [])), node)
+    _check_stated(node, 1, cut)
+    axis = cut.axis - more
+    if axis < 0 or dims(data)[axis] == 1:
+        if fed:
+            raise CannotShard(f"{node.name} repeats what is cut")
+        return Effects(values={out: cut}, target=cut)
+    if dims(data)[axis] != dims(out)[cut.axis]:
+        raise CannotShard(f"{node.name} combines sizes that are not known to be equal")
+    if is_weight(data):
+        weights = checked(node, {0: Cut(axis, cut.block)}, shards)
+        return Effects(values={out: cut}, weights=weights, target=cut)
+    return Effects(values={data: Cut(axis, cut.block), out: cut}, target=cut)
+
+
+def looked_up(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:
+    """A Gather in a table: columns of the table, as the positions' biases of heads; or of an activation: kept axes."""
+    table, out = node.inputs[0], node.outputs[0]
+    if table is None or node.inputs[1] is None:
+        raise CannotShard(f"{node.name} reads nothing")
+    kept = len(dims(node.inputs[1]))
+    axis = node.attributes.get_int("axis", 0) % len(dims(table))
+    origin = [*range(axis), *[-1] * kept, *range(axis + 1, len(dims(table)))]
+    fed, got = fact_of(facts, table), fact_of(facts, out)
+    if got and origin[got.axis] < 0:
+        raise CannotShard(f"{node.name} makes dimension {got.axis}")
+    if is_weight(table):
+        if got is None:
+            raise CannotShard(f"{node.name} looks up what is cut")
+        return Effects(values={out: got}, weights=checked(node, {0: Cut(origin[got.axis], got.block)}, shards))
+    if not is_weight(node.inputs[1]):
+        raise CannotShard(f"{node.name} reads what is computed")
+    if got:
+        return Effects(values={table: Cut(origin[got.axis], got.block), out: got})
+    if fed is None or fed.axis not in origin:
+        raise CannotShard(f"{node.name} takes away what is cut")
+    return Effects(values={table: fed, out: Cut(origin.index(fed.axis), fed.block)})
+
+
+def state_size(model: onnx_ir.Model, node: onnx_ir.Node, effects: Effects, shards: int) -> None:
+    """Writes over a computed shape what a shard has of the dimension that is cut, in place.
+
+    Args:
+        model: The graph.
+        node: Reads the shape of its output; that output still has the whole's.
+        effects: What follows for it.
+        shards: How many there are.
+    """
+    target = effects.target
+    shape = node.inputs[effects.shape_input] if target else None
+    if target is None or shape is None or is_weight(shape):
+        return
+    sizes = dims(node.outputs[0])
+    here = np.arange(len(sizes)) == target.axis
+    local = np.full(len(sizes), sizes[target.axis] // shards, np.int64)
+    name = f"{shape.name}_of_{node.name or node.outputs[0].name}"
+    weights = [add_weight(model, f"{name}_{what}", array) for what, array in (("here", here), ("size", local))]
+    stated = onnx_ir.node("Where", [*weights, shape], name=f"{name}_stated")
+    result = stated.outputs[0]
+    result.name, result.shape, result.type = f"{name}_stated", shape.shape, onnx_ir.TensorType(onnx_ir.DataType.INT64)
+    model.graph.insert_before(node, stated)
+    node.replace_input_with(effects.shape_input, result)
+
+
+def _check_stated(node: onnx_ir.Node, number: int, target: Cut) -> None:
+    """Raises `CannotShard` where a shard's size along the cut could not be written down."""
+    shape, sizes = node.inputs[number], dims(node.outputs[0])
+    if is_weight(shape):
+        return
+    if not isinstance(sizes[target.axis], int) or dims(shape) != [len(sizes)]:
+        raise CannotShard(f"{node.name} computes its shape")
+
+
+def _carried(data: Value, cut: Cut | None, out: Value, shards: int) -> Cut:
+    """A cut through a tensor as one through the same elements in another shape.
+
+    A cut tensor is a row of blocks, each of which is cut into equal parts; the blocks stay what they are.
+    """
+    if cut is None:
+        raise CannotShard(f"nothing is known of '{data.name}'")
+    source, target = dims(data), dims(out)
+    block, behind = cut.block * elements(source[cut.axis + 1 :]), 1
+    for axis in range(len(target) - 1, -1, -1):
+        size = target[axis]
+        if not isinstance(size, int) or size * behind >= block:
+            whole = isinstance(size, int) or _begins_alike(source, cut.axis, target[:axis])
+            own = block // behind
+            if block % behind or own % shards or not whole or (isinstance(size, int) and size % own):
+                break
+            return Cut(axis, own)
+        behind *= size
+    raise CannotShard(f"'{out.name}' has no dimension that holds whole parts of '{data.name}'")
+
+
+def _begins_alike(source: list[Any], axis: int, before: list[Any]) -> bool:
+    """Whether dimensions before a cut are those before another one, so that as many blocks lie behind both."""
+    return len(before) <= axis and source[: len(before)] == before
 
 
 def _product(node: onnx_ir.Node, facts: Facts, shards: int) -> Effects:

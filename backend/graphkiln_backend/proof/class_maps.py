@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.task import Segmentation
+from graphkiln_backend.proof.decision import Metric, TaskDecision
 from graphkiln_backend.proof.policy import OTHER_ENGINE, Limits
-from graphkiln_backend.proof.task_decision import Metric, TaskDecision
 
 Arrays = Mapping[str, AnyArray]
 _Classes = npt.NDArray[np.int64]

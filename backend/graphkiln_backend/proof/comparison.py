@@ -14,16 +14,15 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.task import Ranking, Reading, is_classification
+from graphkiln_backend.proof.decision import score_indices
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
-from graphkiln_backend.proof.ranks import score_indices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from graphkiln_backend.proof import decision, tasks
-    from graphkiln_backend.proof.decision import Decision
+    from graphkiln_backend.proof.decision import Decision, TaskDecision
     from graphkiln_backend.proof.metrics import TaskTargets
-    from graphkiln_backend.proof.task_decision import TaskDecision
 else:
     decision = LazyModule("graphkiln_backend.proof.decision")  # what converts asks for these two, and few instances
     tasks = LazyModule("graphkiln_backend.proof.tasks")

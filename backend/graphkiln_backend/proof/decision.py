@@ -12,7 +12,133 @@ import numpy.typing as npt
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.proof.ranks import scatter_scores
+
+# Whether two rankings of classes are equally good: an embedded top-k, judged by the scores of its classes.
+#
+# Two graphs that differ by rounding order near ties differently. A class in another place is as wrong as its score is
+# far from the one that belongs there.
+
+Arrays = Mapping[str, AnyArray]
+
+
+def score_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Arrays, Arrays]:
+    """Replaces class indices on both sides by the scores that the reference gives to those classes.
+
+    A class outside the reference's best k has at most the score of the last of them, and gets that.
+
+    Args:
+        reference: Trusted outputs by name, `[samples, k]` of scores and of indices among them.
+        outputs: Outputs to judge.
+        ranking: Which of them are ranked.
+
+    Returns:
+        Reference and outputs; unchanged where the indices cannot be compared at all, for the comparison to say so.
+    """
+    if not _are_indices(reference, outputs, ranking):
+        return reference, outputs
+    best, scores = reference[ranking.indices], reference[ranking.scores]
+    chosen = outputs[ranking.indices]
+    matches = chosen[..., :, np.newaxis] == best[..., np.newaxis, :]
+    matched = np.take_along_axis(scores, matches.argmax(axis=-1), axis=-1)
+    chosen_scores = np.where(matches.any(axis=-1), matched, scores[..., -1:])
+    return {**reference, ranking.indices: scores}, {**outputs, ranking.indices: chosen_scores.astype(scores.dtype)}
+
+
+def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
+    """Spreads the scores of the best k over all classes; every other class gets the last of them.
+
+    Args:
+        scores: Best first, `[samples, k]`.
+        indices: Their classes, `[samples, k]`.
+        classes: Number of classes; more than any index.
+
+    Returns:
+        A new array `[samples, classes]`.
+    """
+    scattered = np.repeat(scores[:, -1:], classes, axis=1)
+    np.put_along_axis(scattered, indices.astype(np.int64), scores, axis=1)
+    return scattered
+
+
+def _are_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> bool:
+    """Whether the outputs hold a class index for each of the reference's scores."""
+    expected, judged = reference[ranking.indices], outputs[ranking.indices]
+    alike = expected.shape == judged.shape == reference[ranking.scores].shape and expected.dtype == judged.dtype
+    return alike and bool(expected.size) and int(judged.min()) >= 0
+
+
+# What a proof says of a task: how much of what was detected, segmented or embedded stayed the same.
+
+"""Of a difference of two shares."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """What labeled samples say of the reference, and of what is judged.
+
+    Attributes:
+        name: mAP, mIoU, recall@1.
+        before: Of the reference, 0..1.
+        after: Of what is judged.
+    """
+
+    name: str
+    before: float
+    after: float
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.after:.2%} instead of {self.before:.2%}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskDecision:
+    """How much of what users read stayed the same.
+
+    Attributes:
+        what: What was counted, and by which rule.
+        agreeing: How many are the same.
+        total: How many were compared.
+        least: Share of them that must agree.
+        detail: A figure beside it, or empty.
+        near_ties: How many of those that differ are decided by less than the limits can tell; they count as the same.
+        metric: With labels: how good both are.
+        inconclusive: Why agreement means nothing on these samples, or empty.
+    """
+
+    what: str
+    agreeing: int
+    total: int
+    least: float
+    detail: str = ""
+    near_ties: int = 0
+    metric: Metric | None = None
+    inconclusive: str = ""
+
+    def within(self, limits: Limits) -> bool:
+        """Whether enough of them agree and no metric fell; where labels may decide, one that can fall does alone."""
+        if self.metric:
+            if self.metric.before - self.metric.after > limits.tasks.metric_drop + _ROUNDING:
+                return False
+            if limits.metric_drop is not None and self.metric.before > limits.tasks.metric_drop:
+                return True
+        if self.inconclusive:
+            return True
+        return self.agreeing >= self.least * self.total - _ROUNDING
+
+    def __str__(self) -> str:
+        metric = f", {self.metric}" if self.metric else ""
+        if self.inconclusive:
+            return f"{self.what} not judged: {self.inconclusive}{metric}"
+        lowest, _ = confidence_interval(self.agreeing, self.total) if self.total < _EXACT_UNTIL else (None, None)
+        bound = "" if lowest is None else f" (>= {lowest:.1%} at 95%)"
+        ties = f", {self.near_ties} near ties" if self.near_ties else ""
+        detail = f", {self.detail}" if self.detail else ""
+        return f"{self.what}: {self.agreeing}/{self.total}{bound}{ties}{detail}{metric}"
+
+
+_EXACT_UNTIL = 10_000
+"""Of more, the share itself is as good as its bound; pixels are not independent anyway."""
+
 
 _CONFIDENCE = 0.95
 _CONCLUSIVE = 3.0

@@ -15,9 +15,8 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
 from graphkiln_backend.proof.class_maps import class_map
-from graphkiln_backend.proof.detections import found_on
-from graphkiln_backend.proof.matching import Found
-from graphkiln_backend.proof.task_decision import Metric
+from graphkiln_backend.proof.decision import Metric
+from graphkiln_backend.proof.detections import Found, found_on
 
 Arrays = Mapping[str, AnyArray]
 

@@ -13,10 +13,10 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task, output_names
 from graphkiln_backend.proof import detections
 from graphkiln_backend.proof.class_maps import decide_pixels, pixel_controls
+from graphkiln_backend.proof.decision import Metric, TaskDecision
 from graphkiln_backend.proof.detections import can_match, detection_controls, match_detections
 from graphkiln_backend.proof.metrics import TaskTargets, measure
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.proof.task_decision import Metric, TaskDecision
 
 # Whether two graphs embed the same samples alike: by the cosine of each vector with its reference.
 

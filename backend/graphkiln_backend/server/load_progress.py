@@ -10,7 +10,7 @@ from pathlib import Path
 
 from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
 from graphkiln_backend.system.processes import is_gone
-from graphkiln_backend.triton.load_crash import Crash, describe_crash
+from graphkiln_backend.triton.instance_status import Crash, describe_crash
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
 # Versions whose process was killed while it loaded them, in words, wherever Triton only says "not healthy".

@@ -12,7 +12,7 @@ In `/tmp/graphkiln-XXXX/`:
 - `cache`: a link to the artifact cache, where its path is not ASCII
 - `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln_backend.repository.overlay)
 - `instances/`: a link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
-- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.shared_weights)
+- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.loading)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
 
 What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.run_folder.

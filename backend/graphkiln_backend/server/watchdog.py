@@ -20,8 +20,7 @@ from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.triton.instance_status import InstanceStatus
-from graphkiln_backend.triton.load_crash import note_end
+from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
 # Silence of others that is our own: this process was suspended, and perhaps the whole machine was.

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
 from graphkiln_backend.lowering.settings import Override
+
+# An instance's part in the limit on tritonserver's memory (see `graphkiln_backend.server.limits`).
+
+
+def lift_memory_limit() -> None:
+    """Lifts the limit that this process was started with, as far as the user's own goes."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(OSError, ValueError):  # a system that knows no such limit
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
 SHARED_FOLDER_VARIABLE = "GRAPHKILN_SHARED_FOLDER"

@@ -10,32 +10,215 @@ Source: Triton Python backend, "Business Logic Scripting".
 from __future__ import annotations
 
 import gc
+import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any, TypeAlias
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput, ModelNotFound, ModelNotReady
+from graphkiln_backend.graph.preprocess import INPUT, TENSOR_MODEL, Preprocess
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import TENSOR_MODEL, Preprocess
 from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json
 from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked, parts_of
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_backend.triton.executor import Cancelled, Outputs
-from graphkiln_backend.triton.image_executor import ImageExecutor
-from graphkiln_backend.triton.log import log_to_triton
-from graphkiln_backend.triton.memory_limit import lift_memory_limit
+from graphkiln_backend.triton.environment import lift_memory_limit
+from graphkiln_backend.triton.executor import (
+    CANCELLATION_CHECK_S,
+    Cancelled,
+    InferenceRequest,
+    OutOfMemory,
+    Outputs,
+    Result,
+    check_contract,
+    split_batch,
+)
+from graphkiln_backend.triton.failures import log_to_triton
 from graphkiln_backend.triton.metrics import ImageMetrics
 from graphkiln_backend.triton.oversized_shapes import protect_texts
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
+
+# Requests with encoded images in, results of the tensor model out: decode, ask, split; without Triton.
+#
+# The images of all requests that Triton hands over are decoded at once, those that become samples of one shape are
+# asked for together, in a request for each instance that can compute, and whatever is wrong with an image is an error
+# of its own request. While the tensor model computes, another instance decodes what came next: the two stages
+# overlap, and neither waits for the other's processor.
+
+_log = logging.getLogger("graphkiln.triton")
+
+Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]
+"""Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not."""
+
+
+_Samples: TypeAlias = dict[int, AnyArray]
+
+
+class ImageExecutor:
+    """Executes requests with encoded images. Not thread-safe; does not own the decoder.
+
+    Args:
+        decoder: Turns images into samples.
+        ask: Asks the tensor model.
+        outputs: The tensor model's outputs, in their order.
+        batching: Whether requests may be computed together.
+        stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
+        contract: Digest of the version's contract; requests made for another are refused.
+        asking: Sends the parts of what waits together at the same time; without it they are sent at once.
+        parts: How many there are: instances of the tensor model that compute at the same time.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ask: Ask,
+        *,
+        outputs: Sequence[str],
+        batching: bool,
+        stacked: bool = True,
+        contract: str = "",
+        asking: Executor | None = None,
+        parts: int = 1,
+    ) -> None:
+        self._decoder = decoder
+        self._ask = ask
+        self._outputs = tuple(outputs)
+        self._batching = batching
+        self._stacked = stacked
+        self._contract = contract
+        self._asking = asking
+        self._parts = parts
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Executes requests.
+
+        Returns:
+            One result per request, in order.
+        """
+        results: dict[int, Result] = {}
+        images: dict[int, list[bytes]] = {}
+        for index, request in enumerate(requests):
+            try:
+                images[index] = self._read(request)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+                results[index] = _as_result(error)
+        begun = time.monotonic()
+        samples = self._decode(images, results)
+        if time.monotonic() - begun > CANCELLATION_CHECK_S:
+            _drop_cancelled(requests, samples, results)
+        names = {index: self._requested(requests[index]) for index in samples}
+        for group in self._groups(samples):
+            results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
+        return [results[index] for index in range(len(requests))]
+
+    def _read(self, request: InferenceRequest) -> list[bytes]:
+        """The encoded images of a request."""
+        if self._contract:
+            check_contract(request.parameters(), self._contract)
+        for tensor in request.inputs():
+            if tensor.name() == INPUT:
+                return [bytes(element) for element in tensor.as_numpy().reshape(-1)]
+        raise InvalidInput(f"the request has no input '{INPUT}'")
+
+    def _requested(self, request: InferenceRequest) -> tuple[str, ...]:
+        requested = request.requested_output_names()
+        return tuple(name for name in self._outputs if name in requested)
+
+    def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
+        """The samples by request; the errors of the others are among the results."""
+        found: dict[int, AnyArray] = {}
+        try:
+            decoded = self._decoder.decode([*images.values()])
+        except Exception as error:  # noqa: BLE001 - no image is known to be at fault: each request says so
+            results.update(dict.fromkeys(images, _as_result(error)))
+            return found
+        for index, samples in zip(images, decoded, strict=True):
+            if isinstance(samples, InvalidInput):
+                results[index] = samples
+            elif not self._stacked and len(samples) > 1:
+                results[index] = InvalidInput(f"the model takes one image, the request has {len(samples)}")
+            else:
+                found[index] = samples
+        return found
+
+    def _groups(self, samples: Mapping[int, AnyArray]) -> list[list[int]]:
+        """Indices of the requests that are computed together: their samples have one shape."""
+        if not self._batching:
+            return [[index] for index in samples]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, array in samples.items():
+            groups.setdefault(array.shape[1:], []).append(index)
+        return [*groups.values()]
+
+    def _ask_in_parts(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Asks for samples of one shape, in as many requests as are computed at the same time."""
+        parts = _parts_of(samples, self._parts)
+        if self._asking is None or len(parts) == 1:
+            return self._ask_together(samples, names)
+        others = [self._asking.submit(self._ask_together, part, names) for part in parts[1:]]
+        results = self._ask_together(parts[0], names)
+        for part in others:
+            results.update(part.result())
+        return results
+
+    def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Asks for samples of one shape at once; when that fails, for each request on its own."""
+        union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
+        try:
+            if len(samples) == 1:
+                ((index, array),) = samples.items()
+                return {index: self._ask(array if self._stacked else array[0], union)}
+            outputs = self._ask(np.concatenate([*samples.values()]), union)
+            parts = split_batch(outputs, [len(array) for array in samples.values()])
+            return {
+                index: {name: part[name] for name in names[index]} for index, part in zip(samples, parts, strict=True)
+            }
+        except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
+            if len(samples) == 1:
+                return dict.fromkeys(samples, _as_result(error))
+        return {
+            index: result
+            for each, array in samples.items()
+            for index, result in self._ask_together({each: array}, names).items()
+        }
+
+
+def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:
+    """Has nobody compute what nobody waits for any more; asked where decoding took longer than asking does."""
+    for index in [index for index in samples if requests[index].is_cancelled()]:
+        results[index] = Cancelled("the client cancelled the request before it was computed")
+        del samples[index]
+
+
+def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:
+    """Requests in their order, in parts of about as many images; of few requests fewer parts."""
+    parts: list[dict[int, AnyArray]] = [{} for _ in range(count)]
+    total, begun = sum(map(len, samples.values())), 0
+    for index, array in samples.items():
+        parts[begun * count // total][index] = array
+        begun += len(array)
+    return [part for part in parts if part]
+
+
+def _as_result(error: Exception) -> GraphkilnError:
+    if isinstance(error, GraphkilnError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"there is not enough memory for this request: {error}")
+    _log.error("a request with images failed unexpectedly", exc_info=error)
+    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
+
 
 _NICENESS = 5
 """Where decoding and computing share cores, a session that has its samples goes first."""

@@ -30,9 +30,9 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError, VerificationError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.text import bounded
+from graphkiln_backend.lowering.artifacts import Phases
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.phases import Phases
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Arrays, Replay
@@ -43,12 +43,16 @@ from graphkiln_backend.repository.publication import check_published, labels_fil
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import stay_on, usable_cores
-from graphkiln_backend.triton.environment import open_cache, overrides_for, replay_interval_s, shared_folder
+from graphkiln_backend.triton.environment import (
+    lift_memory_limit,
+    open_cache,
+    overrides_for,
+    replay_interval_s,
+    shared_folder,
+)
 from graphkiln_backend.triton.executor import Executor, Refusal
-from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
-from graphkiln_backend.triton.load_crash import record_crash
-from graphkiln_backend.triton.log import log_to_triton
-from graphkiln_backend.triton.memory_limit import lift_memory_limit
+from graphkiln_backend.triton.failures import log_to_triton
+from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, record_crash, report_loading
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.numpy_functions import NEW_COPY, call_with
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts

@@ -18,8 +18,15 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.repository.batch_tensors import BatchInput, BatchInputKind, BatchOutput, BatchTensors
-from graphkiln_backend.triton.batching import Feeds, batch_size, group_by_shape
-from graphkiln_backend.triton.executor import Executor, InferenceRequest, Outputs, Result
+from graphkiln_backend.triton.executor import (
+    Executor,
+    Feeds,
+    InferenceRequest,
+    Outputs,
+    Result,
+    batch_size,
+    group_by_shape,
+)
 
 
 class RaggedExecutor(Executor):

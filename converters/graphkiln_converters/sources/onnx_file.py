@@ -28,8 +28,7 @@ from graphkiln_backend.graph.errors import (
     SignatureError,
 )
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.passes.graph_file import from_proto, load, tidied
-from graphkiln_backend.passes.sparse import make_dense
+from graphkiln_backend.passes.graph_file import from_proto, load, make_dense, tidied
 from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training

@@ -267,7 +267,7 @@ def _list(pattern: str) -> None:
 
 
 def _explain() -> None:
-    from graphkiln_backend.passes.catalog import catalog
+    from graphkiln_backend.passes.pipeline import catalog
 
     show_passes(catalog())
 

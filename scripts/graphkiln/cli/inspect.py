@@ -12,7 +12,7 @@ from graphkiln.cli.options import local_path, version_folder
 from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
 
 if TYPE_CHECKING:
-    from graphkiln_backend.passes.census import Census
+    from graphkiln_backend.passes.node_costs import Census
     from graphkiln_backend.repository.version import ModelVersion
 
 _OPERATORS_SHOWN = 8
@@ -30,7 +30,7 @@ def inspect(
 
     Signature, operators, arithmetic, parameters, precision, preprocessing, verdicts and signatures.
     """
-    from graphkiln_backend.passes.census import census
+    from graphkiln_backend.passes.node_costs import census
     from graphkiln_backend.repository.version import read_version
 
     with local_path(path) as folder:

@@ -12,7 +12,7 @@ from typing import Self
 
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.setting_keys import ACCELERATOR_ORIGIN
+from graphkiln_backend.lowering.settings import ACCELERATOR_ORIGIN
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
 
 # From a candidate to what is written in config.pbtxt, and from there back: the one place that knows both names.

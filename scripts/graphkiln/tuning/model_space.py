@@ -33,7 +33,7 @@ from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.setting_keys import CONV_SEARCHES, LAYOUTS
+from graphkiln_backend.lowering.settings import CONV_SEARCHES, LAYOUTS
 from graphkiln_backend.repository.config_changes import NO_BATCHER
 
 # Cheap bounds: what a bare session's time says of every configuration that serves it.

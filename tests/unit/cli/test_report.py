@@ -12,7 +12,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord, Provenance, Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.passes.catalog import catalog
+from graphkiln_backend.passes.pipeline import catalog
 
 VERIFICATION = Verification(
     step="export",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from documenting import settings
-from graphkiln_backend.lowering import setting_keys
+from graphkiln_backend.lowering import settings as setting_keys
 
 
 def test_every_known_key_is_there() -> None:

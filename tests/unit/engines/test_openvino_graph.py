@@ -13,11 +13,10 @@ import pytest
 import zoo
 from onnx import TensorProto, helper
 
-from graphkiln_backend.engines import openvino_graph
+from graphkiln_backend.engines import openvino as openvino_graph
 from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.openvino import OpenVinoEngine
-from graphkiln_backend.engines.openvino_graph import check_values
+from graphkiln_backend.engines.openvino import OpenVinoEngine, check_values
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
 
@@ -197,7 +196,7 @@ import os, sys, threading
 import numpy as np
 import openvino
 from openvino import opset13
-import graphkiln_backend.engines.openvino_graph
+import graphkiln_backend.engines.openvino
 
 x = opset13.parameter([-1, 3, 64, 64], np.float32, name="x")
 model = openvino.Core().compile_model(openvino.Model([opset13.relu(x)], [x]), "CPU", {"NUM_STREAMS": 2})

@@ -10,7 +10,7 @@ import openvino
 import pytest
 from openvino import opset13
 
-from graphkiln_backend.engines.openvino_intervals import ANYTHING, RULES, Interval, hull
+from graphkiln_backend.engines.openvino_integers import ANYTHING, RULES, Interval, hull
 
 RANGES = [Interval(-3, 5), Interval(0, 4), Interval(-7, -2), Interval(1, 1)]
 COMPUTED: dict[str, Callable[[int, int], float]] = {

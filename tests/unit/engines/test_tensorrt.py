@@ -19,7 +19,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.setting_keys import TENSORRT_KEYS
+from graphkiln_backend.lowering.settings import TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
 CONFIG = SessionConfig(engine="tensorrt", device=Device.gpu(1), threads=1, spin=False, reason="test", largest_batch=16)

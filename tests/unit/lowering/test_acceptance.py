@@ -28,7 +28,7 @@ from graphkiln_backend.lowering.acceptance import (
     replay,
     replay_mixed,
 )
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.warmup import SyntheticInputs
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion

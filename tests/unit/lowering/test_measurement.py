@@ -16,7 +16,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.warmup import SyntheticInputs
 
 KEY = {"device": "cpu"}
 FOUND = Measurement(chosen="b", rates={"a": 1.5, "b": 2.0})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.lowering.phases import Phases
+from graphkiln_backend.lowering.artifacts import Phases
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
 
 def test_phases_are_added_up_in_the_order_of_their_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("graphkiln_backend.lowering.phases.time", Clock())
+    monkeypatch.setattr("graphkiln_backend.lowering.artifacts.time", Clock())
     phases = Phases()
     with phases.measure("session"):
         pass

@@ -15,8 +15,7 @@ from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
-from graphkiln_backend.lowering.setting_values import Choice
-from graphkiln_backend.lowering.settings import Settings
+from graphkiln_backend.lowering.settings import Choice, Settings
 
 
 def resources(device: str = "cpu", cores: int = 2, instances: int = 1, missing: str = "", lacks: str = "") -> Resources:

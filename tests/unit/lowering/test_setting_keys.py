@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln_backend.engines.registry import engine_names
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.lowering import setting_keys as keys
+from graphkiln_backend.lowering import settings as keys
 from graphkiln_backend.lowering.settings import Settings
 
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.lowering.setting_values import parse_count, parse_switch
-from graphkiln_backend.lowering.settings import SettingResolver, Sourced
+from graphkiln_backend.lowering.settings import SettingResolver, Sourced, parse_count, parse_switch
 
 
 @pytest.fixture

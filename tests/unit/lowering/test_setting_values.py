@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from graphkiln_backend.graph.device import Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.setting_values import (
+from graphkiln_backend.lowering.settings import (
     Choice,
     invalid_value,
     parse_choices,

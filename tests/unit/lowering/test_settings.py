@@ -16,9 +16,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.lowering.plan import plan
-from graphkiln_backend.lowering.setting_keys import SESSION_KEYS, TRITON_KEYS
-from graphkiln_backend.lowering.setting_values import Choice
-from graphkiln_backend.lowering.settings import Override, Settings, parse_override
+from graphkiln_backend.lowering.settings import SESSION_KEYS, TRITON_KEYS, Choice, Override, Settings, parse_override
 from graphkiln_backend.repository.model_config import ModelConfig
 
 

@@ -28,9 +28,9 @@ from graphkiln_backend.lowering import spreading
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.deployment import Deployment
-from graphkiln_backend.lowering.parallel import sums
+from graphkiln_backend.lowering.parallel import building as sums
+from graphkiln_backend.lowering.parallel.building import PipelineSession
 from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
-from graphkiln_backend.lowering.parallel.pipeline import PipelineSession
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay

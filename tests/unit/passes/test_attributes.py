@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from graphs import graph
 
-from graphkiln_backend.passes.batch_following import find_attribute
+from graphkiln_backend.passes.batch_axis import find_attribute
 
 
 @pytest.mark.parametrize(

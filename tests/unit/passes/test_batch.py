@@ -14,7 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch
-from graphkiln_backend.passes.batch_rules import RULES
+from graphkiln_backend.passes.batch_axis import RULES
 
 OPSET = 18
 

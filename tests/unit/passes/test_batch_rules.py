@@ -12,8 +12,7 @@ from graphs import compute, draw, graph, ints
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch, saved_batch
-from graphkiln_backend.passes.batch_following import BatchAxis
-from graphkiln_backend.passes.batch_rules import RULES
+from graphkiln_backend.passes.batch_axis import RULES, BatchAxis
 
 BATCH = 3
 NEWEST = onnx.defs.onnx_opset_version()

@@ -11,7 +11,7 @@ import pytest
 from graphs import draw, graph
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.passes.census import Census, census
+from graphkiln_backend.passes.node_costs import Census, census
 
 
 def counted(folder: Path, text: str, **weights: Any) -> Census:

@@ -14,8 +14,8 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.precision import LowerPrecision
+from graphkiln_backend.passes.rounding import emulate
 
 DTYPES = {Precision.FP16: np.float16, Precision.BF16: ml_dtypes.bfloat16}
 

@@ -10,8 +10,7 @@ from graphs import compute, draw, graph, operators
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.catalog import catalog
-from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
+from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, catalog, edge_passes, without
 
 
 def network() -> onnx_ir.Model:

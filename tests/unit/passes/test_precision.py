@@ -13,8 +13,8 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.emulation import emulate
 from graphkiln_backend.passes.precision import Amp, LowerPrecision, lowered_products, matches, name_nodes
+from graphkiln_backend.passes.rounding import emulate
 
 HALF = onnx_ir.DataType.FLOAT16
 TEXT = """(float[b,6] x) => (float[b,4] y) {

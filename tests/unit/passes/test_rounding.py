@@ -11,8 +11,7 @@ from half_graphs import classifier
 from onnx import TensorProto, helper
 
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.passes.emulation import compute_in_fp32, infer_types
-from graphkiln_backend.passes.rounding import Rounding, computed_precision, rounding_depth
+from graphkiln_backend.passes.rounding import Rounding, compute_in_fp32, computed_precision, infer_types, rounding_depth
 
 F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir
 import pytest
 
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, check_divides, dims
+from graphkiln_backend.passes.sharding_rules import CannotShard, Cut, check_divides, dims
 
 
 def test_a_shard_holds_neighbors_of_each_block() -> None:

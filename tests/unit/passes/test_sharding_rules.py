@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from graphs import draw, graph, ints
 
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut
-from graphkiln_backend.passes.sharding_rules import RULES
+from graphkiln_backend.passes.sharding_rules import RULES, CannotShard, Cut
 
 
 def follow(text: str, cuts: dict[str, Cut], **weights: Any) -> dict[str, Cut]:

@@ -10,9 +10,7 @@ import pytest
 from graphs import compute, draw, graph, ints
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.passes.sharding_cuts import CannotShard, Cut, Effects
-from graphkiln_backend.passes.sharding_rules import RULES
-from graphkiln_backend.passes.sharding_shapes import state_size
+from graphkiln_backend.passes.sharding_rules import RULES, CannotShard, Cut, Effects, state_size
 
 TWO = "(float[b,t,12] x) => (float[b,t,6] y, float[b,t,6] z) {{ y, z = Split<axis={}{}>(x{}) }}"
 COMPUTED = """(float[b,t,12] x) => (float[b,t,3,4] y) {

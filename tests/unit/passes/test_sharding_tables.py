@@ -7,8 +7,8 @@ import onnx_ir
 import pytest
 from graphs import compute, draw, graph, ints, operators
 
-from graphkiln_backend.passes import sharding_tables
-from graphkiln_backend.passes.sharding_tables import cut_tables
+from graphkiln_backend.passes import sharding as sharding_tables
+from graphkiln_backend.passes.sharding import cut_tables
 
 LOOKUP = "(int64[b,3] x) => (float[b,3,8] y) { r = Gather(table, x) y = Relu(r) }"
 TABLE = draw(50, 8)
@@ -16,7 +16,7 @@ TABLE = draw(50, 8)
 
 @pytest.fixture(autouse=True)
 def _small_tables_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding_tables, "_WORTH_BYTES", 1600)
+    monkeypatch.setattr(sharding_tables, "_WORTH_TABLE_BYTES", 1600)
 
 
 def rows(shard: int, shards: int = 2) -> onnx_ir.Model:

@@ -13,8 +13,7 @@ import pytest
 import zoo
 from onnx import helper, numpy_helper
 
-from graphkiln_backend.passes.graph_file import load
-from graphkiln_backend.passes.sparse import make_dense
+from graphkiln_backend.passes.graph_file import load, make_dense
 
 INDICES = ([0, 5, 15], [[0, 0], [1, 1], [3, 3]])
 X = np.arange(8, dtype=np.float32).reshape(2, 4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pycocotools import mask as coco
 
-from graphkiln_backend.proof.matching import (
+from graphkiln_backend.proof.detections import (
     Found,
     match,
     pairwise_iou,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from graphkiln_backend.proof.decision import Metric, TaskDecision
 from graphkiln_backend.proof.policy import BF16, INT8
-from graphkiln_backend.proof.task_decision import Metric, TaskDecision
 
 
 def decision(agreeing: int, *, before: float | None = None, after: float = 0.0, why: str = "") -> TaskDecision:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.triton.batching import Concatenator, group_by_shape, split_batch
+from graphkiln_backend.triton.executor import Concatenator, group_by_shape, split_batch
 
 shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
 

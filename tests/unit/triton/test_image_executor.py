@@ -17,9 +17,9 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, InvalidInput, ModelNotReady
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.encoded import Decoder
-from graphkiln_backend.triton import image_executor as module
+from graphkiln_backend.triton import image_model as module
 from graphkiln_backend.triton.executor import Cancelled, Outputs, Result
-from graphkiln_backend.triton.image_executor import ImageExecutor
+from graphkiln_backend.triton.image_model import ImageExecutor
 
 SPEC = Preprocess(color="L", dtype=DType.UINT8)
 

@@ -11,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
-from graphkiln_backend.triton.instance_status import Loading
-from graphkiln_backend.triton.load_crash import CrashRecord, describe_crash, note_end, record_crash
+from graphkiln_backend.triton.instance_status import CrashRecord, Loading, describe_crash, note_end, record_crash
 
 LOADING = Loading(pid=7, model="m", version=2, since=0.0, activity="proving onnxruntime on cpu")
 KILLED = """
 import os, resource, sys
-from graphkiln_backend.triton.load_crash import record_crash
+from graphkiln_backend.triton.instance_status import record_crash
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 with record_crash("m_0"):
     os.kill(os.getpid(), int(sys.argv[1]))

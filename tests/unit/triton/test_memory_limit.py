@@ -14,7 +14,7 @@ UNLIMITED = -1
 def test_as_far_as_the_users_own_goes(hard: int, expected: int) -> None:
     program = f"""
 import resource
-from graphkiln_backend.triton.memory_limit import lift_memory_limit
+from graphkiln_backend.triton.environment import lift_memory_limit
 resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, {hard}))
 lift_memory_limit()
 print(resource.getrlimit(resource.RLIMIT_DATA)[0])

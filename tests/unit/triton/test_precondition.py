@@ -7,7 +7,7 @@ import json
 import pytest
 
 from graphkiln_backend.graph.contract import ContractChanged
-from graphkiln_backend.triton.precondition import check_contract
+from graphkiln_backend.triton.executor import check_contract
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,16 @@ import onnxruntime
 
 from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
-from graphkiln_backend.engines.onnxruntime.loading import disable_optimizations, save_optimized, session_options
+from graphkiln_backend.engines.onnxruntime.loading import (
+    SharedWeights,
+    digest,
+    disable_optimizations,
+    register,
+    save_optimized,
+    session_options,
+)
 from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
-from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 

@@ -6,11 +6,13 @@ start with the CPU and says nothing; nor may it do so later, when a provider fai
 
 from __future__ import annotations
 
+import ctypes
 import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +20,191 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln_backend.engines.base import DeviceTensor, KernelType, Placement
+from graphkiln_backend.engines.base import PLAIN_RUNS, DeviceTensor, KernelType, Placement
 from graphkiln_backend.engines.compute_limit import current_limit
 from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
 from graphkiln_backend.engines.onnxruntime.providers import CUDA, Provider
-from graphkiln_backend.engines.onnxruntime.values import decode_text, ranked, run_ort_values
+from graphkiln_backend.graph.arrays import as_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, ManifestError, SignatureError
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, free_dim
+from graphkiln_backend.repository.onnx_file import read_graph
 from graphkiln_backend.system.closing import Closeable
+
+# Runs of an ONNX Runtime session through CUDA graphs: one capture for each set of input shapes.
+#
+# A captured graph replays its kernels at the addresses of the first run, so inputs and outputs live in buffers that
+# never move.
+#
+# ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
+# other threads are plain (`engines.base.PLAIN_RUNS`).
+#
+# Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
+#
+# Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
+
+_MAX_CAPTURES = 64
+"""Each holds its buffers on the device. Further shapes run without a capture."""
+NO_CAPTURE = "-1"
+"""Value of `gpu_graph_id` for a run that neither captures nor replays."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Capture:
+    binding: onnxruntime.IOBinding
+    inputs: Mapping[str, onnxruntime.OrtValue]
+    outputs: Mapping[str, onnxruntime.OrtValue]
+    options: onnxruntime.RunOptions
+
+
+class CudaGraphRunner:
+    """Runs a session on fixed buffers. Not thread-safe, as a session is not.
+
+    Args:
+        session: Made with `enable_cuda_graph`.
+        device: Where the buffers live: `cuda`, or `cpu` for tests.
+        device_id: Number of the GPU.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: str = "cuda", device_id: int = 0) -> None:
+        self._session = session
+        self._device = device
+        self._device_id = device_id
+        self._captures: dict[tuple[object, ...], _Capture] = {}
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`."""
+        if PLAIN_RUNS.get():
+            return self._run_plain(feeds, outputs)
+        key = (*outputs, *((name, array.shape) for name, array in sorted(feeds.items())))
+        capture = self._captures.get(key)
+        if capture is None:
+            results = self._run_plain(feeds, outputs)
+            if len(self._captures) < _MAX_CAPTURES:
+                self._captures[key] = self._bind(feeds, results)
+            return results
+        for name, array in feeds.items():
+            capture.inputs[name].update_inplace(np.ascontiguousarray(array))
+        self._session.run_with_iobinding(capture.binding, capture.options)
+        return {name: np.array(value.numpy()) for name, value in capture.outputs.items()}
+
+    def _run_plain(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
+        arrays = self._session.run(list(outputs), dict(feeds), _options(NO_CAPTURE))
+        return dict(zip(outputs, arrays, strict=True))
+
+    def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
+        """Buffers for these shapes; the first run on them is the one that CUDA captures."""
+        device = (self._device, self._device_id)
+        inputs = {
+            # A copy: on the CPU the value would be the caller's array, which later runs then overwrite.
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *device)
+            for name, array in feeds.items()
+        }
+        outputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
+            for name, array in results.items()
+        }
+        binding = self._session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        options = _options(str(len(self._captures) + 1))
+        return _Capture(binding=binding, inputs=inputs, outputs=outputs, options=options)
+
+
+def _options(graph_id: str) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", graph_id)
+    return options
+
+
+# Tensors that ONNX Runtime's numpy binding gets wrong: text given as bytes, bf16, and those of any rank.
+
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")  # for text alone
+
+_ONNX_BF16 = 16
+"""Source: `onnx.TensorProto.BFLOAT16`."""
+
+
+def decode_text(name: str, array: AnyArray) -> AnyArray:
+    """Turns an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
+
+    Args:
+        name: The input, for the error.
+        array: Of any dtype; one that holds no bytes objects is returned as it is.
+
+    Raises:
+        SignatureError: An element is not UTF-8.
+    """
+    try:
+        return as_text(array)
+    except UnicodeDecodeError as error:
+        raise SignatureError(
+            f"input '{name}' holds text that cannot be read", expected="UTF-8", got=str(error)
+        ) from error
+
+
+def run_ort_values(
+    session: onnxruntime.InferenceSession,
+    outputs: Sequence[str],
+    feeds: Mapping[str, AnyArray],
+    options: onnxruntime.RunOptions,
+) -> list[AnyArray]:
+    """Runs a graph with bf16 inputs or outputs, which the numpy binding does not know.
+
+    Returns:
+        New arrays in the order of `outputs`; bf16 as `ml_dtypes.bfloat16`.
+    """
+    values = {name: _to_ort_value(array) for name, array in feeds.items()}
+    return [_to_array(value) for value in session.run_with_ort_values(outputs, values, options)]
+
+
+def _to_ort_value(array: AnyArray) -> onnxruntime.OrtValue:
+    if array.dtype == object:
+        return _text_value(array)
+    if array.dtype != DType.BF16.numpy:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BF16)
+
+
+def _text_value(array: AnyArray) -> onnxruntime.OrtValue:
+    """Text beside bf16: the binding makes values of it only where a graph computes them, so a graph of it does."""
+    text = onnx.TensorProto(
+        data_type=onnx.TensorProto.STRING, dims=array.shape, string_data=[str(item).encode() for item in array.flat]
+    )
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, array.shape)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["y"], value=text)], "text", [], [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (value,) = session.run_with_ort_values(["y"], {}, None)
+    return value
+
+
+def _to_array(value: onnxruntime.OrtValue) -> AnyArray:
+    array: AnyArray
+    if value.element_type() != _ONNX_BF16:
+        array = value.numpy()
+        return array
+    array = np.empty(value.shape(), DType.BF16.numpy)
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
+def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec, ...]:
+    """Inputs as the graph has them: one that may have any number of dimensions is a scalar to ONNX Runtime."""
+    if all(spec.shape for spec in inputs):
+        return inputs
+    stated = {value.name: value.type.tensor_type.HasField("shape") for value in read_graph(graph_path).graph.input}
+    return tuple(spec if stated.get(spec.name, True) else replace(spec, shape=(ANY_RANK,)) for spec in inputs)
+
 
 # What a session of ONNX Runtime takes and computes, as tensors that Triton carries.
 
@@ -204,7 +381,7 @@ def _kernel_type(kernel: dict[str, Any]) -> KernelType:
 
 
 if TYPE_CHECKING:
-    from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
+    pass
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
 
@@ -255,8 +432,6 @@ class OnnxRuntimeSession(Closeable):
         self._limit = current_limit()
         self._runner: CudaGraphRunner | None = None
         if cuda_graphs:  # plain runs stand beside the captured ones, for the profile
-            from graphkiln_backend.engines.onnxruntime.cuda_graphs import NO_CAPTURE, CudaGraphRunner
-
             self._run_options.add_run_config_entry("gpu_graph_id", NO_CAPTURE)
             if not (self._has_bf16 or self._has_strings):
                 self._runner = CudaGraphRunner(self._session, device_id=int(self._providers[0][1]["device_id"]))

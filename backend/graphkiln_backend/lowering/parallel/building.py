@@ -2,26 +2,394 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextvars import copy_context
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from threading import Semaphore
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-from graphkiln_backend.engines.base import DeviceSession, Engine, Session, SessionConfig
-from graphkiln_backend.graph.device import Place
+from graphkiln_backend.engines.base import DeviceSession, Engine, KernelType, Placement, Session, SessionConfig
+from graphkiln_backend.graph.device import WAITING, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, config_at
-from graphkiln_backend.lowering.parallel.parts import Part, Parts, graph_of, read_parts
-from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
-from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
-from graphkiln_backend.lowering.parallel.sums import Handing, HostSums, Sums, Tensor
-from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.lowering.parallel.parts import Part, Parts, PreparedParts, config_at, graph_of, read_parts
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import stay_on
+
+# What ran in all parts of a split graph, as if it were one.
+
+
+def join_placements(parts: Sequence[Placement]) -> Placement:
+    """Adds up what ran; the precision is that of the part with the most products.
+
+    Args:
+        parts: At least one.
+    """
+    nodes, products = Counter[str](), Counter[KernelType]()
+    for part in parts:
+        nodes.update(part.nodes)
+        products.update(part.products)
+    largest = max(parts, key=lambda part: (sum(part.products.values()), sum(part.nodes.values())))
+    elsewhere = tuple(name for part in parts for name in part.elsewhere)
+    return Placement(nodes=dict(nodes), precision=largest.precision, products=dict(products), elsewhere=elsewhere)
+
+
+# How stages and shards hand tensors to each other: where these are, and what adds partial sums.
+#
+# On the CPU all of them are threads of one process: what one computes, the others read where it lies, and sums are
+# added there. Between GPUs that would be twice the way over the host; see `device_sums`.
+
+Tensor = Any
+"""An array, or a tensor on a device: whatever `run` gives."""
+
+
+class Handing(Protocol):
+    """Runs sessions whose outputs others read."""
+
+    def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+        """Computes a part; called by the thread of its stage or shard.
+
+        Args:
+            session: Of the part.
+            feeds: Arrays of the request, and what `run` gave before, or `Sums.add`.
+            outputs: Names.
+
+        Raises:
+            GraphkilnError: As `Session.run`.
+        """
+        ...
+
+    def fetch(self, tensor: Tensor) -> AnyArray:
+        """A tensor of a shard as an array in the memory of the process."""
+        ...
+
+
+class Sums(Handing, Protocol):
+    """Adds what shards computed, too; used by one thread."""
+
+    def add(self, partials: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The sum of what shards computed, for each of them; none of the partial sums is changed.
+
+        Args:
+            partials: Of equal shapes, shard by shard.
+        """
+        ...
+
+
+class HostSums:
+    """In the memory of the process; see `Sums`."""
+
+    def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
+        """See `Handing.run`."""
+        return session.run(feeds, outputs)
+
+    def add(self, partials: Sequence[Tensor]) -> Sequence[Tensor]:
+        """See `Sums.add`: every shard reads the same array."""
+        return [add_up(partials)] * len(partials)
+
+    def fetch(self, tensor: Tensor) -> AnyArray:
+        """See `Handing.fetch`."""
+        array: AnyArray = tensor
+        return array
+
+
+def add_up(partials: Sequence[AnyArray]) -> AnyArray:
+    """The sum of what shards computed, in their order: a new array.
+
+    Args:
+        partials: Of equal shapes, at least one.
+    """
+    total = partials[0].copy()
+    for part in partials[1:]:
+        np.add(total, part, out=total)
+    return total
+
+
+# A thread of its own for each stage and each shard, on its own cores.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Worker(Closeable):
+    """Runs what it is given, one after the other, in a thread that stays on some cores.
+
+    What a runtime builds in it starts its own threads there, which stay on the same cores.
+
+    Args:
+        cores: Numbers of the cores; empty for any.
+        name: Of the thread.
+    """
+
+    def __init__(self, cores: Iterable[int] = (), name: str = "graphkiln-stage") -> None:
+        self._pool = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix=name, initializer=stay_on, initargs=(tuple(cores),)
+        )
+
+    def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs a function after all that was submitted before, in the caller's context (`contextvars`)."""
+        return self._pool.submit(copy_context().run, partial(call, *args, **kwargs))
+
+    def close(self) -> None:
+        """Waits for what runs, and ends the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def results_of(futures: Iterable[Future[T]]) -> list[T]:
+    """What all of them came to, in order; returns when none runs any more, also where one failed.
+
+    Whoever fed them may use their arrays for other things as soon as this returns.
+
+    Raises:
+        Exception: What the first one that failed raised.
+    """
+    listed = list(futures)
+    wait(listed)
+    return [future.result() for future in listed]
+
+
+# A session whose products are computed in shards: each device holds a part of the weights, and sums join them.
+#
+# The shards run one segment after the other, side by side. Behind a segment whose output is a partial sum, the shards'
+# outputs are added, in the same way each time: the same request gets the same bits.
+#
+# Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """What the shards compute between two sums.
+
+    Attributes:
+        sessions: One for each shard; owned by the session of all of them.
+        inputs: Names of the tensors that each reads.
+        outputs: Names of those that each computes.
+        reduced: Of outputs that are partial sums: name -> name of the sum.
+    """
+
+    sessions: tuple[Session, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    reduced: Mapping[str, str] = field(default_factory=dict)
+
+
+class ShardedSession(Closeable):
+    """See `engines.base.Session`. One thread for each shard.
+
+    Args:
+        segments: In order.
+        workers: One for each shard; owned.
+        signature: Of the graph that the segments are.
+        sums: How they hand tensors to each other; in the memory of the process by default.
+
+    Attributes:
+        sums: Likewise; who measures what sums take puts its own around it, between two runs.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], workers: Sequence[Worker], signature: Signature, sums: Sums | None = None
+    ) -> None:
+        self.sums = sums or HostSums()
+        self._segments = tuple(segments)
+        self._workers = tuple(workers)
+        self._signature = signature
+        self._outputs = [spec.name for spec in signature.outputs]
+
+    @property
+    def signature(self) -> Signature:
+        """The graph's."""
+        return self._signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested."""
+        tensors = [dict(feeds) for _ in self._workers]
+        for segment in self._segments:
+            self._advance(segment, tensors)
+        fetch = self.sums.fetch
+        return {name: fetch(tensors[0][name]) for name in outputs or self._outputs}  # every shard has the same
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds, and reads back what ran in the segments of all shards."""
+        tensors = [dict(feeds) for _ in self._workers]
+        placements = []
+        for segment in self._segments:
+            for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True):
+                fed = {name: self.sums.fetch(own[name]) for name in segment.inputs}
+                placements.append(worker.submit(session.placement, fed).result())
+            self._advance(segment, tensors)
+        return join_placements(placements)
+
+    def close(self) -> None:
+        """Ends the threads, then frees all sessions."""
+        for worker in self._workers:
+            worker.close()
+        for segment in self._segments:
+            for session in segment.sessions:
+                session.close()
+
+    def _advance(self, segment: Segment, tensors: Sequence[Tensors]) -> None:
+        """Computes a segment on all shards, and adds what they are partial sums of."""
+        started = [
+            worker.submit(self.sums.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
+            for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True)
+        ]
+        computed = results_of(started)
+        for own, found in zip(tensors, computed, strict=True):
+            own.update(found)
+        for name, total in segment.reduced.items():
+            summed = self.sums.add([found[name] for found in computed])
+            for own, each in zip(tensors, summed, strict=True):
+                own[total] = each
+                del own[name]
+
+
+# A session whose graph is cut into stages: micro-batches follow each other through them, so that all stages work.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """A stage that is ready to run.
+
+    Attributes:
+        session: Computes it; owned by the pipeline.
+        worker: The thread that runs it; owned by the pipeline.
+        inputs: Names of the tensors that it reads.
+        outputs: Names of the tensors that later stages or users read.
+    """
+
+    session: Session
+    worker: Worker
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+class PipelineSession(Closeable):
+    """See `engines.base.Session`. Each stage computes in its own thread, micro-batch after micro-batch.
+
+    Args:
+        stages: In order.
+        signature: Of the whole graph.
+        micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
+        handing: How stages hand tensors on; in the memory of the process by default.
+
+    Attributes:
+        stages: Likewise; not to be run by anyone else.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], signature: Signature, micro_batches: int, handing: Handing | None = None
+    ) -> None:
+        self.stages = tuple(stages)
+        self._signature = signature
+        self._micro_batches = micro_batches
+        self._handing = handing or HostSums()
+        self._outputs = [spec.name for spec in signature.outputs]
+        reads = [set(stage.inputs) for stage in self.stages]
+        self._kept = [set(self._outputs).union(*reads[number + 1 :]) for number in range(len(reads))]
+        # Of each border: one that the stage before computes, one that the stage behind does, and those in between.
+        self._room = [Semaphore(WAITING + 2) for _ in self.stages[1:]]
+
+    @property
+    def signature(self) -> Signature:
+        """The whole graph's."""
+        return self._signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Computes outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested.
+
+        Raises:
+            ExecutionError: Outputs of micro-batches cannot be joined; or as the stage that failed.
+        """
+        last = [self._start(part) for part in self._cut(feeds)]
+        found, fetch = results_of(last), self._handing.fetch
+        return {name: _join(name, [fetch(part[name]) for part in found]) for name in outputs or self._outputs}
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Runs the feeds as one micro-batch, stage after stage, and reads back what ran in all of them."""
+        tensors, placements = dict(feeds), []
+        for number, stage in enumerate(self.stages):
+            own = {name: self._handing.fetch(tensors[name]) for name in stage.inputs}
+            placements.append(stage.worker.submit(stage.session.placement, own).result())
+            tensors = stage.worker.submit(self._advance, number, tensors).result()
+        return join_placements(placements)
+
+    def close(self) -> None:
+        """Ends the threads, then frees all sessions."""
+        for stage in self.stages:
+            stage.worker.close()
+        for stage in self.stages:
+            stage.session.close()
+
+    def _cut(self, feeds: Mapping[str, AnyArray]) -> list[Tensors]:
+        """The micro-batches of a batch, as views."""
+        rows = len(next(iter(feeds.values()))) if self._micro_batches > 1 else 1
+        count = min(self._micro_batches, rows)
+        if count <= 1:
+            return [dict(feeds)]
+        ends = [rows * number // count for number in range(count + 1)]
+        spans = itertools.pairwise(ends)
+        return [{name: array[begin:end] for name, array in feeds.items()} for begin, end in spans]
+
+    def _start(self, tensors: Tensors) -> Future[Tensors]:
+        """Sends a micro-batch on its way; what the last stage will come to."""
+        first, *others = range(len(self.stages))
+        future = self.stages[first].worker.submit(self._enter, tensors)
+        for number in others:
+            future = self.stages[number].worker.submit(self._follow, number, future)
+        return future
+
+    def _enter(self, tensors: Tensors) -> Tensors:
+        """The first stage of a micro-batch."""
+        self._wait_for_room(0)
+        return self._advance(0, tensors)
+
+    def _follow(self, number: int, before: Future[Tensors]) -> Tensors:
+        """A stage of a micro-batch whose stage before was started earlier; it fails as that one does."""
+        self._wait_for_room(number)
+        try:
+            return self._advance(number, before.result())
+        finally:
+            self._room[number - 1].release()
+
+    def _wait_for_room(self, number: int) -> None:
+        """Waits until the next stage is not far behind: what it has not come to yet takes memory."""
+        if number < len(self._room):
+            self._room[number].acquire()
+
+    def _advance(self, number: int, tensors: Mapping[str, Tensor]) -> Tensors:
+        """Computes a stage; what users and later stages need of all that is there by then."""
+        stage = self.stages[number]
+        fed = {name: tensors[name] for name in stage.inputs}
+        computed = self._handing.run(stage.session, fed, stage.outputs)
+        kept = {name: tensor for name, tensor in tensors.items() if name in self._kept[number]}
+        return {**kept, **computed}
+
+
+def _join(name: str, parts: Sequence[AnyArray]) -> AnyArray:
+    """The outputs of micro-batches as that of the batch."""
+    if len(parts) == 1:
+        return parts[0]
+    try:
+        return np.concatenate(parts)
+    except ValueError as error:
+        shapes = ", ".join(str(list(part.shape)) for part in parts[:3])
+        raise ExecutionError(
+            f"output '{name}' has the shapes {shapes} in micro-batches, which cannot be joined",
+            hint="its size follows from values: parallel: pipeline=N, micro_batches=1 computes batches whole",
+        ) from error
+
 
 # Stages and shards on GPUs: tensors stay where they were computed, and NCCL adds those of shards from GPU to GPU.
 #

@@ -6,13 +6,147 @@ FOLDER/parts.json     FOLDER/part-0-shard-0.onnx     FOLDER/part-0-shard-1.onnx 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines import hardware
+from graphkiln_backend.engines.base import Engine, SessionConfig, SessionTuning
 from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts
+from graphkiln_backend.graph.modules import source_digest, version_of
+
+# What a split session is built from, kept by content: the graphs of its parts, and what the engine compiled of each.
+#
+# A start that finds everything compiled reads the graphs of no parts: `parts.json` stands beside each compiled one.
+
+_log = logging.getLogger("graphkiln.lowering")
+_STOP_SPINNING = "session.force_spinning_stop"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SplitSource:
+    """A graph that is split, and where what comes of it is kept.
+
+    Attributes:
+        cache: Keeps it.
+        model: For people: what it is for.
+        key: The graph, its weights, and how it is lowered.
+        prepare_graph: Its file.
+        check_unchanged: Raises `LoweringError` where it was replaced meanwhile.
+    """
+
+    cache: ArtifactCache
+    model: str
+    key: Mapping[str, str]
+    prepare_graph: Callable[[], Path]
+    check_unchanged: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedParts:
+    """What sessions of parts are built from.
+
+    Attributes:
+        folder: Holds `parts.json`, and the graphs where nothing is compiled.
+        compiled: Of each shard of each part, by both numbers: the folder of what the engine compiled; empty where
+            nothing of that is kept.
+    """
+
+    folder: Path
+    compiled: Mapping[tuple[int, int], Path] = field(default_factory=dict)
+
+
+def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) -> PreparedParts:
+    """What is kept of a split graph, made where it is not there.
+
+    Args:
+        source: The graph.
+        engine: Runs the parts.
+        config: How it is spread: `cuts` of its nodes, `places`, and the shards of `parallel`.
+
+    Raises:
+        CacheError: It is not in the cache and cannot be written.
+        LoweringError: The graph cannot be split, or the engine refuses a part.
+    """
+    compile_one = partial(_compile, source, engine, config)
+    first = compile_one(0, 0)
+    if first is None:
+        return PreparedParts(folder=_write_graphs(source, config))
+    parts = read_parts(first)
+    numbers = [(part, shard) for part in range(len(parts.parts)) for shard in range(parts.shards)]
+    compiled = {each: folder for each in numbers if (folder := compile_one(*each))}
+    if len(compiled) < len(numbers):  # the cache is full or gone by now
+        return PreparedParts(folder=_write_graphs(source, config))
+    return PreparedParts(folder=first, compiled=compiled)
+
+
+def config_at(config: SessionConfig, place: Place) -> SessionConfig:
+    """How a part of a split graph runs at its place."""
+    threads = min(config.threads, len(place.cores) or config.threads)
+    tuning = _taking_turns(config.tuning) if _shards(config) > 1 and threads > 1 else config.tuning
+    return replace(config, device=place.device, threads=threads, tuning=tuning, parallel=None, places=(), cuts=())
+
+
+def _taking_turns(tuning: SessionTuning) -> SessionTuning:
+    """The parts of a shard run one behind the other on the same cores: threads of one that is done leave them.
+
+    They spin for tens of milliseconds otherwise, beside those of the parts that follow.
+    Source: ONNX Runtime, `onnxruntime_session_options_config_keys.h` (`session.force_spinning_stop`).
+    """
+    return replace(tuning, config_entries={_STOP_SPINNING: "1", **tuning.config_entries})
+
+
+def _compile(source: SplitSource, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:
+    """What the engine compiled of a shard of a part; None where nothing of that is kept."""
+    own = config_at(config, config.places[0])
+    identity = engine.identity(own)
+    if not identity:
+        return None
+    key = {
+        **_key(source, config),
+        **identity,
+        "device": hardware.identity(own.device),
+        "part": str(part),
+        "shard": str(shard),
+    }
+
+    def build(folder: Path) -> None:
+        graphs = _write_graphs(source, config)
+        _log.info("compiling part %d, shard %d for %s", part, shard, config)
+        engine.compile(graph_of(graphs, part, shard), own, folder)
+        shutil.copy(graphs / PARTS_FILE, folder)
+        source.check_unchanged()
+
+    return source.cache.get_lasting(config.engine, source.model, key, build)
+
+
+def _write_graphs(source: SplitSource, config: SessionConfig) -> Path:
+    """The folder of the parts' graphs."""
+
+    def build(folder: Path) -> None:
+        _log.info("splitting the graph for %s", config)
+        write_parts(source.prepare_graph(), config.cuts, _shards(config), folder)
+        source.check_unchanged()
+
+    return source.cache.get("parts", source.model, _key(source, config), build)
+
+
+def _key(source: SplitSource, config: SessionConfig) -> dict[str, str]:
+    libraries = {name: version_of(name) for name in ("onnx", "onnx-ir")}
+    cuts = {"cuts": f"{list(config.cuts)}", "shards": str(_shards(config))}
+    return {**source.key, **cuts, **libraries, "rules": source_digest("lowering", "passes")}
+
+
+def _shards(config: SessionConfig) -> int:
+    return config.parallel.tensor if config.parallel else 1
+
 
 PARTS_FILE = "parts.json"
 

@@ -22,7 +22,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
 from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
-from graphkiln_backend.lowering.synthetic import synthetic_inputs
+from graphkiln_backend.lowering.warmup import synthetic_inputs
 from graphkiln_backend.repository.version import ModelVersion
 
 _RUNS = 7
@@ -72,7 +72,7 @@ def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[Tim
 
     Those that compute from weights alone have none.
     """
-    from graphkiln_backend.passes.constant_nodes import find_constant_nodes  # a second of imports
+    from graphkiln_backend.passes.constants import find_constant_nodes  # a second of imports
     from graphkiln_backend.passes.graph_file import save
     from graphkiln_backend.passes.node_costs import load_for_splitting
 

@@ -10,8 +10,8 @@ import pytest
 import zoo
 
 from graphkiln_backend.engines.base import PLAIN_RUNS
-from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
 from graphkiln_backend.engines.onnxruntime.providers import CPU
+from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_outputs_are_those_of_plain_runs(session: onnxruntime.InferenceSession) 
 def test_many_shapes_do_not_hold_many_buffers(
     session: onnxruntime.InferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphkiln_backend.engines.onnxruntime.cuda_graphs._MAX_CAPTURES", 2)
+    monkeypatch.setattr("graphkiln_backend.engines.onnxruntime.session._MAX_CAPTURES", 2)
     runner = CudaGraphRunner(session, "cpu")
     for rows in (1, 2, 3, 4, 3):
         outputs = runner.run({"INPUT_0": np.zeros((rows, 1, 32, 32), np.float32)}, ["OUTPUT_0"])

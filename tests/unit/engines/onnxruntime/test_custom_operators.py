@@ -7,7 +7,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from graphkiln_backend.engines.onnxruntime.custom_operators import digest, register
+from graphkiln_backend.engines.onnxruntime.loading import digest, register
 from graphkiln_backend.graph.errors import LoweringError
 
 

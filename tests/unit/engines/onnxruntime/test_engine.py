@@ -17,8 +17,8 @@ import zoo
 
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
-from graphkiln_backend.engines.onnxruntime.cuda_graphs import CudaGraphRunner
-from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS
+from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
 

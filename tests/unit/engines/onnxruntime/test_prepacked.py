@@ -10,8 +10,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkiln_backend.engines.onnxruntime.loading import align_prepacked, save_optimized
-from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS
+from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS, align_prepacked, save_optimized
 
 SIZES = [(100, 3), (3, 101), (101, 50)]
 """No product of these is a multiple of 16, a register of float32."""

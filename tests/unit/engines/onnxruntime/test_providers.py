@@ -15,7 +15,7 @@ from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu
 from graphkiln_backend.graph.device import CPU as ON_CPU
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.setting_keys import CUDA_KEYS
+from graphkiln_backend.lowering.settings import CUDA_KEYS
 
 CONFIG = SessionConfig(engine="onnxruntime", device=Device.gpu(1), threads=1, spin=False, reason="test")
 

@@ -17,7 +17,7 @@ import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.shared_weights import WEIGHTS, SharedWeights
+from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS, SharedWeights
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -128,7 +128,7 @@ def test_a_process_that_dies_holds_nothing(graph: Path, tmp_path: Path) -> None:
     """Its lock ends with it: the next one that closes the copy removes it."""
     program = (
         "import os, pathlib, sys\n"
-        "from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights\n"
+        "from graphkiln_backend.engines.onnxruntime.loading import SharedWeights\n"
         "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
         "SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph'))\n"
         "os._exit(1)\n"
@@ -143,7 +143,7 @@ def test_a_process_that_dies_holds_nothing(graph: Path, tmp_path: Path) -> None:
 def test_a_copy_in_use_by_another_process_stays(graph: Path, tmp_path: Path) -> None:
     program = (
         "import pathlib, sys\n"
-        "from graphkiln_backend.engines.onnxruntime.shared_weights import SharedWeights\n"
+        "from graphkiln_backend.engines.onnxruntime.loading import SharedWeights\n"
         "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
         "with SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph')):\n"
         "    print('open', flush=True)\n"

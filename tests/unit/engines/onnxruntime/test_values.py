@@ -13,7 +13,7 @@ import zoo
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.values import decode_text, run_ort_values
+from graphkiln_backend.engines.onnxruntime.session import decode_text, run_ort_values
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import SignatureError
 

@@ -25,9 +25,8 @@ from graphkiln_backend.graph.device import CPU, Parallelism, Place
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.cuts import find_cuts
-from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
-from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, write_parts
+from graphkiln_backend.lowering.parallel.parts import PreparedParts, count_costs, graph_of, write_parts
+from graphkiln_backend.lowering.parallel.split import find_cuts
 from graphkiln_backend.repository.onnx_file import read_signature
 
 CORE = split_graphs.CORE

@@ -22,9 +22,15 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.lowering.parallel import building
 from graphkiln_backend.lowering.parallel import building as device_sums
-from graphkiln_backend.lowering.parallel.building import DeviceHanding, DeviceSums, build_split, handing_for, sums_for
-from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts
-from graphkiln_backend.lowering.parallel.sums import HostSums
+from graphkiln_backend.lowering.parallel.building import (
+    DeviceHanding,
+    DeviceSums,
+    HostSums,
+    build_split,
+    handing_for,
+    sums_for,
+)
+from graphkiln_backend.lowering.parallel.parts import PreparedParts
 from graphkiln_backend.repository.onnx_file import read_signature
 
 GPUS = (Place(Device.gpu(0)), Place(Device.gpu(1)))

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.lowering.parallel.cuts import StageCost
-from graphkiln_backend.lowering.parallel.split import Cutting, FindStages, cut_batch, usual_counts
+from graphkiln_backend.lowering.parallel.split import Cutting, FindStages, StageCost, cut_batch, usual_counts
 
 
 def stage(seconds: float) -> StageCost:

@@ -18,10 +18,16 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.lowering.parallel import part_artifacts
+from graphkiln_backend.lowering.parallel import parts as part_artifacts
 from graphkiln_backend.lowering.parallel.building import build_split
-from graphkiln_backend.lowering.parallel.part_artifacts import PreparedParts, SplitSource, config_at, prepare_parts
-from graphkiln_backend.lowering.parallel.parts import graph_of, read_parts
+from graphkiln_backend.lowering.parallel.parts import (
+    PreparedParts,
+    SplitSource,
+    config_at,
+    graph_of,
+    prepare_parts,
+    read_parts,
+)
 from graphkiln_backend.repository.onnx_file import read_signature
 
 X = draw(4, 3, 16, 16, seed=1)

@@ -10,8 +10,8 @@ import pytest
 import split_graphs
 
 from graphkiln_backend.graph.errors import CacheError
-from graphkiln_backend.lowering.parallel.cuts import find_cuts
 from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, read_parts, write_parts
+from graphkiln_backend.lowering.parallel.split import find_cuts
 
 
 def test_stages_and_shards(tmp_path: Path) -> None:

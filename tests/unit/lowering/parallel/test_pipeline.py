@@ -14,8 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.pipeline import PipelineSession, Stage
-from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.lowering.parallel.building import PipelineSession, Stage, Worker
 from graphkiln_backend.system.closing import Closeable
 
 Compute = Callable[[dict[str, AnyArray]], dict[str, AnyArray]]

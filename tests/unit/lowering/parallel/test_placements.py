@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.parallel.placements import join_placements
+from graphkiln_backend.lowering.parallel.building import join_placements
 
 
 def test_parts_are_added_up() -> None:

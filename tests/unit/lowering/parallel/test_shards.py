@@ -13,8 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.shards import Segment, ShardedSession
-from graphkiln_backend.lowering.parallel.worker import Worker
+from graphkiln_backend.lowering.parallel.building import Segment, ShardedSession, Worker
 from graphkiln_backend.system.closing import Closeable
 
 

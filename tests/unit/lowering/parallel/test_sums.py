@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkiln_backend.lowering.parallel.sums import HostSums, add_up
+from graphkiln_backend.lowering.parallel.building import HostSums, add_up
 
 
 def test_sums_are_new_arrays_in_the_order_of_the_shards() -> None:

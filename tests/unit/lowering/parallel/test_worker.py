@@ -9,7 +9,7 @@ from contextvars import ContextVar
 
 import pytest
 
-from graphkiln_backend.lowering.parallel.worker import Worker, results_of
+from graphkiln_backend.lowering.parallel.building import Worker, results_of
 
 MARK: ContextVar[str] = ContextVar("MARK", default="none")
 
