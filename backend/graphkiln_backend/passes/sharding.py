@@ -72,10 +72,7 @@ def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
     _, *columns = table.const_value.numpy().shape
     divides = len(columns) == 1 and columns[0] % shards == 0
     return (
-        divides
-        and table.const_value.nbytes >= _WORTH_TABLE_BYTES
-        and len(table.uses()) == 1
-        and not is_weight(numbers)
+        divides and table.const_value.nbytes >= _WORTH_TABLE_BYTES and len(table.uses()) == 1 and not is_weight(numbers)
     )
 
 
