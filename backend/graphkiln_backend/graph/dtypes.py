@@ -67,7 +67,7 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_numpy(cls, dtype: np.dtype[np.generic]) -> DType:
-        """Names the element type of an array. Unicode, bytes and object arrays are BYTES.
+        """Return the element type of an array. Unicode, bytes and object arrays are BYTES.
 
         Raises:
             ManifestError: The dtype (complex numbers, dates, ...) cannot travel in a tensor.
@@ -82,7 +82,7 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_onnxruntime(cls, type_name: str) -> DType:
-        """Names the element type of an ONNX Runtime `NodeArg.type` such as `tensor(float)`.
+        """Return the element type of an ONNX Runtime `NodeArg.type` such as `tensor(float)`.
 
         Raises:
             ManifestError: The value is a sequence, a map or an element type that Triton cannot carry.
@@ -94,7 +94,7 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_openvino(cls, type_name: str) -> DType:
-        """Names an OpenVINO element type such as `f32`.
+        """Return the element type of an OpenVINO type such as `f32`.
 
         Raises:
             ManifestError: The element type cannot be carried by Triton.
@@ -106,7 +106,7 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_config(cls, number: int) -> DType:
-        """Names the number of a `DataType` in a model configuration.
+        """Return the element type of the number of a `DataType` in a model configuration.
 
         Raises:
             ManifestError: There is no such data type.
@@ -120,7 +120,7 @@ class DType(enum.StrEnum):
 
     @classmethod
     def from_onnx(cls, number: int) -> DType:
-        """Names an `onnx.TensorProto.DataType`.
+        """Return the element type of an `onnx.TensorProto.DataType`.
 
         Raises:
             ManifestError: The element type (complex, 4- or 8-bit float, ...) cannot be carried by Triton.

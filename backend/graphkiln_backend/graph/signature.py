@@ -111,7 +111,7 @@ class Signature:
         return size if isinstance(size, int) else None
 
     def check(self, feeds: Mapping[str, AnyArray]) -> None:
-        """Validates tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
+        """Validate tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 
         Raises:
             SignatureError: The first tensor that does not fit, with what was expected and what came.

@@ -1,8 +1,8 @@
 """Tasks of image models and their outputs: labels, top-k ranking, detection, segmentation, embedding.
 
-The manifest holds it, the server publishes it, and client, scoring and proof read outputs by it. Outputs
-are padded, so that requests of several clients can be computed as one batch: a graph gives every image the same number
-of rows, and how many of them count.
+The manifest holds the task, the server publishes it, and client, scoring and proof read outputs by it. Outputs are
+padded, so that requests of several clients can be computed as one batch: a graph gives every image the same number of
+rows, and how many of them count.
 """
 
 from __future__ import annotations
@@ -37,12 +37,8 @@ def read_labels(path: Path) -> tuple[str, ...]:
         raise ManifestError(f"cannot read labels from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}") from error
-    return tuple(_lines(text))
-
-
-def _lines(text: str) -> list[str]:
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return lines if lines[-1] else lines[:-1]
+    return tuple(lines if lines[-1] else lines[:-1])
 
 
 def labels_text(labels: Sequence[str]) -> str:
@@ -72,10 +68,14 @@ def check_count(labels: Sequence[str], signature: Signature, origin: object) -> 
     Raises:
         ManifestError: Their number is another.
     """
-    classes = count_classes(signature)
-    if classes is not None and labels and len(labels) != classes:
+    if (classes := count_classes(signature)) is not None:
+        _check_number(labels, classes, signature.outputs[0].name, origin)
+
+
+def _check_number(labels: Sequence[str], classes: int, output: str, origin: object) -> None:
+    if labels and len(labels) != classes:
         raise ManifestError(
-            f"{origin} has {len(labels)} labels, but output '{signature.outputs[0].name}' has {classes} classes",
+            f"{origin} has {len(labels)} labels, but output '{output}' has {classes} classes",
             hint="one line for each class, in the order of the output",
         )
 
@@ -345,7 +345,9 @@ def check_task(task: Task | None, labels: Sequence[str], signature: Signature, o
             )
         _check_output(specs[name], wanted, key)
     if isinstance(task, Segmentation) and task.scores:
-        _check_scored_classes(specs[task.scores], labels, origin)
+        scores = specs[task.scores]
+        if scores.has_rank and isinstance(classes := scores.shape[1], int):
+            _check_number(labels, classes, scores.name, origin)
 
 
 def _outputs(task: Task) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -367,12 +369,3 @@ def _check_output(spec: TensorSpec, wanted: Mapping[str, Any], key: str) -> None
         types = " or ".join(map(str, wanted["types"]))
         size = f", {last} in the last" if last else ""
         raise ManifestError(f"'{PARAMETER}.{key}' must name {types} of {wanted['rank']} dimensions{size}, got {spec}")
-
-
-def _check_scored_classes(scores: TensorSpec, labels: Sequence[str], origin: object) -> None:
-    classes = scores.shape[1] if scores.has_rank else None
-    if labels and isinstance(classes, int) and len(labels) != classes:
-        raise ManifestError(
-            f"{origin} has {len(labels)} labels, but output '{scores.name}' has {classes} classes",
-            hint="one line for each class, in the order of the output",
-        )

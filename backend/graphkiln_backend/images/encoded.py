@@ -107,7 +107,7 @@ class Decoder(Closeable):
         return [_gather([next(decoded) for _ in images]) for images in requests]
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._pool.shutdown()
 
     def _decode_all(self, images: Sequence[bytes]) -> list[_Decoded]:

@@ -144,7 +144,7 @@ def read_batch_tensors(config: Any) -> BatchTensors:
 
 
 def _rank(tensor: Any) -> int:
-    """Dimensions of an input, the batch among them, without the one that `repository.batch_guard` adds."""
+    """Dimensions of an input, the batch among them, without the one that `config.guard_batch` adds."""
     shape = list(tensor.reshape.shape) if tensor.HasField("reshape") else list(tensor.dims)
     return 1 + (len(tensor.dims) if shape == [1, *tensor.dims] else len(shape or [-1]))
 

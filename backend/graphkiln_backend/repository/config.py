@@ -326,7 +326,7 @@ def _check_all_inputs(config: ModelConfigProto, signature: Signature) -> None:
 
 
 def _add_warmup(config: ModelConfigProto) -> None:
-    """Has Triton send itself a sample before it is ready: the first request is slow all the way through Triton."""
+    """Make Triton send itself a sample before it is ready: the first request is slow all the way through Triton."""
     if any(dim < 0 for tensor in config.input for dim in tensor.dims):
         return  # no size is known to suit the graph
     if any(tensor.data_type == pb.DataType.TYPE_STRING for tensor in config.input):

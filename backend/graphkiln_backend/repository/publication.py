@@ -177,7 +177,7 @@ def _publish_value(
 
 
 def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], served: Sequence[_Version]) -> None:
-    """Names the labels file for Triton's classification extension, where one holds for all versions that are served."""
+    """Set the labels file for Triton's classification extension, where one holds for all versions that are served."""
     outputs = {version.contract.output for version in versions if version.contract.labels}
     common = _common([(version.contract.output, version.contract.labels) for version in served])
     for output in config.output:

@@ -151,7 +151,7 @@ def _can_be_served(folder: Path) -> bool:
 
 
 def _twice(first: StoredModel, second: Path) -> StoredModel:
-    problem = f"the model lies in two stores: {first.folder} and {second}; rename or remove one of them"
+    problem = f"the model is in two stores: {first.folder} and {second}; rename or remove one of them"
     return StoredModel(folder=first.folder, stamp=first.stamp, versions=first.versions, problem=problem)
 
 

@@ -141,7 +141,7 @@ def _tensor(output: ReplacedOutput) -> onnx.ValueInfoProto:
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Nodes come before those that use what they compute."""
+    """Drop nodes that no output needs; nodes come before their consumers."""
     needed = {value.name for value in graph.output}
     kept: list[onnx.NodeProto] = []
     for node in reversed(graph.node):

@@ -95,7 +95,7 @@ def test_a_model_in_two_stores_is_a_problem_of_that_model_only(store: Path, tmp_
     (tmp_path / "second" / "m" / "1").mkdir(parents=True)
     (tmp_path / "second" / "n" / "1").mkdir(parents=True)
     found = scan_stores([store, tmp_path / "second"])
-    assert "lies in two stores" in found["m"].problem
+    assert "two stores" in found["m"].problem
     assert found["n"].problem == ""
 
 

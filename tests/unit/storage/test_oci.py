@@ -21,8 +21,8 @@ from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 from graphkiln_backend.storage.oci import OciRegistry, digest_of, read_layers, split_root
 
+# The password is `secret`.
 PASSWORDS = "ann:$2b$04$1ZcQ4Eeq1e0mz9jqkMhKIesMpmkF0bAOH8VSv8daH2a4ou8OpnSSy\n"
-"""The password is `secret`."""
 LAYER = {"digest": "sha256:" + "0" * 64, "size": 3, "annotations": {"org.opencontainers.image.title": "m/1/model.onnx"}}
 
 
