@@ -17,8 +17,7 @@ import numpy.typing as npt
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 
-Moments = npt.NDArray[np.float64]
-"""`[requests]`: seconds after the start."""
+Moments = npt.NDArray[np.float64]  # `[requests]`: seconds after the start
 
 _LIMIT = 256 * MIB
 _KEY = "time"

@@ -20,11 +20,9 @@ from graphkiln_client.transports.base import Transport
 from graphkiln_client.transports.endpoint import Compression, Endpoint, Security
 from graphkiln_client.transports.factory import open_async
 
-_DIED = "is not healthy"
-"""Triton's words for an instance whose process ended."""
+_DIED = "is not healthy"  # Triton's words for an instance whose process ended
 _ITS_LOG = "a process was killed while it loaded the model; the server's log says by which signal and what to try"
-_LONGEST_S = 2e6
-"""For infinity, too: the system's calls take milliseconds in 32 bits, which are 24 days."""
+_LONGEST_S = 2e6  # for infinity, too: the system's calls take milliseconds in 32 bits, which are 24 days
 
 
 class AsyncClient:

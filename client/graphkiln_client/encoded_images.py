@@ -17,11 +17,10 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.download import download
 
+# How images travel: as they are where that is smaller and the server takes them, always so, or as tensors.
 Form: TypeAlias = Literal["auto", "encoded", "tensor"]
-"""How images travel: as they are where that is smaller and the server takes them, always so, or as tensors."""
 
-_FILE_LIMIT = 64 * MIB
-"""What is larger than most servers' messages is decoded here, and fails here if it is no image."""
+_FILE_LIMIT = 64 * MIB  # what is larger than most servers' messages is decoded here, and fails here if it is no image
 
 
 def read_encoded(image: ImageLike, *, fetch_timeout_s: float | None) -> bytes | None:

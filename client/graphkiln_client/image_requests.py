@@ -49,8 +49,7 @@ def prepare(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | None
 
 T = TypeVar("T")
 
-_MOST_VERSIONS = 5
-"""Attempts at an answer that another version gives: more come only from servers that take turns."""
+_MOST_VERSIONS = 5  # attempts at an answer that another version gives: more come only from servers that take turns
 _BETWEEN_VERSIONS_S = 0.05
 
 

@@ -20,8 +20,7 @@ from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse,
 
 _PROCESS = uuid.uuid4().hex[:16]
 _counter = itertools.count(1)
-_MOST = (1 << 31) - 1
-"""Elements of a dimension."""
+_MOST = (1 << 31) - 1  # elements of a dimension
 
 
 def new_request_id() -> str:

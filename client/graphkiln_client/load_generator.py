@@ -19,15 +19,13 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.errors import ClientError
 
+# Sends one request and waits for its response; thread-safe; raises the `ClientError` family only.
 Send = Callable[[], object]
-"""Sends one request and waits for its response; thread-safe; raises the `ClientError` family only."""
 
 _WINDOWS = 10
-_STUDENT_T = 2.262
-"""Two-sided 95% quantile of Student's t with `_WINDOWS - 1` degrees of freedom."""
+_STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `_WINDOWS - 1` degrees of freedom
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-MAX_CALLERS = 256
-"""Of an open loop: requests that can be in flight; those due later wait, and their wait counts."""
+MAX_CALLERS = 256  # of an open loop: requests that can be in flight; those due later wait, and their wait counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,15 +20,13 @@ from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
 
 _PROCESSES_PER_CORE = 2
 _MOST_PROCESSES = 16
-_AHEAD_S = 0.05
-"""Between telling the processes when to start and that moment."""
+_AHEAD_S = 0.05  # between telling the processes when to start and that moment
 _END_S = 10
-_STOP_S = 2
-"""Of a load that is stopped: what hangs longer is killed."""
+_STOP_S = 2  # of a load that is stopped: what hangs longer is killed
+# Ctrl-C is for the process that starts it, also while it imports what it needs.
 _PROGRAM = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln_client.load_worker import main; main()"
 )
-"""Ctrl-C is for the process that starts it, also while it imports what it needs."""
 
 Worker = subprocess.Popen[bytes]
 

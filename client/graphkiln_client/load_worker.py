@@ -23,8 +23,7 @@ from graphkiln_client.transports.base import InferRequest
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcWire
 
-_TERMINATED = 128 + signal.SIGTERM
-"""As shells say it."""
+_TERMINATED = 128 + signal.SIGTERM  # as shells say it
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 

@@ -20,16 +20,15 @@ from graphkiln_client.results import Classification
 
 T = TypeVar("T")
 
-ALL_CLASSES = 1 << 24
-"""More than any model has; Triton returns as many as there are."""
+ALL_CLASSES = 1 << 24  # more than any model has; Triton returns as many as there are
 
 _MOST_ABSENT, _MOST_SPARSE = 1 << 16, 4
 
+# Source: Triton's `TopkClassifications`.
 _RANKABLE_TYPES = {
     f"TYPE_{name}"
     for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
 }
-"""Source: Triton's `TopkClassifications`."""
 
 
 def check_metadata(document: dict[str, Any]) -> dict[str, Any]:

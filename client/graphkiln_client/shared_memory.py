@@ -30,8 +30,7 @@ from graphkiln_client.transports.tensors import datatype_of, to_raw
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _MIN_BYTES = 1 << 20
-_IN_USE = "currently in use"
-"""What Triton says of a region that a request still refers to."""
+_IN_USE = "currently in use"  # what Triton says of a region that a request still refers to
 _RELEASE_S = 5.0
 _RELEASE_PAUSE_S = 0.02
 

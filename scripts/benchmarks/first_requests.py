@@ -14,8 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_client import Client
 
-_LATER = 5
-"""Further requests of each size: their median is what the first one is compared with."""
+_LATER = 5  # further requests of each size: their median is what the first one is compared with
 
 
 def first_requests(url: str, model: str, largest: int) -> dict[int, float]:

@@ -34,8 +34,7 @@ _ARCHITECTURES = ("mobilenet_v3_small", "resnet50")
 _INSTANCES = (1, 2)
 BARE, CPP = "bare session", "C++ backend"
 _IMAGE = (1, 3, 224, 224)
-_CALLERS, _REQUESTS = 4, 32
-"""So that each instance has computed."""
+_CALLERS, _REQUESTS = 4, 32  # so that each instance has computed
 _BARE_PROGRAM = """
 import sys
 import numpy, onnxruntime

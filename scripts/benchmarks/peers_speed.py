@@ -36,14 +36,13 @@ from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
+# Of one thread each. A free instance takes all that waits, and what comes then waits for all of it; ResNet-50 takes as
+# long for an image of a batch as for one alone, so larger batches would give nothing.
 _INSTANCES, _LARGEST_BATCH = 2, 2
-"""Of one thread each. A free instance takes all that waits, and what comes then waits for all of it; ResNet-50 takes as
-long for an image of a batch as for one alone, so larger batches would give nothing."""
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
-_ENGINES = {"fp32": "onnxruntime", "int8": "auto"}
-"""In fp32 the runtime that all peers have, too."""
+_ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime that all peers have, too
 _FOLDER = Path(__file__).resolve().parent / "peers"
 
 Classify = Callable[[bytes], object]

@@ -29,9 +29,9 @@ from graphkiln_converters.sources.base import SourceOptions, open_source
 _HERE = Path(__file__).resolve()
 _TOKENS = 128
 _CALIBRATION_SAMPLES = 16
-_DETAIL = 8
-"""Pixels in a row that are interpolated between two random ones: a photograph is not white noise."""
+_DETAIL = 8  # pixels in a row that are interpolated between two random ones: a photograph is not white noise
 
+# Name -> what `graphkiln convert` takes.
 ARCHITECTURES = {
     "resnet50": "torchvision:resnet50",
     "mobilenet_v3_small": "torchvision:mobilenet_v3_small",
@@ -44,7 +44,6 @@ ARCHITECTURES = {
     "bert_base": f"python:{_HERE}:make_bert",
     "ssdlite320": f"python:{_HERE}:make_detector",
 }
-"""Name -> what `graphkiln convert` takes."""
 
 
 class Bert(nn.Module):

@@ -36,11 +36,9 @@ from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.system.resources import usable_cores
 
-PARTS = CACHE / "precision"
-"""Where each architecture is kept as it is done."""
+PARTS = CACHE / "precision"  # where each architecture is kept as it is done
 _BATCH = 8
-_CLOSE = 0.97
-"""A rate of at least this share of the best one counts as being it."""
+_CLOSE = 0.97  # A rate of at least this share of the best one counts as being it
 _WARM_UP_S = 1.0
 
 ORT_FP32, OV_FP32, OV_BF16 = "onnxruntime fp32", "openvino fp32", "openvino bf16"
@@ -66,12 +64,12 @@ _SET_UPS = {
     AUTO_BF16: _SetUp(settings=Settings(engine="auto", precision=Precision.BF16)),
     AUTO_INT8: _SetUp(settings=Settings(engine="auto"), int8=True),
 }
+# What `engine: auto` may choose between.
 _BY_HAND = {
     AUTO_FP32: (ORT_FP32, OV_FP32),
     AUTO_BF16: (ORT_FP32, OV_FP32, OV_BF16),
     AUTO_INT8: (ORT_INT8, OV_INT8),
 }
-"""What `engine: auto` may choose between."""
 
 
 @dataclass(slots=True)

@@ -15,8 +15,7 @@ from typing import Any
 import psutil
 
 _TRIES = 4
-_TOO_LATE = "timed out during startup"
-"""What Ray says of a node that was not up in time."""
+_TOO_LATE = "timed out during startup"  # what Ray says of a node that was not up in time
 
 
 class RayNodes:

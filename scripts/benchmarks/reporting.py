@@ -15,8 +15,8 @@ from graphkiln.story.request import machine_facts
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
+# Pages with tables between marks, which name the result and its columns.
 MARKED = tuple(REPOSITORY / page for page in ("README.md",))
-"""Pages with tables between marks, which name the result and its columns."""
 
 _MARKED = re.compile(r"(<!-- docs/benchmarks/(?P<name>\w+)\.json: (?P<columns>[^>]*) -->\n).*?(<!-- end -->)", re.S)
 _INTRODUCTION = """# Benchmarks

@@ -25,8 +25,7 @@ from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.scorer import Scored, Scorer
 
-_UNITS = 2
-"""Scored at a time, as a worker does."""
+_UNITS = 2  # scored at a time, as a worker does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,8 +31,7 @@ UNITS = 200
 ROWS_PER_UNIT = 10
 NODES = 3
 _MODEL = Path(__file__).parents[2] / "model_repository" / "digits"
-_KINDS = {"worker": 5, "keeper": 2, "node": 2, "driver": 1}
-"""How often each is chosen, beside the others."""
+_KINDS = {"worker": 5, "keeper": 2, "node": 2, "driver": 1}  # how often each is chosen, beside the others
 _LONGEST_RUN_S = 1800.0
 
 

@@ -10,8 +10,7 @@ from precision_models import prepare
 from score_requests import PREPROCESS
 from stores import add_model
 
-ENGINES = {"fp32": "onnxruntime", "int8": "auto"}
-"""In fp32 the runtime that the peer has, too."""
+ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime that the peer has, too
 _WIDTH, _HEIGHT = 500, 375
 _PHOTOGRAPHS = 64
 

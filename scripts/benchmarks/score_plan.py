@@ -24,8 +24,7 @@ from graphkiln_backend.scoring.units import InputRange
 ROWS_PER_UNIT = 1000
 RESUMED_UNITS = 25_000
 SIMULATED_ROWS = 100_000_000
-_BYTES_PER_FILE = 60
-"""Bytes of a plan that a file of a folder takes: its name, size and time."""
+_BYTES_PER_FILE = 60  # bytes of a plan that a file of a folder takes: its name, size and time
 
 
 def measure_plan(rows: int) -> dict[str, Any]:

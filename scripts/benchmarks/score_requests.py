@@ -7,10 +7,10 @@ from pathlib import Path
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.request import ScoreRequest
 
+# Of torchvision's weights.
 PREPROCESS = Preprocess(
     resize=232, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
 )
-"""Of torchvision's weights."""
 
 
 def request_for(model: Path, source: Path, destination: Path, cache: Path, cores: int, *, rows: int) -> ScoreRequest:

@@ -46,19 +46,17 @@ from graphkiln_backend.system.resources import usable_cores
 _PROGRAM = Path(__file__).resolve().parent / "score_runs.py"
 _PLAN_PROGRAM = _PROGRAM.with_name("score_plan.py")
 _PRECISIONS = ("fp32", "int8")
+# Of whole runs: a minute of each, since what Ray Data decodes while its model loads, a few hundred images, is given to
+# it: of 288 images it was worth three to six percent.
 _IMAGES = {"fp32": 864, "int8": 1152}
-"""Of whole runs: a minute of each, since what Ray Data decodes while its model loads, a few hundred images, is given to
-it: of 288 images it was worth three to six percent."""
-_BOUND_SHARE = 3
-"""The bound needs fewer: each of its parts is one loop."""
+_BOUND_SHARE = 3  # the bound needs fewer: each of its parts is one loop
 _SLOW_INT8 = "this CPU has no VNNI: int8 is computed by instructions for 16 bits"
 _SMALL_IMAGES = 100_000
 _LISTED_ROWS = 10_000_000
 _VERIFIED_UNITS = 25_000
 _FAULT_RUNS, _KILLS = 10, 50
 _TIMEOUT_S = 600
-KEPT = CACHE / "score"
-"""Where each part is kept as it is done."""
+KEPT = CACHE / "score"  # where each part is kept as it is done
 
 
 def benchmark_score(rounds: int, seconds: float, only: str = "") -> list[Row]:
@@ -133,6 +131,7 @@ def _share(rounds: int) -> int:
     return 10 if rounds == 1 else 1
 
 
+# What is measured by itself, given the rounds; what each returns can be kept as JSON.
 PARTS: dict[str, Callable[[int], Any]] = {
     **{precision: partial(_measure_precision, precision) for precision in _PRECISIONS},
     "memory": _measure_memory,
@@ -140,7 +139,6 @@ PARTS: dict[str, Callable[[int], Any]] = {
     "verification": _measure_verification,
     **{f"faults {seed + 1}": partial(_measure_faults, seed) for seed in range(_FAULT_RUNS)},
 }
-"""What is measured by itself, given the rounds; what each returns can be kept as JSON."""
 
 
 @contextmanager

@@ -31,11 +31,9 @@ from graphkiln.tuning.statistics import Latency, Seconds, throughput
 from graphkiln.tuning.trials import WARM_S, Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _LOAD_S, _WARMUP_S, _HANG_S = 2.0, 0.5, 20.0
-_MOST = 50_000
-"""Requests of one measurement: what is offered beyond waits outside."""
+_MOST = 50_000  # requests of one measurement: what is offered beyond waits outside
 
-Standstills = Sequence[tuple[float, float]]
-"""From when to when, in ascending order."""
+Standstills = Sequence[tuple[float, float]]  # from when to when, in ascending order
 
 
 def steady(_now_s: float) -> float:

@@ -31,6 +31,7 @@ from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.snapshot import read_snapshot
 
 _FORTY = 40
+# Sessions with ONNX Runtime's own defaults, one after the other, in a process of their own.
 _BARE = """
 import json, pathlib, re, sys, time
 import numpy, onnxruntime
@@ -46,7 +47,6 @@ for path in sys.argv[1:]:
 peak_kb = int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
 print(json.dumps([time.monotonic() - begun, peak_kb / 1024]))
 """
-"""Sessions with ONNX Runtime's own defaults, one after the other, in a process of their own."""
 
 
 CPP = "C++ backend"
@@ -70,8 +70,7 @@ class _Start:
     first: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
-_Run = Callable[[], Iterator[tuple[str, _Start]]]
-"""Starts a subject in one or more states, which it tells."""
+_Run = Callable[[], Iterator[tuple[str, _Start]]]  # starts a subject in one or more states, which it tells
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from graphkiln_backend.repository.config import BACKEND, config_text
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
-LARGEST_BATCH = 8
-"""Of what `add_model` adds."""
+LARGEST_BATCH = 8  # of what `add_model` adds
 
 
 def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND) -> None:

@@ -35,8 +35,7 @@ from graphkiln_backend.repository.version import CONFIG_FILE
 
 MODEL_ANALYZER = "model-analyzer"
 ANALYZED = "Model Analyzer, quick search"
-_MOST_S = 600.0
-"""It keeps no more than this, whatever it has found by then."""
+_MOST_S = 600.0  # it keeps no more than this, whatever it has found by then
 _MOST_BATCH, _MOST_CALLERS = 8, 32
 _WINDOW_MS = 2000
 _NAME, _SATISFIES = "Model Config Path", "Satisfies Constraints"

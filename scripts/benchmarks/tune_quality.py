@@ -42,17 +42,14 @@ from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Trials
 
-PARTS = CACHE / "tune"
-"""Where each part is kept, and the journals of its searches."""
-KEPT = RESULTS / "tune.json"
-"""What stands in the documentation."""
+PARTS = CACHE / "tune"  # where each part is kept, and the journals of its searches
+KEPT = RESULTS / "tune.json"  # what stands in the documentation
 SIMULATED = "simulated"
 _SEEDS = 4
+# The exhaustive search may take so many times the budget of ours: one more than ours is to be faster by.
 _EXHAUSTIVE = 6
-"""The exhaustive search may take so many times the budget of ours: one more than ours is to be faster by."""
 _BATCH_SIZES = (1, 2, 8)
-_ENOUGH = 400
-"""Requests of a repeat by perf_analyzer: of fewer, p99 is a matter of luck."""
+_ENOUGH = 400  # requests of a repeat by perf_analyzer: of fewer, p99 is a matter of luck
 
 Row = dict[str, Any]
 
@@ -74,13 +71,13 @@ class Model:
     is_held_out: bool = True
 
 
+# With 100 ms and more where a run takes long: below, no configuration of two cores meets the target.
 MODELS = {
     "mobilenet_v3_small": Model(architecture="mobilenet_v3_small", p99_s=0.05, budget_s=170.0, is_held_out=False),
     "squeezenet1_1": Model(architecture="squeezenet1_1", p99_s=0.05, budget_s=600.0),
     "regnet_y_400mf": Model(architecture="regnet_y_400mf", p99_s=0.1, budget_s=600.0),
     "vit_tiny": Model(architecture="timm:vit_tiny_patch16_224", p99_s=0.2, budget_s=600.0),
 }
-"""With 100 ms and more where a run takes long: below, no configuration of two cores meets the target."""
 
 
 def benchmark_tune(rounds: int, seconds: float, only: str = "", budget_s: float = 0.0) -> list[Row]:
@@ -169,11 +166,11 @@ def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, flo
     return rows
 
 
+# Of every row.
 COLUMNS = (
     "model", "set-up", "runs", "ratio", "least", "runs of 0.95", "requests/s", "promised/s", "perf_analyzer within p99",
     "budget s", "measured s", "measurements", "choice", "date",
 )  # fmt: skip
-"""Of every row."""
 
 
 def row_of(title: str, found: Sequence[tuple[Choice, float]]) -> Row:

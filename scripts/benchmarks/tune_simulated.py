@@ -20,8 +20,7 @@ _BUDGET_S, _SHORTEST_S = 1200.0, 3.0
 _NOISE, _CORES = 0.05, 4
 _WAYS = (tuned, at_random, default)
 
-Judged = tuple[Choice, float]
-"""A choice, and its highest rate as a share of the best."""
+Judged = tuple[Choice, float]  # A choice, and its highest rate as a share of the best
 
 
 def simulated_choices(seeds: int) -> Iterator[Judged]:

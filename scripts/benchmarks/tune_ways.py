@@ -25,11 +25,10 @@ from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import OpenLoop, Trials
 
 OURS, RANDOM, EXHAUSTIVE, DEFAULT = "graphkiln tune", "random search", "exhaustive search", "default"
-_LONGEST = 4
-"""Measurements of the other searches last at most so many times the shortest."""
+_LONGEST = 4  # measurements of the other searches last at most so many times the shortest
 
+# Opens whoever measures, and its clock.
 OpenTrials = Callable[[], AbstractContextManager[tuple[Trials, Callable[[], float]]]]
-"""Opens whoever measures, and its clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

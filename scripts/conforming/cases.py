@@ -23,8 +23,7 @@ from conforming.comparison import differences
 from graphkiln_backend.graph.dtypes import AnyArray
 
 FOLDERS = ("simple", "pytorch-operator", "pytorch-converted")
-LIGHT_TOLERANCE = (2e-3, 1e-7)
-"""The widest that the suite gives to one of them, relative and absolute."""
+LIGHT_TOLERANCE = (2e-3, 1e-7)  # the widest that the suite gives to one of them, relative and absolute
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 
-_BFLOAT16_RTOL = 2**-6
-"""What the suite allows, whatever else a case says."""
+_BFLOAT16_RTOL = 2**-6  # what the suite allows, whatever else a case says
 _LONGEST = 300
 
 

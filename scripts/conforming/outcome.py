@@ -15,12 +15,9 @@ class Verdict(enum.StrEnum):
     """How an answer stands to the expected one."""
 
     PASSES = "passes"
-    REFUSED = "refused"
-    """Not served at all; the reason says why."""
-    DIFFERS = "differs"
-    """Answered with another value than the suite expects, within its tolerance."""
-    FAILS = "fails"
-    """Ready, and yet the request failed; or whatever asked it ended."""
+    REFUSED = "refused"  # not served at all; the reason says why
+    DIFFERS = "differs"  # answered with another value than the suite expects, within its tolerance
+    FAILS = "fails"  # ready, and yet the request failed; or whatever asked it ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,15 @@ _NAMES = {
 }
 _LIBRARIES = ("onnx", "onnxruntime", "openvino", "nvidia-pytriton")
 _LONGEST = 220
+# Cases whose expected answer is one of two that are as right, with the reason.
 TIES = {
     "node_dynamicquantizelinear": "-2.5 is 127.5 steps below zero, and the last bit of the scale rounds it",
     "node_dynamicquantizelinear_expanded": "0.5 is 25.5 steps above zero, and the last bit of the scale rounds it",
 }
-"""Cases whose expected answer is one of two that are as right, with the reason."""
+# Cases in which a graph computes, and one request is answered with an error, as by ONNX Runtime alone.
 SIZES = {
     "node_reduce_max_empty_set_bool": "it has no elements, for which ONNX Runtime has no answer; it computes others",
 }
-"""Cases in which a graph computes, and one request is answered with an error, as by ONNX Runtime alone."""
 
 
 def to_document(cases: Sequence[Case], outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:

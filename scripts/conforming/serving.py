@@ -15,13 +15,12 @@ from graphkiln_client import Client
 from soaking.guard import guarded_folder
 from soaking.service import Service
 
-CHUNK = 60
-"""Cases of one server: few enough that a fault of it costs little, many enough that its start does."""
+CHUNK = 60  # cases of one server: few enough that a fault of it costs little, many enough that its start does
 _AT_ONCE = 4
 _LIMIT_S = 300.0
 _FLAGS = ("--model-control-mode=explicit", "--disable-auto-complete-config", "--replay-interval=0", "--cache=off")
+# What Triton answers where a version cannot be served; all else that keeps a model from loading is a fault.
 _REFUSED = "load failed for model"
-"""What Triton answers where a version cannot be served; all else that keeps a model from loading is a fault."""
 
 
 def ask_served(cases: Sequence[Case], engine: str = "") -> Iterator[tuple[Case, Outcome]]:

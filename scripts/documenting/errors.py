@@ -10,6 +10,7 @@ from documenting.text import attributes_of, code, summary_of, table
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.errors import RunInterrupted
 
+# Where errors are defined, in the order of the page.
 MODULES = (
     "graphkiln_backend.graph.errors",
     "graphkiln_backend.graph.contract",
@@ -21,7 +22,6 @@ MODULES = (
     "graphkiln_backend.triton.sequences",
     "graphkiln.story.server",
 )
-"""Where errors are defined, in the order of the page."""
 
 _INTRODUCTION = """# Errors and exit codes
 
@@ -43,8 +43,8 @@ An instance reports an error to Triton with the code below; over HTTP that is th
 of the same name.
 
 """
+# What an instance says, and no class.
 _OTHER_CODES: Mapping[type[GraphkilnError], str] = {RunInterrupted: "128 and the number of the signal"}
-"""What an instance says, and no class."""
 _STATUS = {
     "INVALID_ARG": "400, INVALID_ARGUMENT",
     "NOT_FOUND": "404, NOT_FOUND",

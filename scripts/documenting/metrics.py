@@ -25,6 +25,7 @@ A summary's quantiles are those of one server, and cannot be added up over sever
 one's.
 """
 _COLUMNS = ("metric", "kind", "labels beside `model`, `version`", "says")
+# Triton's: name, kind, labels, meaning. Source: its "Metrics" page, and what its port says of them.
 TRITONS: tuple[tuple[str, str, str, str], ...] = (
     (
         "nv_inference_request_success", "counter", "-",
@@ -73,7 +74,6 @@ TRITONS: tuple[tuple[str, str, str, str], ...] = (
     ("nv_cpu_memory_total_bytes", "gauge", "none", "of the machine"),
     ("nv_cpu_memory_used_bytes", "gauge", "none", "of the machine"),
 )  # fmt: skip
-"""Triton's: name, kind, labels, meaning. Source: its "Metrics" page, and what its port says of them."""
 
 
 def render() -> str:

@@ -10,6 +10,7 @@ from documenting import commands, errors, journeys, manifest, metrics, policy, s
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 
+# Path below `docs` -> what renders it.
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": commands.render,
     "reference/settings.md": settings.render,
@@ -20,7 +21,6 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "metrics.md": metrics.render,
     "journeys.md": lambda: journeys.render(DOCS / "journeys.json"),
 }
-"""Path below `docs` -> what renders it."""
 
 
 def write(docs: Path = DOCS) -> list[str]:

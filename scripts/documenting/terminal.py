@@ -13,10 +13,10 @@ from rich.text import Text
 
 COLUMNS = 100
 _COMMAND = "scripts/quickstart"
+# They would be fetched from another site; the reader's own monospaced font does.
 _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-"""They would be fetched from another site; the reader's own monospaced font does."""
+# What Triton says where there is no GPU, and what only the first run says.
 _UNTOLD = re.compile(r"CudaDriverHelper|[Pp]inned memory|making a virtual environment|installing graphkiln|^\s*$")
-"""What Triton says where there is no GPU, and what only the first run says."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 

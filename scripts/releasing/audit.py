@@ -18,19 +18,17 @@ from pathlib import Path
 from typing import Any
 
 _COMMAND = ("-m", "pip_audit", "--require-hashes", "--disable-pip", "--format=json", "--progress-spinner=off")
+# What pip-audit's last words hold where the list does not answer, or a mirror answers without one.
 _NETWORK = ("requests.exceptions.", "ConnectionError", "ServiceError")
-"""What pip-audit's last words hold where the list does not answer, or a mirror answers without one."""
 
 
 @dataclass(frozen=True)
 class Audit:
     """What is known of the packages of a lock file."""
 
-    vulnerabilities: tuple[str, ...]
-    """A line for each: package, version, identifier, and the versions without it."""
+    vulnerabilities: tuple[str, ...]  # A line for each: package, version, identifier, and the versions without it
     asked: int
-    unknown: int
-    """Packages that the list has no page for, among those asked."""
+    unknown: int  # packages that the list has no page for, among those asked
 
 
 def read_audit(dependencies: Sequence[Mapping[str, Any]]) -> Audit:

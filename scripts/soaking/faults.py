@@ -31,8 +31,8 @@ from soaking.models import DIGITS, digit_labels, scaled_graph, write_version
 from soaking.service import Certificates, Service
 from soaking.traffic import DEADLINE_S, Ledger, NoAnswer, Versions, WrongAnswer
 
+# Whether what was hit is gone or back, so that the service may be asked whether it has recovered.
 Over = Callable[[], bool]
-"""Whether what was hit is gone or back, so that the service may be asked whether it has recovered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,8 +195,7 @@ def process_faults() -> list[Fault]:
 
 _HOLD_S = 8.0
 _LIVE_LIMIT_S = 60.0
-_BAD = "9"
-"""Number of each bad version: higher than all others, so that it would answer if it went live."""
+_BAD = "9"  # number of each bad version: higher than all others, so that it would answer if it went live
 
 
 class BadVersion(Fault):
@@ -502,8 +501,7 @@ def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
 _JSON = {"Content-Type": "application/json"}
 _INFER = "/v2/models/scaled/infer"
 _BOMB_BYTES = 256 << 20
-_SETTLE_S = 0.5
-"""After which a server that the request has killed is seen to be dead."""
+_SETTLE_S = 0.5  # after which a server that the request has killed is seen to be dead
 
 
 class HostileRequest(Fault):
@@ -610,8 +608,8 @@ def hostile_requests() -> list[Fault]:
 # Modes in which the service is soaked one after the other, and the faults that fit each.
 
 STORE = "store"
+# Below the deadline of a request, so that one that would compute for ever gets an error before.
 LIMIT_FLAGS = ("--compute-limit=10",)
-"""Below the deadline of a request, so that one that would compute for ever gets an error before."""
 
 
 @dataclass(frozen=True, kw_only=True)

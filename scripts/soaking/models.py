@@ -17,8 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from graphkiln_backend.graph.dtypes import AnyArray
 
 Arrays = Mapping[str, AnyArray]
-Tensor = tuple[str, tuple[int, ...]]
-"""Datatype, and shape without the batch dimension."""
+Tensor = tuple[str, tuple[int, ...]]  # datatype, and shape without the batch dimension
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
@@ -30,8 +29,8 @@ _ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
 _ROW: Tensor = ("FP32", (128,))
 _INTEGERS: Tensor = ("INT64", (4,))
 _TEXTS: Tensor = ("BYTES", (3,))
+# Of floating-point answers, absolute and relative: far above a rounding error, far below another row or version.
 TOLERANCE = 1e-4
-"""Of floating-point answers, absolute and relative: far above a rounding error, far below another row or version."""
 
 
 @dataclass(frozen=True, kw_only=True)

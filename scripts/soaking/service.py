@@ -151,13 +151,12 @@ class Reach:
         return {**address, "ssl": True, "ssl_context_factory": lambda: context}
 
 
-MARKER = "GRAPHKILN_SOAK"
-"""Environment variable of every process of a soak, so that its guard can find and end them."""
+MARKER = "GRAPHKILN_SOAK"  # environment variable of every process of a soak, so that its guard can find and end them
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
 _LOAD_LIMIT_S = 60.0
+# As much as can be spared: a JSON shape of 4294967296 makes Triton (24.10) take all that it is given.
 _SERVER_MEMORY = "4G"
-"""As much as can be spared: a JSON shape of 4294967296 makes Triton (24.10) take all that it is given."""
 _STUB = "triton_python_backend_stub"
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
 
@@ -372,8 +371,7 @@ def _command(process: psutil.Process) -> list[str]:
 # Readiness, polled; and whether every model answers rightly.
 
 _PERIOD_S = 0.1
-_GAP_S = 0.5
-"""Between two failures in a row; more than that, and it was ready in between."""
+_GAP_S = 0.5  # between two failures in a row; more than that, and it was ready in between
 _PROBE_LIMIT_S = 5.0
 _PROBE_ROWS = 2
 _LOG_BYTES = 1000

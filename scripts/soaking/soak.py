@@ -25,8 +25,7 @@ from soaking.models import build_store
 from soaking.service import Readiness, Service, every_model_answers, role_of
 from soaking.traffic import Ledger, Outcome, Traffic
 
-Only = Literal["", "traffic", "faults"]
-"""Control runs: traffic without faults, or faults without traffic."""
+Only = Literal["", "traffic", "faults"]  # control runs: traffic without faults, or faults without traffic
 _INTERRUPTED = "interrupted: the report is about the time until then"
 
 
@@ -219,13 +218,13 @@ def leftovers(service: Service) -> list[str]:
 
 _log = logging.getLogger("graphkiln.soak")
 
+# A service that is not ready again by then has failed. Generous: the machine is shared with the load generator.
 RECOVERY_LIMIT_S = 60.0
-"""A service that is not ready again by then has failed. Generous: the machine is shared with the load generator."""
+# For so long after a recovery, errors still belong to the fault: retries, connections that are found broken.
 AFTERMATH_S = 3.0
-"""For so long after a recovery, errors still belong to the fault: retries, connections that are found broken."""
 _POLL_S = 0.05
+# With the aftermath, more than the 5 s of service that pay for one restart: a service that is hit more often ends.
 _QUIET_S = (4.0, 8.0)
-"""With the aftermath, more than the 5 s of service that pay for one restart: a service that is hit more often ends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -367,17 +366,14 @@ def _added(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 _PERIOD_S = 2.0
 GROWTH_LIMIT = 0.25
+# Memory grows when its median in the last third is above that of the first third by more than both.
 GROWTH_LIMIT_MB = 100.0
-"""Memory grows when its median in the last third is above that of the first third by more than both."""
+# Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on.
 YOUNG_S = 240.0
-"""Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on."""
-LEAK_MB_PER_MINUTE = 1.0
-"""Of one process that is no longer young. In a day this would be 1.4 GB."""
-_SHORTEST_S = 120.0
-"""Readings over less time than this tell nothing of a slope."""
+LEAK_MB_PER_MINUTE = 1.0  # of one process that is no longer young. In a day this would be 1.4 GB.
+_SHORTEST_S = 120.0  # readings over less time than this tell nothing of a slope
 
-Reading = tuple[float, float]
-"""Monotonic seconds, and megabytes."""
+Reading = tuple[float, float]  # monotonic seconds, and megabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -44,10 +44,8 @@ from soaking.service import Reach, Service
 
 Verdict = Literal["right", "wrong", "refused", "lost"]
 
-DEADLINE_S = 30.0
-"""Of every request. One that has neither an answer nor an error by then is lost."""
-GRACE_S = 15.0
-"""How much later than its deadline a call may return on a busy machine."""
+DEADLINE_S = 30.0  # of every request. One that has neither an answer nor an error by then is lost.
+GRACE_S = 15.0  # how much later than its deadline a call may return on a busy machine
 
 
 class WrongAnswer(Exception):
@@ -181,11 +179,11 @@ def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
 
 # Senders: our clients, Triton's own clients, and bare HTTP; over both protocols.
 
+# By itself, gRPC's library waits up to two minutes before it tries a server again that was away.
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
-"""By itself, gRPC's library waits up to two minutes before it tries a server again that was away."""
 
+# Outputs by name, and the version that computed them where the client tells it.
 Answer = tuple[dict[str, AnyArray], int | None]
-"""Outputs by name, and the version that computed them where the client tells it."""
 
 
 class Sender(ABC):
@@ -462,10 +460,8 @@ def expected_scores(image: Path) -> AnyArray:
     return scores
 
 
-_PAUSE_S = 0.08
-"""Mean pause of a sender between two requests: load enough to hit every fault, on two cores."""
-_REFUSED_PAUSE_S = 0.4
-"""After a refusal: nobody who hammers a server that is away helps it back."""
+_PAUSE_S = 0.08  # mean pause of a sender between two requests: load enough to hit every fault, on two cores
+_REFUSED_PAUSE_S = 0.4  # after a refusal: nobody who hammers a server that is away helps it back
 _TASKS = 3
 _LARGE_SHARE = 0.05
 _JOIN_S = 60.0

@@ -118,8 +118,7 @@ def _check_writable(folder: Path) -> None:
 
 ENTRY_FILE = "entry.json"
 
-Key = Mapping[str, str]
-"""Everything that an artifact depends on, by name."""
+Key = Mapping[str, str]  # everything that an artifact depends on, by name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

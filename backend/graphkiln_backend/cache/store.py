@@ -92,8 +92,7 @@ def is_left_over(folder: Path) -> bool:
 
 # Locks on files. The kernel takes them away from a process that dies. Source: flock(2).
 
-_LONG_S = 10.0
-"""Of waiting for a lock; loading a small model takes less."""
+_LONG_S = 10.0  # of waiting for a lock; loading a small model takes less
 
 
 @contextmanager

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+# The environment variable that names a volume of this container alone, whatever its mode says.
 TRUSTED_VOLUME = "GRAPHKILN_TRUSTED_VOLUME"
-"""The environment variable that names a volume of this container alone, whatever its mode says."""
 _ROOT = 0
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_MAX_LINKS = 40
-"""As many as Linux follows. Source: path_resolution(7)."""
+_MAX_LINKS = 40  # as many as Linux follows. Source: path_resolution(7).
 
 
 def find_distrust(folder: Path) -> str | None:

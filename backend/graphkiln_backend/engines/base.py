@@ -18,13 +18,12 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 
+# Set where a session is run by another thread than the one that serves its requests, never beside it: what a runtime
+# keeps by thread, such as CUDA graphs, is then left alone.
 PLAIN_RUNS: ContextVar[bool] = ContextVar("PLAIN_RUNS", default=False)
-"""Set where a session is run by another thread than the one that serves its requests, never beside it: what a runtime
-keeps by thread, such as CUDA graphs, is then left alone."""
-GraphLevel = Literal["all", "extended", "basic", "off"]
-"""How far a runtime may rewrite a graph while it loads it."""
+GraphLevel = Literal["all", "extended", "basic", "off"]  # how far a runtime may rewrite a graph while it loads it
+# What a kernel computes in: a precision, or what no precision names.
 KernelType = Precision | Literal["fp64", "integer", "unknown"]
-"""What a kernel computes in: a precision, or what no precision names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

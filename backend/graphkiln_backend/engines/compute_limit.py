@@ -15,11 +15,9 @@ from contextlib import contextmanager
 
 from graphkiln_backend.graph.errors import ExecutionError
 
-DEFAULT_COMPUTE_LIMIT_S = 120.0
-"""For one batch: a hundred times what a large model on one slow core takes."""
+DEFAULT_COMPUTE_LIMIT_S = 120.0  # for one batch: a hundred times what a large model on one slow core takes
 HINT = "does a loop of the graph ever end? If the machine is only slow: --compute-limit SECONDS"
-_GRACE_S = 5.0
-"""What a runtime has to stop in after it was asked to."""
+_GRACE_S = 5.0  # what a runtime has to stop in after it was asked to
 _CHECKS = 10
 _EXIT_CODE = 1
 

@@ -22,16 +22,16 @@ from graphkiln_backend.graph.precision import Precision
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
+# The environment variable that chooses those that a process sees, and numbers them anew.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-"""The environment variable that chooses those that a process sees, and numbers them anew."""
+# Names in /proc/cpuinfo, on x86 and Arm, of instructions that multiply in a precision; every CPU has those of fp32.
 _INSTRUCTIONS = {
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
     Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
-"""Names in /proc/cpuinfo, on x86 and Arm, of instructions that multiply in a precision; every CPU has those of fp32."""
 
+# Instructions that add the products of bytes in 32 bits. Without them x86 has `vpmaddubsw`: in 16 bits.
 _SUMS_OF_BYTES = ("avx512_vnni", "avx_vnni", "amx_int8")
-"""Instructions that add the products of bytes in 32 bits. Without them x86 has `vpmaddubsw`: in 16 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,28 +37,26 @@ from graphkiln_backend.system.closing import Closeable
 
 DEVICE = "CPU"
 _SUPPRESSION = "NonMaxSuppression"
-_OVERLAP = 3
-"""Index of its input that says how far boxes may overlap."""
+_OVERLAP = 3  # index of its input that says how far boxes may overlap
+# A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
 _NEXT = np.float32(1.5 * 2.0**-24)
-"""A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit."""
+# Made while this module is imported, which one thread does. The first array that OpenVINO (2026.4) shows fills a
+# table, and gives Python's lock back meanwhile: a second thread then waits for the table with the lock in its hands,
+# and the whole process stands still.
 _FIRST_ARRAY = openvino.Tensor(np.zeros(1, np.float32)).data
-"""Made while this module is imported, which one thread does. The first array that OpenVINO (2026.4) shows fills a
-table, and gives Python's lock back meanwhile: a second thread then waits for the table with the lock in its hands, and
-the whole process stands still."""
 _WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
 _WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
 _LEVELS_OF_7_BITS = 128
 _NARROW = np.iinfo(np.int32)
 _SHORT_TYPES = (openvino.Type.i8, openvino.Type.i16)
-_WINDOW = b"_window_size"
-"""The end of the names of both attributes of `Attention`."""
+_WINDOW = b"_window_size"  # the end of the names of both attributes of `Attention`
+# Operations in whose outputs a constant that was cut off shows.
 _COMPUTED_WITH = frozenset(
     (
         *("Add", "Subtract", "Multiply", "Divide", "Mod", "FloorMod", "Power", "Gather", "Select"),
         *("BitwiseAnd", "BitwiseOr", "BitwiseXor"),
     )
 )
-"""Operations in whose outputs a constant that was cut off shows."""
 
 
 def open_core() -> openvino.Core:
@@ -260,12 +258,12 @@ def _dim(dim: Any, tensor: str, axis: int) -> Dim:
 
 
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
+# Layers that multiply and add, as OpenVINO names them after its own rewriting.
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
-"""Layers that multiply and add, as OpenVINO names them after its own rewriting."""
-_COMPILED = "model.blob"
-"""The file in the entries of caches that exist."""
+_COMPILED = "model.blob"  # the file in the entries of caches that exist
+# The file beside it that says that boxes are suppressed as ONNX says; the first entries do not have it.
 _AS_ONNX = "as_onnx"
-"""The file beside it that says that boxes are suppressed as ONNX says; the first entries do not have it."""
+# OpenVINO's names of element types.
 _KERNEL_TYPES: dict[str, KernelType] = {
     "f32": Precision.FP32,
     "f16": Precision.FP16,
@@ -275,7 +273,6 @@ _KERNEL_TYPES: dict[str, KernelType] = {
     "u8": Precision.INT8,
     **dict.fromkeys(("i4", "i16", "i32", "i64", "u1", "u4", "u16", "u32", "u64", "boolean"), "integer"),
 }
-"""OpenVINO's names of element types."""
 
 
 class OpenVinoEngine:

@@ -26,10 +26,8 @@ from graphkiln_backend.graph.errors import LoweringError
 
 # Intervals of what OpenVINO's operations compute from intervals; see `openvino_integers`.
 
-LIMIT = 1 << 31
-"""Integers of 32 bits are less than this, and at least its negative."""
-LONGEST = 1 << 16
-"""Taken for the length of a dimension that varies."""
+LIMIT = 1 << 31  # integers of 32 bits are less than this, and at least its negative
+LONGEST = 1 << 16  # taken for the length of a dimension that varies
 ANYTHING = (-math.inf, math.inf)
 
 
@@ -139,6 +137,7 @@ def _clamped(operation: openvino.Node, inputs: Sequence[Interval]) -> tuple[floa
 
 
 _BITS = ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot")
+# Operations that return numbers or bits that they are given; what loops and branches compute is anything.
 MOVING = frozenset(
     (
         *("Parameter", "Constant", "Result", "Identity", "Convert", "Reshape", "Broadcast", "Tile", "Unsqueeze"),
@@ -147,11 +146,10 @@ MOVING = frozenset(
         *("ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate", "ShapeOf", "OneHot", *_BITS),
     )
 )
-"""Operations that return numbers or bits that they are given; what loops and branches compute is anything."""
+# Operations that return numbers no larger than those that they are given.
 CARRYING = MOVING - {"If", "Loop", "TensorIterator", *_BITS} | {
     *("ReduceMax", "ReduceMin", "ReduceMean", "Floor", "Ceiling", "Round", "Relu")
 }
-"""Operations that return numbers no larger than those that they are given."""
 RULES: dict[str, Rule] = {
     "Add": lambda _, v: (v[0].least + v[1].least, v[0].most + v[1].most),
     "Subtract": lambda _, v: (v[0].least - v[1].most, v[0].most - v[1].least),
@@ -180,12 +178,11 @@ RULES: dict[str, Rule] = {
 
 
 _FILE = "limits.json"
-_EXACT = 1 << 24
-"""FP32 holds all integers up to this."""
+_EXACT = 1 << 24  # FP32 holds all integers up to this
+# A graph whose input may hold no more is refused: vocabularies and tables are smaller, prices and times are not.
 _LEAST_LIMIT = 1 << 20
-"""A graph whose input may hold no more is refused: vocabularies and tables are smaller, prices and times are not."""
+# An input that is called a mask holds 0 and 1: sums of it, and DeBERTa's product of it with itself, are small.
 _LEAST_OF_MASK = 2
-"""An input that is called a mask holds 0 and 1: sums of it, and DeBERTa's product of it with itself, are small."""
 _POSITIONS = (-1.0, float(1 << 20))
 _WIDE = frozenset((openvino.Type.i64, openvino.Type.u64))
 _WORDS = frozenset((openvino.Type.i32, openvino.Type.u32))
@@ -199,6 +196,7 @@ _OF_TYPE: dict[openvino.Type, tuple[float, float]] = {
     openvino.Type.u32: (0, 2 * LIMIT - 1),
 }
 _FLOATS = frozenset((openvino.Type.f16, openvino.Type.f32, openvino.Type.f64))
+# Operations, and which of their inputs choose or say how much, by index.
 _CHOOSING = {
     **dict.fromkeys(("Reshape", "Broadcast", "Tile", "Unsqueeze", "Squeeze", "Transpose", "TopK", "CumSum"), (1, 2)),
     **dict.fromkeys(("Gather", "GatherND", "GatherElements", "VariadicSplit", "Split", "Roll", "Pad"), (1, 2)),
@@ -209,14 +207,12 @@ _CHOOSING = {
     "OneHot": (0, 1),
     "Range": (0, 1, 2),
 }
-"""Operations, and which of their inputs choose or say how much, by index."""
 _POSITIONS_OF = frozenset(
     ("MaxPool", "ShapeOf", "TopK", "NonZero", "NonMaxSuppression", "Unique", "Bucketize", "SearchSorted")
 )
-_NESTED = frozenset(("If", "Loop", "TensorIterator"))
-"""Operations whose graphs are not looked into."""
+_NESTED = frozenset(("If", "Loop", "TensorIterator"))  # operations whose graphs are not looked into
+# Operations that return other integers than they are given, beside those with a rule: a float becomes one.
 _COMPUTING = _NESTED | {"Convert"}
-"""Operations that return other integers than they are given, beside those with a rule: a float becomes one."""
 
 
 def find_limits(model: openvino.Model) -> dict[str, int]:

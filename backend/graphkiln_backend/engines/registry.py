@@ -17,15 +17,14 @@ from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.text import did_you_mean
 
 GROUP = "graphkiln.engines"
-REFERENCE_ENGINE = "onnxruntime"
-"""The engine that says what a saved graph computes."""
+REFERENCE_ENGINE = "onnxruntime"  # the engine that says what a saved graph computes
 
+# As in pyproject.toml.
 BUILT_IN = {
     "onnxruntime": "graphkiln_backend.engines.onnxruntime:OnnxRuntimeEngine",
     "openvino": "graphkiln_backend.engines.openvino:OpenVinoEngine",
     "tensorrt": "graphkiln_backend.engines.tensorrt:TensorRtEngine",
 }
-"""As in pyproject.toml."""
 _EXTRAS = {"onnxruntime": "serve", "openvino": "openvino", "tensorrt": "gpu"}
 
 

@@ -30,14 +30,13 @@ from graphkiln_backend.repository.onnx_file import count_products, read_precisio
 
 PROVIDER = "TensorrtExecutionProvider"
 
-_LIBRARY = "libnvinfer.so.10"
-"""ONNX Runtime's provider is linked against TensorRT 10."""
+_LIBRARY = "libnvinfer.so.10"  # ONNX Runtime's provider is linked against TensorRT 10
+# Options of Triton's accelerator block -> names of the provider; all others are called alike.
 _RENAMED = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
     "int8_use_native_calibration_table": "trt_int8_use_native_calibration_table",
 }
-"""Options of Triton's accelerator block -> names of the provider; all others are called alike."""
 _PROFILES = ("trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes")
 
 

@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping
 
 _ROUNDS = 3
 _MOST_ROUNDS = 100
-_LONG_S = 1.0
-"""Further rounds follow until they have taken this long together."""
-_TURN_S = 0.03
-"""A turn of short runs lasts this long: what they leave in the processor's caches is their own."""
+_LONG_S = 1.0  # further rounds follow until they have taken this long together
+_TURN_S = 0.03  # A turn of short runs lasts this long: what they leave in the processor's caches is their own
 _WAIT_S = 5e-3
 _MOST_WAITS = 40
 

@@ -66,12 +66,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.lowering")
 
 _GRAPH = "model.onnx"
-_AMP: Literal["O2"] = "O2"
-"""Normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels"."""
+_AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
 
 
+# The rooms whose code decides what is found out about a session.
 _DECIDING = ("engines", "graph", "lowering", "proof", "repository")
-"""The rooms whose code decides what is found out about a session."""
 
 
 class Artifacts:

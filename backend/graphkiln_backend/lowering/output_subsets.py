@@ -25,10 +25,9 @@ from graphkiln_backend.system.closing import Closeable
 
 _log = logging.getLogger("graphkiln.lowering")
 
-_WORTH_DROPPING = 0.05
-"""Share of the nodes that a part must save before it is worth holding its weights again."""
+_WORTH_DROPPING = 0.05  # share of the nodes that a part must save before it is worth holding its weights again
+# Every part holds its weights again. Clients that request many different parts get them from the whole graph.
 _MOST_SUBSETS = 4
-"""Every part holds its weights again. Clients that request many different parts get them from the whole graph."""
 
 
 class SubsetSession(Closeable):

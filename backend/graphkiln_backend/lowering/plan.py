@@ -13,12 +13,13 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
 
+# The engines of a kind of device; the first that computes in the precision serves where none is requested.
 _ENGINES = {DeviceKind.CPU: ("onnxruntime", "openvino"), DeviceKind.GPU: ("onnxruntime", "tensorrt")}
-"""The engines of a kind of device; the first that computes in the precision serves where none is requested."""
 _UNSUPPORTED_PRECISIONS = {
     (DeviceKind.CPU, "onnxruntime", Precision.BF16): "ONNX Runtime has no bf16 kernels for CPUs",
     (DeviceKind.CPU, "onnxruntime", Precision.FP16): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
+# Settings that an engine has no use for: an error, since whoever requests one expects something of it.
 _UNSUPPORTED_SETTINGS = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
     ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
@@ -28,9 +29,7 @@ _UNSUPPORTED_SETTINGS = {
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
 }
-"""Settings that an engine has no use for: an error, since whoever requests one expects something of it."""
-_NOISE = 1.025
-"""Times that are less than this factor apart count as equal."""
+_NOISE = 1.025  # times that are less than this factor apart count as equal
 _ON_GPUS = "not yet run on a GPU: what computes there was built from the documentation"
 _BF16_HINT = "on a CPU, bf16 is the precision that pays: precision: bf16 with engine: openvino"
 

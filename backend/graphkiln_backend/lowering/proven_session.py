@@ -64,8 +64,8 @@ from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_nu
 # the same twice.
 
 _FEWEST_ROWS = 3
+# Of dimensions that vary, beside the size that a request was made up with: along a dimension of 1 nothing mixes.
 _SIZE = 8
-"""Of dimensions that vary, beside the size that a request was made up with: along a dimension of 1 nothing mixes."""
 
 OpenReference = Callable[[Path], Session]
 Feeds = Mapping[str, AnyArray]
@@ -403,8 +403,7 @@ _log = logging.getLogger("graphkiln.lowering")
 
 _STREAMS = "leave `streams` out, or let each request be computed whole: max_batch_size: 0"
 _MICRO_BATCHES = "write micro_batches=1: the stages then take turns"
-WARM_UP = "warm-up"
-"""The phase."""
+WARM_UP = "warm-up"  # the phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

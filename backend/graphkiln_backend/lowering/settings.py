@@ -35,8 +35,8 @@ from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
 
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
+# `optimization.graph.level` -> how far ONNX Runtime rewrites the graph.
 GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
-"""`optimization.graph.level` -> how far ONNX Runtime rewrites the graph."""
 
 OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel")
 SESSION_KEYS = (
@@ -47,25 +47,24 @@ SESSION_KEYS = (
     "enable_mem_pattern",
     "memory.enable_memory_arena_shrinkage",
 )
-SESSION_PREFIX = "session."
-"""Begins the keys of ONNX Runtime's own session entries, which are handed on as they are."""
+SESSION_PREFIX = "session."  # begins the keys of ONNX Runtime's own session entries, which are handed on as they are
 CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
+# Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`.
 CUDA_OPTIONS = CUDA_KEYS[1:]
-"""Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`."""
+# Read by Triton's Python backend itself.
 TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
-"""Read by Triton's Python backend itself."""
+# Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it.
 UNREAD_KEYS = ("execute_delay_ms",)
-"""Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it."""
 PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
+# What changes nothing where a person writes it.
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
-"""What changes nothing where a person writes it."""
+# All keys of `parameters`, beside those with `SESSION_PREFIX`.
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
-"""All keys of `parameters`, beside those with `SESSION_PREFIX`."""
 
+# Values of oneflow-serving's `xrt` parameter.
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
-"""Values of oneflow-serving's `xrt` parameter."""
+# How the C++ backend writes `cudnn_conv_algo_search`.
 CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
-"""How the C++ backend writes `cudnn_conv_algo_search`."""
 
 TENSORRT_KEYS = (
     *("precision_mode", "max_workspace_size_bytes", "int8_calibration_table_name"),
@@ -80,18 +79,18 @@ TENSORRT_KEYS = (
     *("trt_extra_plugin_lib_paths", "trt_weight_stripped_engine_enable", "trt_onnx_model_folder_path"),
 )
 OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "cache_dir", "enable_dynamic_shapes")
+# Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know.
 GPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"tensorrt": TENSORRT_KEYS, "cuda": None}
-"""Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know."""
 CPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"openvino": OPENVINO_KEYS}
+# Begins what is said of where a setting comes from that an accelerator means.
 ACCELERATOR_ORIGIN = "execution accelerator"
-"""Begins what is said of where a setting comes from that an accelerator means."""
 ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
+# Options of an accelerator that mean a setting: accelerator -> its key -> ours.
 ACCELERATOR_SETTINGS = {
     "tensorrt": {"precision_mode": "precision"},
     "openvino": {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"},
     "cuda": {"cudnn_conv_algo_search": "conv_search"},
 }
-"""Options of an accelerator that mean a setting: accelerator -> its key -> ours."""
 
 
 def check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
@@ -130,8 +129,7 @@ class Choice:
 
 
 _MOST_DIGITS = 20
-AUTO_NUMBERS = "auto"
-"""Instead of `pipeline` and `tensor`: the smallest that fit the memory."""
+AUTO_NUMBERS = "auto"  # instead of `pipeline` and `tensor`: the smallest that fit the memory
 
 
 def parse_flag(origin: str, text: str) -> bool:
@@ -321,8 +319,7 @@ class SettingResolver:
         self.rejected.append(f"{key} {sourced.value} of {sourced.origin}: {reason}")
 
 
-AUTO = "auto"
-"""The engine that means: try all, take the fastest."""
+AUTO = "auto"  # the engine that means: try all, take the fastest
 
 
 class Override(NamedTuple):

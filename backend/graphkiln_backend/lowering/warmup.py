@@ -24,12 +24,11 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 # Inputs for graphs without golden samples: made from the signature, since nobody knows what makes sense there.
 
+# Of dimensions that vary: the first that a graph takes. An image of one pixel is none for most networks.
 _SIZES = (1, 8, 64, 224)
-"""Of dimensions that vary: the first that a graph takes. An image of one pixel is none for most networks."""
+# Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB.
 _MOST_ELEMENTS = 1 << 22
-"""Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB."""
-_SCALES = (1.0, 0.5, 4.0, 0.25)
-"""Of the floating-point numbers of rows that are computed together."""
+_SCALES = (1.0, 0.5, 4.0, 0.25)  # of the floating-point numbers of rows that are computed together
 _FILLS = 4
 _ASCENDING = 2
 _COUNTED = 3
@@ -121,12 +120,9 @@ def _elements(signature: Signature, size: int) -> int:
     return sum(map(math.prod, shapes))
 
 
-_LITTLE_S = 1e-3
-"""No request waits noticeably longer for what a first run costs more than this."""
-_PAYS = 1.5
-"""A first run that takes this many times as long as the next pays for being made before a request is."""
-_LONG_S = 0.2
-"""Processor time of a run beside which what is made for its size does not matter."""
+_LITTLE_S = 1e-3  # no request waits noticeably longer for what a first run costs more than this
+_PAYS = 1.5  # A first run that takes this many times as long as the next pays for being made before a request is
+_LONG_S = 0.2  # processor time of a run beside which what is made for its size does not matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

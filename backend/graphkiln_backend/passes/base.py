@@ -22,13 +22,13 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.edge import Edge
 
 _RUNTIME_DOMAIN = "ai.onnxruntime"
+# Source: ONNX Runtime 1.31, `get_all_operator_schema`, without those that `onnx.defs` knows.
 _RUNTIME_OPERATORS = frozenset(
     (
         *("Affine", "Crop", "DynamicSlice", "GRUUnit", "GivenTensorFill", "ImageScaler", "ParametricSoftplus"),
         *("Scale", "ScaledTanh", "SimplifiedLayerNormalization"),
     )
 )
-"""Source: ONNX Runtime 1.31, `get_all_operator_schema`, without those that `onnx.defs` knows."""
 _PROTOBUF_LIMIT = 2**31 - 1
 
 

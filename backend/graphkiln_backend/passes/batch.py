@@ -18,8 +18,7 @@ from graphkiln_backend.graph.signature import BATCH
 from graphkiln_backend.passes.batch_axis import RULES, BatchAxis, ExpandedToBatch, Follower, Value, name_batch
 from graphkiln_backend.passes.edge import Edge
 
-_MOST_TRIES = 500
-"""Of following the batch through a graph."""
+_MOST_TRIES = 500  # of following the batch through a graph
 
 
 @dataclass(frozen=True, slots=True)

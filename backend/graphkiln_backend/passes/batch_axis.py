@@ -325,8 +325,8 @@ def _inner_nodes(attribute: onnx_ir.Attr) -> Iterator[onnx_ir.Node]:
 #
 # Source: ONNX operator schemas, version 18.
 
+# Inputs of a recurrent layer that have a batch; the others are weights.
 _SEQUENCE_LENGTHS, _FIRST_STATE, _LAST_STATE = 4, 5, 6
-"""Inputs of a recurrent layer that have a batch; the others are weights."""
 
 
 def gemm(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -439,8 +439,7 @@ def quantized_product(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
 #
 # Source: ONNX operator schemas, version 18.
 
-_END = (1 << 63) - 1
-"""The end of a slice that takes all there is."""
+_END = (1 << 63) - 1  # the end of a slice that takes all there is
 
 
 def flatten(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -556,8 +555,8 @@ def triangle(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     return batch
 
 
+# Where the outputs carry the batch: all in one place, or each in its own.
 Rule = Callable[[Follower, onnx_ir.Node], BatchAxis | tuple[BatchAxis, ...]]
-"""Where the outputs carry the batch: all in one place, or each in its own."""
 
 
 def _elementwise(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
@@ -755,6 +754,7 @@ _REDUCTIONS = (
     "ArgMax ArgMin ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum "
     "ReduceSumSquare"
 )
+# Operator -> its rule.
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
     **dict.fromkeys(_BY_SAMPLE.split(), _by_sample),
@@ -790,4 +790,3 @@ RULES: dict[str, Rule] = {
     "Trilu": triangle,
     "Unsqueeze": _unsqueeze,
 }
-"""Operator -> its rule."""

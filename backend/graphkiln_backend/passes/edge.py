@@ -13,8 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking, Task, rename_outputs
 
-Arrays = Mapping[str, AnyArray]
-"""Tensors by name."""
+Arrays = Mapping[str, AnyArray]  # tensors by name
 
 Transform = Callable[[Arrays], dict[str, AnyArray]]
 

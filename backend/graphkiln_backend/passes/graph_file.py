@@ -50,13 +50,11 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(dense, sparse.values.name)
 
 
+# ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
+# release.
 OPSET = 18
-"""ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
-release."""
-_FREE_INITIALIZERS = 4
-"""Source: ONNX, "IR version 4"."""
-_EXTERNAL_DATA_FROM_BYTES = 2**30
-"""A protobuf message ends at 2 GiB: larger weights go into a file of their own."""
+_FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
+_EXTERNAL_DATA_FROM_BYTES = 2**30  # A protobuf message ends at 2 GiB: larger weights go into a file of their own
 
 _LINKS = "links that lead out of its folder are not followed: cp -rL FOLDER COPY makes files of them"
 

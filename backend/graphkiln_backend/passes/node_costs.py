@@ -109,10 +109,10 @@ def _name(dtype: onnx_ir.DataType) -> str:
         return dtype.name
 
 
-ALL_REDUCE = "AllReduce"
-"""Operator of ours, between the shards of a stage: the sum of what all of them computed."""
-PARTIAL = "_partial"
-"""Ends the name of what shards compute and an `AllReduce` adds up, which has the name itself."""
+ALL_REDUCE = "AllReduce"  # operator of ours, between the shards of a stage: the sum of what all of them computed
+PARTIAL = "_partial"  # ends the name of what shards compute and an `AllReduce` adds up, which has the name itself
+# What runtimes fuse into the node before: a cut there would give other roundings than the whole graph has. Source:
+# ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations).
 _FUSING = frozenset(
     (
         *("Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu"),
@@ -121,19 +121,15 @@ _FUSING = frozenset(
         ALL_REDUCE,
     )
 )
-"""What runtimes fuse into the node before: a cut there would give other roundings than the whole graph has.
+_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))  # what runtimes fuse into the node behind
 
-Source: ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations)."""
-_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))
-"""What runtimes fuse into the node behind."""
-
+# What computes sequences and optionals.
 _NO_TENSORS = frozenset(
     (
         *("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
         "SplitToSequence",
     )
 )
-"""What computes sequences and optionals."""
 
 
 def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Model:

@@ -238,6 +238,7 @@ class FuseLayerNorm:
         return ""
 
 
+# Always run, unless they are skipped; none changes an output.
 OPTIMIZATIONS: tuple[Pass, ...] = (
     FoldConstants(),
     CleanUp(),
@@ -247,7 +248,6 @@ OPTIMIZATIONS: tuple[Pass, ...] = (
     AddIntoProducer(),
     ShareWeights(),
 )
-"""Always run, unless they are skipped; none changes an output."""
 
 
 def edge_passes(

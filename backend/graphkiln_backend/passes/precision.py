@@ -25,8 +25,8 @@ from graphkiln_backend.repository.onnx_file import PRODUCTS
 
 # Casts between fp32 and another floating-point type inside a graph, each made once.
 
+# Precision -> the element type of lowered tensors.
 LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
-"""Precision -> the element type of lowered tensors."""
 
 
 class Casts:
@@ -152,6 +152,7 @@ def _with_inner(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
 
 Amp = Literal["O0", "O1", "O2", "O3"]
 
+# Normalizations, reductions, and what belongs to them: the deny list of O1 and O2.
 _STATISTICS = frozenset(
     {
         *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
@@ -161,8 +162,8 @@ _STATISTICS = frozenset(
         *("ReduceProd", "Sqrt", "Reciprocal"),
     }
 )
-"""Normalizations, reductions, and what belongs to them: the deny list of O1 and O2."""
 
+# Operators that make types of their own, hold graphs, or take fp32 by definition.
 _NEVER = frozenset(
     {
         *("If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "Range", "RoiAlign", "Resize", "Upsample"),
@@ -171,11 +172,9 @@ _NEVER = frozenset(
         *("TopK", "Constant", "Shape", "Size", "NonZero", "Unique"),
     }
 )
-"""Operators that make types of their own, hold graphs, or take fp32 by definition."""
 
 _LARGEST = {Precision.FP16: 65504.0, Precision.BF16: 3.3895314e38}
-_BF16_OPSET = 22
-"""The first in which convolutions and poolings take bf16."""
+_BF16_OPSET = 22  # the first in which convolutions and poolings take bf16
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from graphkiln_backend.passes.precision import LOW_TYPES, Casts
 # but for what moves values, not all for fp64, and computes fp16 in fp32 without rounding what passes from one node to
 # the next: overflow would go unseen.
 
+# Operators that move values of any type. Tried with ONNX Runtime 1.31.
 _MOVES = frozenset(
     {
         *("Cast", "Concat", "Constant", "ConstantOfShape", "Flatten", "Gather", "GatherElements", "GatherND"),
         *("Identity", "Reshape", "ScatterND", "Shape", "Size", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators that move values of any type. Tried with ONNX Runtime 1.31."""
 _COUNTS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not"})
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, *LOW_TYPES.values())
@@ -96,6 +96,7 @@ def _result_type(node: onnx_ir.Node) -> onnx_ir.DataType | None:
     return next((dtype for dtype in types if dtype in _FLOATS), types[0] if types else None)
 
 
+# Operators that round nothing: each of their outputs is an input, or a constant.
 _COPIES = frozenset(
     {
         *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
@@ -103,7 +104,6 @@ _COPIES = frozenset(
         *("Unsqueeze", "Where", "Constant", "ConstantOfShape", "Max", "Min", "Relu", "MaxPool", "ReduceMax", "TopK"),
     }
 )
-"""Operators that round nothing: each of their outputs is an input, or a constant."""
 _LOW = frozenset(LOW_TYPES.values())
 
 

@@ -42,8 +42,7 @@ from graphkiln_backend.repository.training_mode import DRAWING
 # What a shard looks up is padded with zeros to the width of the whole table, so that the sum over all shards is the
 # row.
 
-_WORTH_TABLE_BYTES = 1 << 20
-"""Of a table: looking up in a smaller one in every shard costs less than a sum."""
+_WORTH_TABLE_BYTES = 1 << 20  # of a table: looking up in a smaller one in every shard costs less than a sum
 
 
 def cut_tables(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
@@ -162,8 +161,8 @@ def _weight(model: onnx_ir.Model, sizes: tuple[int, ...]) -> onnx_ir.Value:
 # Each shard computes its own columns, padded with zeros to the width of all: the sum over all shards is the whole.
 # The columns need not divide into equal parts.
 
+# Of a product's weights: those of a smaller one are read and multiplied in less time than a sum takes.
 _WORTH_BYTES = 8 << 20
-"""Of a product's weights: those of a smaller one are read and multiplied in less time than a sum takes."""
 
 
 def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
@@ -211,8 +210,7 @@ def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> V
 
 
 _DOMAIN = "graphkiln"
-_BLOCKS = (1, 3, 2)
-"""What a weight may hold behind each other: one matrix; queries, keys and values; keys and values."""
+_BLOCKS = (1, 3, 2)  # what a weight may hold behind each other: one matrix; queries, keys and values; keys and values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

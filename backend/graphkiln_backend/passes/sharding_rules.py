@@ -107,10 +107,9 @@ def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
     return weight
 
 
-Facts = Mapping[Value, Cut]
-"""The cuts that are known."""
+Facts = Mapping[Value, Cut]  # the cuts that are known
+# Node, known cuts, number of shards -> what follows; raises `CannotShard`.
 Rule = Callable[[onnx_ir.Node, Facts, int], Effects]
-"""Node, known cuts, number of shards -> what follows; raises `CannotShard`."""
 
 
 def fact_of(facts: Facts, value: Value | None) -> Cut | None:
@@ -476,6 +475,7 @@ _ELEMENTWISE = (
     *("Relu", "LeakyRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu", "Erf", "Mish"),
     *("Softplus", "Sqrt", "Exp", "Log", "Neg", "Abs", "Reciprocal", "Sin", "Cos", "Floor", "IsNaN", "Cast", "Identity"),
 )
+# Operator -> its rule. A graph is sharded as far as rules reach; the rest every shard computes whole.
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     "MatMul": _product,
@@ -494,4 +494,3 @@ RULES: dict[str, Rule] = {
     "Unsqueeze": _moved_axis(_unsqueezed),
     "Gather": looked_up,
 }
-"""Operator -> its rule. A graph is sharded as far as rules reach; the rest every shard computes whole."""

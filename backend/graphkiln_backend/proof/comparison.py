@@ -27,8 +27,8 @@ else:
     decision = LazyModule("graphkiln_backend.proof.decision")  # what converts asks for these two, and few instances
     tasks = LazyModule("graphkiln_backend.proof.tasks")
 
+# The negative control is perturbed by this many times the limit: far enough that a working check must fail it.
 _CONTROL_SCALE = 3.0
-"""The negative control is perturbed by this many times the limit: far enough that a working check must fail it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

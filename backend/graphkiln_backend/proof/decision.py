@@ -136,15 +136,13 @@ class TaskDecision:
         return f"{self.what}: {self.agreeing}/{self.total}{bound}{ties}{detail}{metric}"
 
 
-_EXACT_UNTIL = 10_000
-"""Of more, the share itself is as good as its bound; pixels are not independent anyway."""
+_EXACT_UNTIL = 10_000  # of more, the share itself is as good as its bound; pixels are not independent anyway
 
 
 _CONFIDENCE = 0.95
+# Samples are conclusive when their median margin is this many times the error that the policy allows.
 _CONCLUSIVE = 3.0
-"""Samples are conclusive when their median margin is this many times the error that the policy allows."""
-_ROUNDING = 1e-9
-"""Of a difference of two shares."""
+_ROUNDING = 1e-9  # of a difference of two shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

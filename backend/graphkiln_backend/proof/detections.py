@@ -21,10 +21,8 @@ from graphkiln_backend.proof.policy import Limits, TaskLimits
 # Which detection of one list is which of another: both found the same things, perhaps in another order.
 
 Floats = npt.NDArray[np.float64]
-_MASK_LEVEL = 0.5
-"""A pixel belongs to an object from this probability."""
-_MOST_TIED = 0.25
-"""Of the keypoints of a thing: what moves more of them is no tie."""
+_MASK_LEVEL = 0.5  # A pixel belongs to an object from this probability
+_MOST_TIED = 0.25  # of the keypoints of a thing: what moves more of them is no tie
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +151,7 @@ def _mask_iou(reference: Floats, judged: Floats, noise: float) -> float:
 
 Arrays = Mapping[str, AnyArray]
 _DECIDING = "give samples and weights that decide"
-_CONTROL_SCALE = 3.0
-"""A control is moved by this many times what the limits allow, where they allow more than a pixel."""
+_CONTROL_SCALE = 3.0  # A control is moved by this many times what the limits allow, where they allow more than a pixel
 
 
 @dataclass(kw_only=True, slots=True)

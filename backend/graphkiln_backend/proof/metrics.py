@@ -20,8 +20,7 @@ from graphkiln_backend.proof.detections import Found, found_on
 
 Arrays = Mapping[str, AnyArray]
 
-UNKNOWN = -1
-"""The class of pixels that are not counted, because nobody knows theirs."""
+UNKNOWN = -1  # the class of pixels that are not counted, because nobody knows theirs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +36,9 @@ class Objects:
     classes: npt.NDArray[np.int64]
 
 
+# Of a detection the objects of each sample; of a segmentation its class maps, `[samples, height, width]` over the
+# model's input, `UNKNOWN` where nothing is known; of an embedding the class of each sample, `[samples]`.
 TaskTargets = Sequence[Objects] | npt.NDArray[np.int64]
-"""Of a detection the objects of each sample; of a segmentation its class maps, `[samples, height, width]` over the
-model's input, `UNKNOWN` where nothing is known; of an embedding the class of each sample, `[samples]`."""
 
 
 def measure(task: Task | None, reference: Arrays, outputs: Arrays, targets: TaskTargets) -> Metric | None:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.precision import Precision
 
+# Two computations of one value, each rounded once, are a rounding apart where they fall on two sides of its middle; an
+# output may be this many unit roundoffs from its reference, whatever the row.
 ROUNDINGS = 4.0
-"""Two computations of one value, each rounded once, are a rounding apart where they fall on two sides of its middle;
-an output may be this many unit roundoffs from its reference, whatever the row."""
 _ROUNDING = {DType.FP64: 2.0**-53, DType.FP32: 2.0**-24, DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
-_WORST_ROUNDINGS = 4.0
-"""A single element may be this many times as far off as all of them together."""
+_WORST_ROUNDINGS = 4.0  # A single element may be this many times as far off as all of them together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,27 +90,25 @@ INT8 = Limits(
     name="int8", relative_l2=3e-1, worst_element=None, top1_agreement=0.98, metric_drop=0.01, tasks=INT8_TASKS
 )
 
+# A saved graph beside its source model in fp32.
 BY_PRECISION: dict[Precision, Limits] = {
     Precision.FP32: EXPORT,
     Precision.FP16: FP16,
     Precision.BF16: BF16,
     Precision.INT8: INT8,
 }
-"""A saved graph beside its source model in fp32."""
 
-GRADIENT_FACTOR = 5.0
-"""Gradients may be off by this many times the row of their precision."""
+GRADIENT_FACTOR = 5.0  # gradients may be off by this many times the row of their precision
 
-NOISE_FACTOR = 2.0
-"""Beside fp64, an export may be off by this many times what its source is off."""
+NOISE_FACTOR = 2.0  # beside fp64, an export may be off by this many times what its source is off
 
+# A session beside the saved graph's own golden outputs: tight even where the graph itself is coarse.
 REPLAY: dict[Precision, Limits] = {
     Precision.FP32: OTHER_ENGINE,
     Precision.FP16: replace(FP16, name="replay-fp16"),
     Precision.BF16: replace(BF16, name="replay-bf16", relative_l2=5e-2),
     Precision.INT8: replace(INT8, name="replay-int8", relative_l2=5e-2),
 }
-"""A session beside the saved graph's own golden outputs: tight even where the graph itself is coarse."""
 
 
 def rounding_of(dtype: DType) -> float:

@@ -20,8 +20,7 @@ from graphkiln_backend.proof.policy import Limits
 
 # Whether two graphs embed the same samples alike: by the cosine of each vector with its reference.
 
-_CONTROL_SCALE = 3.0
-"""A control is turned by this many times the angle that the row allows."""
+_CONTROL_SCALE = 3.0  # A control is turned by this many times the angle that the row allows
 
 
 def cosines(vectors: AnyArray, others: AnyArray) -> npt.NDArray[np.float64]:

@@ -10,8 +10,8 @@ import pyarrow as pa
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 
+# A copy of what is larger is memory that a worker may not have, and lists count their elements in 32 bits.
 _COMBINED_BYTES = 256 << 20
-"""A copy of what is larger is memory that a worker may not have, and lists count their elements in 32 bits."""
 
 
 class Answers:

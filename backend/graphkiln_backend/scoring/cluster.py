@@ -19,11 +19,9 @@ from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scratch import MACHINE_TMP, Scratch, scratch_folder
 from graphkiln_backend.system.resources import usable_cores
 
-_OBJECT_STORE_BYTES = 100 * 2**20
-"""Nothing large travels through it."""
+_OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through it
 _CONNECT_S = 10.0
-_LONGEST_PARENT = 18
-"""Characters: Ray puts sockets 89 characters below it, and their paths may have 107."""
+_LONGEST_PARENT = 18  # characters: Ray puts sockets 89 characters below it, and their paths may have 107
 
 
 @contextmanager

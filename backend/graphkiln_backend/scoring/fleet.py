@@ -55,19 +55,16 @@ class WorkerActor:
         self._process.close()
 
 
-MOST_FAILURES = 3
-"""Workers of a node that could not start or computed wrongly; after that the node is not used again."""
+MOST_FAILURES = 3  # workers of a node that could not start or computed wrongly; after that the node is not used again
+# Keepers in a row that a living node lost before their workers were ready; it cannot be all chance then.
 MOST_LOST = 10
-"""Keepers in a row that a living node lost before their workers were ready; it cannot be all chance then."""
-NOBODY_S = 600.0
-"""How long a run waits for nodes to come, or to come back."""
+NOBODY_S = 600.0  # how long a run waits for nodes to come, or to come back
+# How long an actor may take to begin before that is told: Ray starts one in seconds where cores are free.
 WAITING_S = 60.0
-"""How long an actor may take to begin before that is told: Ray starts one in seconds where cores are free."""
 _LOOK_S = 1.0
 _POLL_S = 5.0
 _CLOSE_S = 5.0
-_CALLS = 3
-"""At a time in an actor: one that polls, one that assigns, one that closes."""
+_CALLS = 3  # at a time in an actor: one that polls, one that assigns, one that closes
 _log = logging.getLogger("graphkiln.scoring")
 
 

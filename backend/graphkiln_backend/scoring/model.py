@@ -187,8 +187,7 @@ def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: in
 
 _log = logging.getLogger("graphkiln.scoring")
 
-_PARALLEL = "parallel"
-"""The setting."""
+_PARALLEL = "parallel"  # the setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

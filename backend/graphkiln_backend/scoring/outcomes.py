@@ -13,18 +13,12 @@ from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
 class Cause(StrEnum):
     """Why an attempt came to nothing while its worker goes on."""
 
-    CHANGED = "changed"
-    """The input is no longer what was planned."""
-    UNREADABLE = "unreadable"
-    """The unit cannot be read at all, whoever tries."""
-    SOURCE = "source"
-    """The input cannot be read just now."""
-    STORE = "store"
-    """The destination cannot be written just now."""
-    REFUSED = "refused"
-    """The destination will never take such a result."""
-    ROWS = "rows"
-    """Computing its rows failed, and the session is sound."""
+    CHANGED = "changed"  # the input is no longer what was planned
+    UNREADABLE = "unreadable"  # the unit cannot be read at all, whoever tries
+    SOURCE = "source"  # the input cannot be read just now
+    STORE = "store"  # the destination cannot be written just now
+    REFUSED = "refused"  # the destination will never take such a result
+    ROWS = "rows"  # computing its rows failed, and the session is sound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +69,10 @@ class Ready:
 class Blame(StrEnum):
     """Whose fault it may be that a worker ended."""
 
-    ROWS = "rows"
-    """Its process ended by itself or had to be ended while it computed: a row may have done it."""
-    WORKER = "worker"
-    """It computes wrongly, or cannot start: its rows have nothing to do with it."""
-    NODE = "node"
-    """Its node is gone."""
-    UNKNOWN = "unknown"
-    """It was ended from outside, with its node alive."""
+    ROWS = "rows"  # its process ended by itself or had to be ended while it computed: a row may have done it
+    WORKER = "worker"  # it computes wrongly, or cannot start: its rows have nothing to do with it
+    NODE = "node"  # its node is gone
+    UNKNOWN = "unknown"  # it was ended from outside, with its node alive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

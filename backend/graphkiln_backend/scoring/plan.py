@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.units import InputRange, Unit
 
+# What is held in memory: a unit of a listing is a few bytes, one of a folder names a thousand files.
 _PIECE_UNITS, _PIECE_BYTES = 1000, 4 * MIB
-"""What is held in memory: a unit of a listing is a few bytes, one of a folder names a thousand files."""
 _SCHEMA = pa.schema(
     [
         pa.field("id", pa.string()),

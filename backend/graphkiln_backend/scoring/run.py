@@ -170,10 +170,8 @@ def _renew(lease: Lease, over: threading.Event, ended: Future[None]) -> None:
 
 # What a destination holds already, beside what a run plans: what is done, and what has no place in the plan.
 
-_TOLD = 3
-"""Units that a message names."""
-_PIECE = 1000
-"""Units that are removed between two looks at the claim."""
+_TOLD = 3  # units that a message names
+_PIECE = 1000  # units that are removed between two looks at the claim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -290,9 +288,9 @@ def account(
 
 PLAN = "_plan.parquet"
 
+# Writes what a run leaves beside its results, while the destination is still its own; renews the lease meanwhile.
+# Given the error that ends the run, or None where every row is accounted for.
 Conclude = Callable[[Destination, Lease, BaseException | None], None]
-"""Writes what a run leaves beside its results, while the destination is still its own; renews the lease meanwhile.
-Given the error that ends the run, or None where every row is accounted for."""
 
 
 def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conclude = lambda *_: None) -> Summary:

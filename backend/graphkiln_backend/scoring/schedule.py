@@ -35,10 +35,8 @@ from graphkiln_backend.scoring.units import Unit
 
 # How long a worker may be silent before it hangs, from how fast units are computed.
 
-FLOOR_S = 60.0
-"""No worker hangs before: a store may take its time to answer a read, and retries it."""
-FIRST_S = 600.0
-"""Until a unit was measured: the first batch may compile kernels."""
+FLOOR_S = 60.0  # no worker hangs before: a store may take its time to answer a read, and retries it
+FIRST_S = 600.0  # until a unit was measured: the first batch may compile kernels
 _FACTOR = 3.0
 _REMEMBERED = 50
 
@@ -71,10 +69,8 @@ class Patience:
 
 # Ends a run when going on makes no sense: nothing can be committed, or unit after unit fails.
 
-MOST_STORE_FAILURES = 4
-"""In a row, with no commit between them; a worker has been patient with the store each time."""
-MOST_FAILED_UNITS = 5
-"""In a row: then it is not the units."""
+MOST_STORE_FAILURES = 4  # in a row, with no commit between them; a worker has been patient with the store each time
+MOST_FAILED_UNITS = 5  # in a row: then it is not the units
 _HINT = "what was committed stays; run the same command to go on"
 
 
@@ -116,8 +112,7 @@ class Breaker:
 #
 # Nothing is believed that was not seen: a row is guilty when a worker that computes it alone ends twice.
 
-CONFIRMATIONS = 2
-"""A worker may end for a reason of its own: a row that ends two of them, alone, is guilty."""
+CONFIRMATIONS = 2  # A worker may end for a reason of its own: a row that ends two of them, alone, is guilty
 
 
 class RowSearch:
@@ -171,19 +166,15 @@ class RowSearch:
                 self.guilty = self._suspects.start
 
 
-MOST_GUILTY_ROWS = 50
-"""A unit with more of them has another problem than its rows."""
-MOST_SEARCHES = 3
-"""Searches of a unit that find no row, although its worker ends."""
-MOST_CHANGES = 3
-"""Times that a unit is planned anew; after that, rows that change are errors."""
+MOST_GUILTY_ROWS = 50  # A unit with more of them has another problem than its rows
+MOST_SEARCHES = 3  # searches of a unit that find no row, although its worker ends
+MOST_CHANGES = 3  # times that a unit is planned anew; after that, rows that change are errors
+# Attempts that end because a row cannot be read just now, two minutes together; in the one after them that row is an
+# error: a disk that cannot read one block, or an object whose service always fails, must not keep the others.
 MOST_OUTAGES = 7
-"""Attempts that end because a row cannot be read just now, two minutes together; in the one after them that row is an
-error: a disk that cannot read one block, or an object whose service always fails, must not keep the others."""
-MOST_LOSSES = 3
-"""Workers that ended for a reason unknown before the unit is a suspect."""
+MOST_LOSSES = 3  # workers that ended for a reason unknown before the unit is a suspect
+# Rows that a worker has in flight, about: it ended because of one of the last that it began, probably.
 _GUESS_ROWS = 64
-"""Rows that a worker has in flight, about: it ended because of one of the last that it began, probably."""
 
 
 @dataclass(slots=True)
@@ -294,13 +285,12 @@ def wait_s(failures: Mapping[Cause, int], cause: Cause) -> float:
     return min(60.0, 0.5 * 2.0 ** failures.get(cause, 0))
 
 
-UNITS_PER_WORKER = 2
-"""One is read while the other is computed."""
+UNITS_PER_WORKER = 2  # one is read while the other is computed
+# Attempts of a unit that end for the same cause; a store that fails ends the run (`breaker`).
 _MOST_TRIES = {Cause.UNREADABLE: 3, Cause.SOURCE: MOST_OUTAGES + 1, Cause.REFUSED: 1, Cause.STORE: 1000}
-"""Attempts of a unit that end for the same cause; a store that fails ends the run (`breaker`)."""
 _TWIN_AFTER_S = 10.0
+# A twin pays where a unit takes twice as long as usual, and that is more than what starting over costs.
 _TWIN_FACTOR = 2.0
-"""A twin pays where a unit takes twice as long as usual, and that is more than what starting over costs."""
 
 
 class Schedule:

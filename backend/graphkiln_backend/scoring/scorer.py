@@ -22,10 +22,10 @@ from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.system.closing import Closeable
 
 _BATCHES_AHEAD = 2
+# What is given back must be fetched again page by page: of units that take a second, each would pay 3% for it.
 _RETURN_S = 10.0
-"""What is given back must be fetched again page by page: of units that take a second, each would pay 3% for it."""
+# Samples of a batch; a batch of fewer rows than usual is computed where rows are larger than usual.
 _BATCH_BYTES = 256 << 20
-"""Samples of a batch; a batch of fewer rows than usual is computed where rows are larger than usual."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

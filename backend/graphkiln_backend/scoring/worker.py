@@ -53,10 +53,8 @@ from graphkiln_backend.system.resources import usable_cores
 # this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that it costs
 # about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
 
-_SAMPLES = 4
-"""Of a proof, at most. A fault of the machine shows in any of them."""
-_ROWS_PER_SAMPLE = 100
-"""Four samples for each unit of 48 rows were 8% of all that was computed."""
+_SAMPLES = 4  # of a proof, at most. A fault of the machine shows in any of them.
+_ROWS_PER_SAMPLE = 100  # four samples for each unit of 48 rows were 8% of all that was computed
 
 
 class SharedSession(Closeable):
@@ -153,12 +151,9 @@ class Prover:
             raise WorkerUnfit(f"it no longer computes the golden samples as it did: {error}") from error
 
 
-_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)
-"""Between attempts to commit what is computed already."""
-_READ_WAITS_S = (1.0, 4.0)
-"""Between attempts to read a row before it is given up."""
-_TOLD = 300
-"""Characters of an error that is told as an example."""
+_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to commit what is computed already
+_READ_WAITS_S = (1.0, 4.0)  # between attempts to read a row before it is given up
+_TOLD = 300  # characters of an error that is told as an example
 
 
 class Worker(Closeable):

@@ -32,8 +32,7 @@ from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER
 from graphkiln_backend.scoring.worker import Worker
 
-_PR_SET_PDEATHSIG = 1
-"""Source: prctl(2)."""
+_PR_SET_PDEATHSIG = 1  # source: prctl(2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -84,14 +84,12 @@ def process_memory(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
-START_S = 1800.0
-"""A worker that is not ready by then hangs: compiling a model for a device takes minutes."""
+START_S = 1800.0  # A worker that is not ready by then hangs: compiling a model for a device takes minutes
+# Of a node's memory in use: before the kernel, or Ray at 0.95, ends a process that has nothing to do with it.
 NEARLY_GONE = 0.9
-"""Of a node's memory in use: before the kernel, or Ray at 0.95, ends a process that has nothing to do with it."""
 _MAIN = "graphkiln_backend.scoring.worker_main"
 _LOOK_S = 0.25
-_TOLD = 400
-"""Characters of a process's last words."""
+_TOLD = 400  # characters of a process's last words
 
 
 class WorkerProcess(Closeable):

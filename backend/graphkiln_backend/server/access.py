@@ -194,8 +194,8 @@ def _write_new(file: Path, key: str) -> int:
 
 _log = logging.getLogger("graphkiln.server")
 
+# Triton's names of what changes the server. Loading runs code: a request may bring a model's files along.
 ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
-"""Triton's names of what changes the server. Loading runs code: a request may bring a model's files along."""
 _HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
 _OTHER_SERVICES = ("sagemaker", "vertex-ai")
 _OPEN = (

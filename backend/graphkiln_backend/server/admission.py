@@ -30,8 +30,7 @@ from graphkiln_backend.repository.publication import check_published
 from graphkiln_backend.server.rollout import AdmissionStopped
 
 _POLL_S = 0.1
-_NICENESS = 10
-"""Requests go first."""
+_NICENESS = 10  # requests go first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

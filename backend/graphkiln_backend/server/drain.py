@@ -61,14 +61,13 @@ else:
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # the same on x86-64 and arm64. Source: pidfd_getfd(2)
+# `tcpi_last_data_sent` and `tcpi_last_data_recv`, milliseconds ago. Source: struct tcp_info of linux/tcp.h
 _AGES = struct.Struct("=IxxxxI")
-"""`tcpi_last_data_sent` and `tcpi_last_data_recv`, milliseconds ago. Source: struct tcp_info of linux/tcp.h"""
 _AGES_AT = 44
 _BYTES = struct.Struct("=Q")
 _RECEIVED_AT, _SENT_AT = 128, 200
 _OWN_DESCRIPTORS = 128
-_PAUSED = 1 << 30
-"""More than a receive buffer can hold: the kernel never reports the connection as readable."""
+_PAUSED = 1 << 30  # more than a receive buffer can hold: the kernel never reports the connection as readable
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,17 +226,14 @@ def _duplicate(pidfd: int, descriptor: int) -> int:
 _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
-_SETTLE_S = 0.5
-"""Longer than the time between a request's last byte and its batch."""
-_DOUBT_S = 2.0
-"""The same where it cannot be told which came first, the last response or another request."""
-_EXIT_S = 1.0
-"""For a server without open connections to end by itself."""
+_SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
+_DOUBT_S = 2.0  # the same where it cannot be told which came first, the last response or another request
+_EXIT_S = 1.0  # for a server without open connections to end by itself
+# A client that was silent for so long before is not waited for: it learns that its connection is closed.
 _LINGER_S = 2.0
-"""A client that was silent for so long before is not waited for: it learns that its connection is closed."""
 _GOAWAY_S = 1.0
+# The frame: 8 bytes, type 7, no flags, stream 0; last stream 0, NO_ERROR. Source: RFC 9113, 6.8
 _GOAWAY = bytes.fromhex("000008 07 00 00000000 00000000 00000000")
-"""The frame: 8 bytes, type 7, no flags, stream 0; last stream 0, NO_ERROR. Source: RFC 9113, 6.8"""
 
 
 class Drain(Closeable):

@@ -40,8 +40,7 @@ from graphkiln_backend.server.run_folder import BACKEND_NAMES
 # request. Who loads it by its own name finds a placeholder, in a repository of its own, which says what to load
 # instead.
 
-_Key = tuple[tuple[int, ...], int]
-"""The versions that serve, and when the configuration was written."""
+_Key = tuple[tuple[int, ...], int]  # the versions that serve, and when the configuration was written
 
 
 @dataclass(kw_only=True, slots=True)

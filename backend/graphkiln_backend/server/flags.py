@@ -15,8 +15,7 @@ from graphkiln_backend.system.admin_key import is_local
 
 # Who decides which versions are served: what `--model-control-mode` of the user means for Triton and for us.
 
-_POLL_S = 15.0
-"""Source: tritonserver's default of `--repository-poll-secs`."""
+_POLL_S = 15.0  # source: tritonserver's default of `--repository-poll-secs`
 _NAMES = ("none", "poll", "explicit")
 _RAW_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name"}
 
@@ -81,16 +80,14 @@ def _poll_seconds(flags: TritonFlags) -> float:
 
 
 _TRUE = {"true", "1", "on"}
+# As libevhtp and gRPC want them, which tritonserver hands its addresses to.
 _IPV6_FORMS = {"http": "ipv6:{}", "metrics": "ipv6:{}", "grpc": "[{}]"}
-"""As libevhtp and gRPC want them, which tritonserver hands its addresses to."""
 _STORE_FLAGS = ("model-repository", "model-store")
-_MANAGED_FLAGS = ("backend-directory",)
-"""Set by graphkiln itself, to a folder that holds what the user's value names."""
+_MANAGED_FLAGS = ("backend-directory",)  # set by graphkiln itself, to a folder that holds what the user's value names
+# tritonserver's name of a service in its flags -> protocol and default port.
 SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
-"""tritonserver's name of a service in its flags -> protocol and default port."""
 _ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all interfaces -> the one to ask by
-DEFAULT_HOST = "127.0.0.1"
-"""In place of tritonserver's own default, which is every interface."""
+DEFAULT_HOST = "127.0.0.1"  # in place of tritonserver's own default, which is every interface
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,9 +22,9 @@ from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.system.resources import usable_cores
 
+# Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
+# many threads as there are cores, and some 70 MB.
 _FEWEST_INSTANCES, _MOST_INSTANCES = 2, 4
-"""Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
-many threads as there are cores, and some 70 MB."""
 _CORES_PER_INSTANCE = 4
 
 

@@ -93,8 +93,7 @@ class Readiness:
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
 
-_SOON_S = 1.0
-"""Until the next look at a folder that still changes."""
+_SOON_S = 1.0  # until the next look at a folder that still changes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,16 +194,15 @@ class ManagedKeeper:
         return min(_SOON_S, self.mode.poll_s) if self._poller.poll() else self.mode.poll_s
 
 
-_LOAD_MARGIN_S = 30.0
-"""An instance that loads for too long is ended at its deadline; then its load ends by itself."""
+_LOAD_MARGIN_S = 30.0  # an instance that loads for too long is ended at its deadline; then its load ends by itself
+# Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
+# clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
+# variables win. Source: mallopt(3).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
-"""Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
-clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
-variables win. Source: mallopt(3)."""
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 

@@ -15,10 +15,8 @@ from graphkiln_backend.system.resources import CGROUPS, OWN_CGROUPS, memory_grou
 
 # How many files a server may have open: each connection is one, and Triton (24.10) waits for more without an end.
 
-_LEAST = 256
-"""What a server of a few models has open, and some connections."""
-_OF_INSTANCE = 3
-"""In tritonserver, as counted with 16 instances."""
+_LEAST = 256  # what a server of a few models has open, and some connections
+_OF_INSTANCE = 3  # in tritonserver, as counted with 16 instances
 _ENOUGH = 65_536
 
 
@@ -74,15 +72,13 @@ def _require(needed: int, allowed: int, who: str) -> None:
 
 _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"
-_LEAST_BYTES = 2 << 30
-"""tritonserver starts with 0.8 GB of address space that counts."""
+_LEAST_BYTES = 2 << 30  # tritonserver starts with 0.8 GB of address space that counts
 _SHARE = 2
+# What tritonserver has besides stacks before it takes requests: 244 MB with one model, 256 MB with 34.
 _OWN_BYTES = 512 << 20
-"""What tritonserver has besides stacks before it takes requests: 244 MB with one model, 256 MB with 34."""
-_LOADING_BYTES = 4 << 30
-"""Room for the threads that come between two looks while models load: 500 of them."""
+_LOADING_BYTES = 4 << 30  # room for the threads that come between two looks while models load: 500 of them
+# Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less.
 _UNLIMITED_STACK = 8 << 20
-"""Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less."""
 
 
 class MemoryLimit:
@@ -148,13 +144,10 @@ def free_memory() -> int:
 #
 # Source: Triton Python backend, `thread-pool-size`; podman-run(1), `--pids-limit`; Red Hat OpenShift, `podPidsLimit`.
 
-_POOL = 32
-"""Triton's own."""
-_LEAST_POOL = 8
-"""Of models that send requests inside the server, such as `NAME.images`."""
+_POOL = 32  # Triton's own
+_LEAST_POOL = 8  # of models that send requests inside the server, such as `NAME.images`
 _MOST_IN_POOLS = 1024
-_BESIDE_POOL = 12
-"""Threads of an instance beside its pool at least: 4 in tritonserver, 8 in its own process."""
+_BESIDE_POOL = 12  # threads of an instance beside its pool at least: 4 in tritonserver, 8 in its own process
 _OF_SERVER = 50
 _MORE = "docker run --pids-limit=-1, podman run --pids-limit=0, podPidsLimit of a node, TasksMax= of systemd"
 
@@ -212,8 +205,8 @@ def _number(text: str) -> int | None:
 
 _log = logging.getLogger("graphkiln.server")
 
+# What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md.
 INSTANCE_BYTES = 45 << 20
-"""What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md."""
 
 
 def check_instances(instances: int) -> None:

@@ -15,8 +15,8 @@ from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
 # Versions whose process was killed while it loaded them, in words, wherever Triton only says "not healthy".
 
+# What Triton (24.10) says of an instance that died or was ended.
 _UNHEALTHY = re.compile(r"Stub process '[^']*' is not healthy\.?|Stub process is not healthy\.?")
-"""What Triton (24.10) says of an instance that died or was ended."""
 
 
 def find_crashes(seen: Snapshot) -> dict[tuple[str, int], Crash]:

@@ -29,8 +29,8 @@ from graphkiln_backend.system.closing import Closeable
 #
 # Source: Triton common, `src/logging.cc`; Triton core, `InferenceRequest::LogRequest`.
 
+# Triton's letters -> the names of Python's levels, in lower case.
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "V": "debug"}
-"""Triton's letters -> the names of Python's levels, in lower case."""
 _HEADER = re.compile(
     r"(?:(?P<short>[IWEFV])\d{4} \d\d:\d\d:\d\d\.\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<iso>[IWEFV]))"
     r" \d+ (?P<location>[^\s\]]+:\d+)\] ?(?P<text>.*)",
@@ -41,8 +41,7 @@ _INSTANCE = re.compile(
     r'graphkiln: (?P<model>[^\s:]+): (?:\[request id: (?P<request_id>"(?:[^"\\]|\\.)*")\] )?(?P<text>.*)', re.DOTALL
 )
 _TRITONS_REQUEST = re.compile(r"\[request id: (?P<request_id>.*?)\] (?P<text>.*)", re.DOTALL)
-_UNKNOWN_ID = "<id_unknown>"
-"""What Triton writes for a request without an id."""
+_UNKNOWN_ID = "<id_unknown>"  # what Triton writes for a request without an id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,14 +138,11 @@ def _split(text: str) -> tuple[str, str]:
     return message, details
 
 
-_OUTPUTS = (1, 2)
-"""Standard output and standard error."""
+_OUTPUTS = (1, 2)  # standard output and standard error
+# Room for what is logged while this process is stopped; 64 kB is the kernel's default. Source: fcntl(2).
 _PIPE_BYTES = 1 << 20
-"""Room for what is logged while this process is stopped; 64 kB is the kernel's default. Source: fcntl(2)."""
-_LONGEST_LINE = 1 << 16
-"""More without an end is several lines: a line is kept in memory."""
-_END_S = 5.0
-"""What still holds the pipe then is a process that this one did not start, or could not end."""
+_LONGEST_LINE = 1 << 16  # more without an end is several lines: a line is kept in memory
+_END_S = 5.0  # what still holds the pipe then is a process that this one did not start, or could not end
 
 
 class LogPipe(Closeable):

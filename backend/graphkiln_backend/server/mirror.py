@@ -51,6 +51,7 @@ class TritonPythonModel:
 _IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
+# Says where Triton has put what it was told to load: it keeps that when the load fails.
 _NOTE = """
 
 def note_sent(args):
@@ -62,7 +63,6 @@ def note_sent(args):
     except OSError:
         pass
 """
-"""Says where Triton has put what it was told to load: it keeps that when the load fails."""
 
 
 def _refusing(reason: str, before: str = "") -> str:

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("graphkiln.server")
 
-Admit: TypeAlias = "Callable[[ServedModel, int], Verdict]"
-"""A model as it would be served, and one of its versions."""
+Admit: TypeAlias = "Callable[[ServedModel, int], Verdict]"  # A model as it would be served, and one of its versions
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.snapshot import read_snapshot
 
 _PASSED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}
-REFUSED = "REFUSED"
-"""State of a version that is kept away from the server."""
+REFUSED = "REFUSED"  # state of a version that is kept away from the server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,10 +33,8 @@ from graphkiln_backend.system.owned_folder import OwnedFolder
 # Where the local copies of remote stores lie: beside the artifacts, one for each process that serves a store.
 
 _FOLDER = "stores"
-_UNUSED_S = 30 * 24 * 3600.0
-"""A copy that no server has used for so long is removed."""
-_SLOTS = 64
-"""Servers of one user that serve the same store at once: each has a copy of its own."""
+_UNUSED_S = 30 * 24 * 3600.0  # A copy that no server has used for so long is removed
+_SLOTS = 64  # servers of one user that serve the same store at once: each has a copy of its own
 
 
 def copies_folder(cache: CacheSettings) -> Path | None:

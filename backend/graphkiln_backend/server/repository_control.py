@@ -13,8 +13,8 @@ from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.server.flags import ListenAddress
 
 _TIMEOUT_S = 5.0
+# Triton's reason for a version that it no longer serves as requested; any other reason means that it failed.
 _UNLOADED = "unloaded"
-"""Triton's reason for a version that it no longer serves as requested; any other reason means that it failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

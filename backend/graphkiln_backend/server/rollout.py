@@ -15,11 +15,10 @@ from typing import Protocol
 
 _log = logging.getLogger("graphkiln.server")
 
-_SOON_S = 1.0
-"""Until the next attempt after an error."""
+_SOON_S = 1.0  # until the next attempt after an error
 _SETTLE_ATTEMPTS = 3
+# Nothing that is under way when a server has ended takes longer, but a store on a disk that does not answer.
 _END_S = 10.0
-"""Nothing that is under way when a server has ended takes longer, but a store on a disk that does not answer."""
 
 
 class AdmissionStopped(Exception):

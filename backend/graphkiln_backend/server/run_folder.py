@@ -62,8 +62,8 @@ def installed_backend_names() -> frozenset[str]:
 # - `/tmp/folderXXXXXX/`: models whose files came with the request that loads them. Who is loaded from there notes it in
 #   the run folder (graphkiln_backend.triton.sent_models).
 
+# Where the folder for environments is made, followed by six random letters: a constant in the backend's library.
 _ENVIRONMENTS = b"/tmp/python_env_"
-"""Where the folder for environments is made, followed by six random letters: a constant in the backend's library."""
 
 
 def rename_environments(library: Path, run: str) -> None:
@@ -127,8 +127,7 @@ OWNER_SUFFIX = "-owner"
 
 _MIN_REGION_BYTES = 1 << 20
 _ALIGNMENT = 1 << 20
-_HEADROOM = 1.25
-"""The regions hold messages and the allocator's own data beside the tensors."""
+_HEADROOM = 1.25  # the regions hold messages and the allocator's own data beside the tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,8 +211,8 @@ def region_bytes(footprint_bytes: int) -> int:
 
 _log = logging.getLogger("graphkiln.server")
 
+# All names that graphkiln's backend can have in a configuration.
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
-"""All names that graphkiln's backend can have in a configuration."""
 _MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
 
 import gc
@@ -226,8 +225,7 @@ from graphkiln_backend.triton.model import TritonPythonModel
 gc.freeze()
 gc.enable()
 '''
-_ROOM_BYTES = 16 << 20
-"""What a run needs for Triton's Python backend (3 MB), and something more."""
+_ROOM_BYTES = 16 << 20  # what a run needs for Triton's Python backend (3 MB), and something more
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 

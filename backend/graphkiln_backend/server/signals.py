@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.stop_signals import raising_once, without_ignored_hangup
 
+# Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a
+# terminal that is closed may send SIGHUP and SIGTERM. Nobody presses Ctrl-C twice that fast and means it.
 _TOGETHER_S = 0.3
-"""Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a
-terminal that is closed may send SIGHUP and SIGTERM. Nobody presses Ctrl-C twice that fast and means it."""
 
 
 class Interrupted(BaseException):

@@ -35,10 +35,8 @@ from graphkiln_backend.triton.snapshot import SnapshotReader
 # How often the supervisor looks at the processes: what looking at hundreds costs must not slow down their start.
 
 POLL_S = 0.02
-WATCH_S = 0.5
-"""How often the set of instances is read anew; the death of a known one is seen at once."""
-_REST = 19.0
-"""Looking takes a twentieth of a core at most: while models load, each core has enough to do."""
+WATCH_S = 0.5  # how often the set of instances is read anew; the death of a known one is seen at once
+_REST = 19.0  # looking takes a twentieth of a core at most: while models load, each core has enough to do
 _LONGEST_REST_S = 1.0
 
 
@@ -70,10 +68,8 @@ class Pace:
 
 # How often a server is started again, how soon, and why: a budget that good service pays back.
 
-MAX_RESTARTS = 5
-"""More faults in a row than that are not mended by another restart."""
-SERVED_S = 5.0
-"""So much service pays for one fault."""
+MAX_RESTARTS = 5  # more faults in a row than that are not mended by another restart
+SERVED_S = 5.0  # so much service pays for one fault
 _FIRST_DELAY_S = 0.25
 
 
@@ -132,8 +128,7 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
-_RETRY_S = 2.0
-"""How often a start is tried again for which there was no room."""
+_RETRY_S = 2.0  # how often a start is tried again for which there was no room
 
 
 class Supervisor:

@@ -17,8 +17,7 @@ from graphkiln_backend.server.listening_child import run_until_orphaned
 from graphkiln_backend.server.tls import TlsFiles
 
 _CHUNK_BYTES = 1 << 18
-_HANDSHAKE_S = 10.0
-"""A client that connects and says nothing is let go."""
+_HANDSHAKE_S = 10.0  # A client that connects and says nothing is let go
 _HOST = "127.0.0.1"
 
 

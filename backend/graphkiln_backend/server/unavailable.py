@@ -29,10 +29,8 @@ RESTARTING = "the server restarts, try again in a few seconds"
 STOPPING = "the server is stopping"
 
 _RETRY_AFTER_S = 1
-_LINGER_S = 1.0
-"""How long a client may take to close its end; closing a connection with unread bytes would reset it."""
-_HANDSHAKE_S = 0.05
-"""How long the last part of a handshake that has begun may take."""
+_LINGER_S = 1.0  # how long a client may take to close its end; closing a connection with unread bytes would reset it
+_HANDSHAKE_S = 0.05  # how long the last part of a handshake that has begun may take
 _SO_ATTACH_FILTER, _SO_ATTACH_REUSEPORT_CBPF = 26, 51  # Source: socket(7)
 _FILTER = struct.Struct("=HBBI")
 _PROGRAM = struct.Struct("@HP")

@@ -25,8 +25,8 @@ from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
 # Silence of others that is our own: this process was suspended, and perhaps the whole machine was.
 
+# What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds.
 SILENT_S = 20.0
-"""What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds."""
 _SUSPENDED_S = 5.0
 
 
@@ -130,13 +130,12 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
+# A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats.
 _STOPPED_S = 1.5
-"""A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats."""
 _STUBS_EVERY_S = 1.0
+# A process that has died so soon after its start may not have got as far as telling tritonserver that it runs.
 _YOUNG_S = 10.0
-"""A process that has died so soon after its start may not have got as far as telling tritonserver that it runs."""
-_UNASKED_S = 10.0
-"""Of any other end of a child, tritonserver asks within two seconds, or goes on serving without it."""
+_UNASKED_S = 10.0  # of any other end of a child, tritonserver asks within two seconds, or goes on serving without it
 
 
 class Cause(StrEnum):

@@ -21,8 +21,8 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import KIB, read_bytes
 
 HTTP_HEADER = "x-graphkiln-admin-key"
+# Triton puts its own prefix before the name of the header. Source: `--grpc-restricted-protocol`.
 GRPC_HEADER = f"triton-grpc-protocol-{HTTP_HEADER}"
-"""Triton puts its own prefix before the name of the header. Source: `--grpc-restricted-protocol`."""
 KEY_VARIABLE = "GRAPHKILN_ADMIN_KEY"
 KEY_FILE_VARIABLE = "GRAPHKILN_ADMIN_KEY_FILE"
 HOW_TO_GIVE_IT = f"give the server's admin key: --admin-key-file FILE, Client(admin_key=...) or {KEY_VARIABLE}"

@@ -22,12 +22,10 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.system.closing import Closeable
 
-PREFIX = "graphkiln-"
-"""What the names of all such folders begin with."""
-OWNER_FILE = "owner.json"
-"""For people: whose folder it is."""
+PREFIX = "graphkiln-"  # what the names of all such folders begin with
+OWNER_FILE = "owner.json"  # for people: whose folder it is
+# Where run folders are made where that of temporary files does not do.
 OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where TMPDIR cannot be used, or is full
-"""Where run folders are made where that of temporary files does not do."""
 
 
 class OwnedFolder(Closeable):

@@ -61,14 +61,13 @@ def read_file(path: Path) -> str:
 # lately is no memory that is used.
 # Source: the kernel's cgroup-v2.rst and cgroup-v1/memory.rst; Kubernetes, "Node-pressure Eviction" (`workingSet`).
 
+# Version of the interface -> files with the limit and with what was taken; the counter of what can be taken back.
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""Version of the interface -> files with the limit and with what was taken; the counter of what can be taken back."""
 _COUNTERS = "memory.stat"
-_UNLIMITED_BYTES = 1 << 60
-"""What version 1 says where there is no limit is near 2^63."""
+_UNLIMITED_BYTES = 1 << 60  # what version 1 says where there is no limit is near 2^63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,8 +115,8 @@ def _as_bytes(text: str) -> int:
 
 _NUMA_NODES = Path("/sys/devices/system/node")
 _CORES = Path("/sys/devices/system/cpu")
+# The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them.
 _TOLD = "GRAPHKILN_CORES"
-"""The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them."""
 
 
 def usable_cores() -> int:

@@ -30,13 +30,11 @@ OVERRIDES_VARIABLE = "GRAPHKILN_OVERRIDES"
 CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
 REPLAY_INTERVAL_VARIABLE = "GRAPHKILN_REPLAY_INTERVAL"
-LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"
-"""`json`, where programs read the log."""
+LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"  # `json`, where programs read the log
 
 DEFAULT_REPLAY_INTERVAL_S = 600.0
 
-Overrides = Mapping[str, Sequence[Override]]
-"""Model name -> the settings of the command line."""
+Overrides = Mapping[str, Sequence[Override]]  # model name -> the settings of the command line
 
 
 def to_environment(

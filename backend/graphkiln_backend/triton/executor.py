@@ -49,8 +49,7 @@ def check_contract(parameters: str, digest: str) -> None:
 
 # Many requests, few runs, one result for each: grouping, one concatenation, and the split back. Pure numpy.
 
-Feeds = dict[str, AnyArray]
-"""Arrays by input name."""
+Feeds = dict[str, AnyArray]  # arrays by input name
 
 
 def batch_size(feeds: Feeds) -> int:
@@ -119,18 +118,16 @@ class Concatenator:
         return np.concatenate(arrays, out=buffer[:rows])
 
 
+# Asking whether a request was cancelled is a message to Triton and back, 0.1 to 0.8 ms: not worth it where a run takes
+# hardly longer. Triton itself asks each request while it waits in the queue.
 CANCELLATION_CHECK_S = 30e-3
-"""Asking whether a request was cancelled is a message to Triton and back, 0.1 to 0.8 ms: not worth it where a run takes
-hardly longer. Triton itself asks each request while it waits in the queue."""
 _MAX_VALID_SHAPES = 1024
-_MAX_BATCH_SIZES = 1 << 16
-"""Kept for whoever reads them; more would be memory lost where nobody does."""
+_MAX_BATCH_SIZES = 1 << 16  # kept for whoever reads them; more would be memory lost where nobody does
 
 _log = logging.getLogger("graphkiln.triton")
 
 Outputs = dict[str, AnyArray]
-Result = Outputs | GraphkilnError
-"""The requested outputs of a request in the signature's order, or why there are none."""
+Result = Outputs | GraphkilnError  # the requested outputs of a request in the signature's order, or why there are none
 
 
 class InferenceRequest(Protocol):

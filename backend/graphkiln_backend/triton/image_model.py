@@ -58,8 +58,8 @@ from graphkiln_backend.triton.tensors import to_array
 
 _log = logging.getLogger("graphkiln.triton")
 
+# Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not.
 Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]
-"""Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not."""
 
 
 _Samples: TypeAlias = dict[int, AnyArray]
@@ -220,8 +220,7 @@ def _as_result(error: Exception) -> GraphkilnError:
     return ExecutionError(f"unexpected {type(error).__name__}: {error}")
 
 
-_NICENESS = 5
-"""Where decoding and computing share cores, a session that has its samples goes first."""
+_NICENESS = 5  # where decoding and computing share cores, a session that has its samples goes first
 
 
 class TritonPythonModel:

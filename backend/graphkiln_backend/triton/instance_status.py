@@ -39,6 +39,7 @@ from graphkiln_backend.triton.environment import instances_folder
 
 SUFFIX = "crash"
 _FATAL = re.compile(r"Fatal Python error: (.+)")
+# By faulthandler's names.
 _SIGNALS = {
     "Segmentation fault": "SIGSEGV",
     "Aborted": "SIGABRT",
@@ -47,7 +48,6 @@ _SIGNALS = {
     "Floating point exception": "SIGFPE",
     "Illegal instruction": "SIGILL",
 }
-"""By faulthandler's names."""
 _KILLED = "SIGKILL or by itself"
 _TRY = {
     "SIGILL": "a package was built for another processor: graphkiln doctor examines this machine",
@@ -141,15 +141,14 @@ def describe_crash(loading: Loading, record: str) -> Crash:
     )
 
 
+# When the last batch began, batches begun, batches ended. Written in this order: whoever sees that a batch has begun
+# finds its time, not that of the one before.
 _BATCHES = struct.Struct("=dqq")
-"""When the last batch began, batches begun, batches ended. Written in this order: whoever sees that a batch has begun
-finds its time, not that of the one before."""
 _ENDED, _ENDED_AT = struct.Struct("=q"), 16
 _HEARTBEAT = struct.Struct("=d")
 _PROGRESS = struct.Struct("=dqqd")
 _BEAT_EVERY_S = 1.0
-_MOST_CHARACTERS = 80
-"""Of what an instance says that it does."""
+_MOST_CHARACTERS = 80  # of what an instance says that it does
 _lowering_log = logging.getLogger("graphkiln.lowering")
 
 

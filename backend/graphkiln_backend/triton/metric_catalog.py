@@ -26,6 +26,7 @@ class PublishedMetric:
     of_server: bool = False
 
 
+# Published by each instance; the last one by one of all instances.
 METRICS = (
     PublishedMetric(
         "graphkiln_instance_info", "gauge, 1", "what each instance serves with",
@@ -69,7 +70,6 @@ METRICS = (
         of_server=True,
     ),
 )  # fmt: skip
-"""Published by each instance; the last one by one of all instances."""
 _SAYS = {metric.name: metric.says for metric in METRICS}
 
 

@@ -19,8 +19,8 @@ from graphkiln_backend.triton.restarts import RestartCounts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
+# Those of the tree of errors. Each is there from the start, with 0: rates need a beginning.
 _CODES = ("CANCELLED", "INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE")
-"""Those of the tree of errors. Each is there from the start, with 0: rates need a beginning."""
 
 
 class InstanceMetrics(Closeable):

@@ -107,14 +107,11 @@ def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) ->
 # may be short for a moment; when it fails every time, that is a fault, too. After a request on which the engine
 # failed, the samples are replayed at once: they tell a bad request from a device that is lost.
 
-_IDLE_S = 0.2
-"""Without a run for so long, an instance is idle."""
+_IDLE_S = 0.2  # without a run for so long, an instance is idle
 _LOOK_EVERY_S = 0.05
 _RETRY_S = 1.0
-_MOST_FAILURES = 3
-"""An engine that fails so often in a row on samples that it has computed before is broken."""
-_CALM_S = 10.0
-"""Between two replays because of requests that failed: bad requests cost no more than that."""
+_MOST_FAILURES = 3  # an engine that fails so often in a row on samples that it has computed before is broken
+_CALM_S = 10.0  # between two replays because of requests that failed: bad requests cost no more than that
 
 
 class ReplayRecord(Protocol):

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+# Places in the table. Source: numpy, `multiarray_funcs_api`; the places are the same in all versions of the ABI.
 NEW_COPY, NEW_FROM_DESCR = 85, 94
-"""Places in the table. Source: numpy, `multiarray_funcs_api`; the places are the same in all versions of the ABI."""
 _MULTIARRAY = "numpy._core.multiarray" if np.lib.NumpyVersion(np.__version__) >= "2.0.0" else "numpy.core.multiarray"
 _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", ctypes.pythonapi)

@@ -24,8 +24,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.triton.numpy_functions import NEW_FROM_DESCR, call_with, table
 
-_MOST_ELEMENTS = 1 << 58
-"""No machine holds more; numpy counts bytes in 63 bits."""
+_MOST_ELEMENTS = 1 << 58  # no machine holds more; numpy counts bytes in 63 bits
 _Function = ctypes.PYFUNCTYPE(
     ctypes.c_void_p,  # the new array
     ctypes.c_void_p,  # its type
@@ -37,8 +36,7 @@ _Function = ctypes.PYFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
 )
-_kept: list[object] = []
-"""The functions that the stub holds."""
+_kept: list[object] = []  # the functions that the stub holds
 
 
 def needs_protection(signature: Signature, *, batching: bool) -> bool:

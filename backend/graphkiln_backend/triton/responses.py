@@ -14,8 +14,7 @@ from graphkiln_backend.triton.failures import FailureLog, Identified
 from graphkiln_backend.triton.tensors import to_dlpack
 
 _BF16 = DType.BF16.numpy
-FAILURES = FailureLog()
-"""Of this process, which is one instance."""
+FAILURES = FailureLog()  # of this process, which is one instance
 
 
 def to_response(result: Result, request: Identified | None = None) -> Any:

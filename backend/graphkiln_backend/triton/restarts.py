@@ -18,8 +18,7 @@ from typing import Protocol
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import write_whole
 
-RESTARTS_FILE = "restarts.json"
-"""Cause -> restarts since the supervisor began, in the folder of status files."""
+RESTARTS_FILE = "restarts.json"  # cause -> restarts since the supervisor began, in the folder of status files
 
 
 class Counter(Protocol):

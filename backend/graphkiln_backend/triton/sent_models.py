@@ -15,8 +15,7 @@ from pathlib import Path
 
 from graphkiln_backend.triton.environment import shared_folder
 
-NOTES = "sent"
-"""The folder of the notes: each is a link to where Triton has put a model."""
+NOTES = "sent"  # the folder of the notes: each is a link to where Triton has put a model
 _TRITONS_FOLDER = re.compile(r"/tmp/folder\w{6}")  # nobody asks us where
 
 

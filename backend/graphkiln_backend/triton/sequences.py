@@ -22,16 +22,14 @@ from graphkiln_backend.repository.batch_tensors import SequenceState, SequenceTe
 from graphkiln_backend.triton.executor import InferenceRequest, Result
 from graphkiln_backend.triton.tensors import ArrayTensor, InputTensor, to_array
 
-_START, _END = 1, 2
-"""Source: `tritonserver.h`, `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`."""
+_START, _END = 1, 2  # source: `tritonserver.h`, `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`
+# Triton's idle time begins when a request arrives, ours when it was computed: it may wait between the two.
 _QUEUE_S = 60.0
-"""Triton's idle time begins when a request arrives, ours when it was computed: it may wait between the two."""
 
 _log = logging.getLogger("graphkiln.triton")
 
 CorrelationId: TypeAlias = int | str
-States: TypeAlias = dict[str, AnyArray]
-"""By the name of the input that takes them."""
+States: TypeAlias = dict[str, AnyArray]  # by the name of the input that takes them
 
 
 class SequenceRequest(InferenceRequest, Protocol):

@@ -19,12 +19,11 @@ from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Pr
 
 _log = logging.getLogger("graphkiln.server")
 
+# `instance.pid`, the process, and what the file says; restarts.json is the supervisor's, `.tmp` is not yet whole.
 _NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault|crash)", re.DOTALL)
-"""`instance.pid`, the process, and what the file says; restarts.json is the supervisor's, `.tmp` is not yet whole."""
 
 _Content = TypeVar("_Content")
-_Files = Mapping[str, Mapping[str, os.DirEntry[str]]]
-"""What a file says -> `instance.pid` -> the file."""
+_Files = Mapping[str, Mapping[str, os.DirEntry[str]]]  # what a file says -> `instance.pid` -> the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

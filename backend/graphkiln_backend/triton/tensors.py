@@ -20,8 +20,7 @@ from graphkiln_backend.graph.errors import SignatureError
 _BFLOAT = 4
 _CPU = 1
 _CAPSULE = b"dltensor"
-_MOST_BYTES = 1 << 60
-"""Triton multiplies sizes in 64 bits: a shape that exceeds them comes with no data at all."""
+_MOST_BYTES = 1 << 60  # Triton multiplies sizes in 64 bits: a shape that exceeds them comes with no data at all
 
 
 class InputTensor(Protocol):
@@ -89,8 +88,8 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
+# What an exported tensor points to, by the address of its structure, until its consumer calls the deleter.
 _exported: dict[int, object] = {}
-"""What an exported tensor points to, by the address of its structure, until its consumer calls the deleter."""
 
 
 def _release(address: int) -> None:

@@ -19,8 +19,8 @@ Compression = Literal["", "gzip", "deflate"]
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _HINT = "use http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+# What a path may hold beside letters, digits, '-', '.' and '_'. Source: RFC 3986, `pchar`.
 _PATH_SIGNS = "/%:@!$&'()*+,;=~"
-"""What a path may hold beside letters, digits, '-', '.' and '_'. Source: RFC 3986, `pchar`."""
 _SECRET_PART = re.compile(r"[?#]")
 
 

@@ -6,8 +6,8 @@ from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, P
 from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 
+# With TLS 1.3 all that a client sees of it is a connection that is closed.
 _NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
-"""With TLS 1.3 all that a client sees of it is a connection that is closed."""
 _SECURED = {True: "with", False: "without"}
 
 WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"

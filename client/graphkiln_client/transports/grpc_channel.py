@@ -17,8 +17,7 @@ from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcRequest, grpc_error
 from graphkiln_client.transports.limits import infer_limit, too_large
 
-PROBE_S = 1.0
-"""How long a server may take to tell that it is live."""
+PROBE_S = 1.0  # how long a server may take to tell that it is live
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -29,8 +28,8 @@ _OPTIONS = [
     # Not what its name says: how long a connection may take. Source: subchannel.cc of gRPC, `min_connect_timeout`.
     ("grpc.min_reconnect_backoff_ms", 10_000),
 ]
+# How grpcio says that it did not take a response, in the words that it has for overload, too.
 _TOO_LARGE = "message larger than max"
-"""How grpcio says that it did not take a response, in the words that it has for overload, too."""
 _COMPRESSION = {
     "gzip": grpc.Compression.Gzip,
     "deflate": grpc.Compression.Deflate,

@@ -13,8 +13,8 @@ from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
+# An input but for its bytes: where it lies in shared memory, or its datatype and shape.
 _Tensor = SharedTensor | tuple[str, tuple[int, ...]]
-"""An input but for its bytes: where it lies in shared memory, or its datatype and shape."""
 
 
 def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
@@ -137,6 +137,7 @@ def _decode_mixed(message: Any, request: InferRequest) -> InferResponse:
     return InferResponse(model=message.model_name, version=message.model_version, outputs=arrays, shared_shapes=shared)
 
 
+# The field of `InferTensorContents` that holds a datatype. Source: KServe v2, `grpc_predict_v2.proto`.
 _CONTENTS = {
     **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
     **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
@@ -147,7 +148,6 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
-"""The field of `InferTensorContents` that holds a datatype. Source: KServe v2, `grpc_predict_v2.proto`."""
 
 
 def _from_contents(output: Any) -> AnyArray:

@@ -27,10 +27,8 @@ from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, Htt
 
 T = TypeVar("T")
 
-_MAX_IDLE = 64
-"""Idle connections that are kept; more are opened where more threads call, and closed after their call."""
-_FRESH_S = 0.5
-"""A connection that was idle for longer is polled before it is used: the server may have closed it."""
+_MAX_IDLE = 64  # idle connections that are kept; more are opened where more threads call, and closed after their call
+_FRESH_S = 0.5  # A connection that was idle for longer is polled before it is used: the server may have closed it
 
 
 class HttpTransport:

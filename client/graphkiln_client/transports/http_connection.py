@@ -19,8 +19,7 @@ from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, too_larg
 _NEARLY_S = 0.01
 _TIMEVAL = struct.Struct("@ll")
 _RECEIVED_BYTES = 1 << 16
-_JOINED_BYTES = 1 << 16
-"""Up to here one copy is cheaper than one more system call."""
+_JOINED_BYTES = 1 << 16  # up to here one copy is cheaper than one more system call
 
 
 @dataclass(slots=True)

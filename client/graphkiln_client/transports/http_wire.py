@@ -34,12 +34,11 @@ from graphkiln_client.transports.limits import DOCUMENT_LIMIT, INFER_LIMIT, infe
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 _COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
 _SHOWN_BODY = 2000
-_READ_BODY = 1 << 16
-"""Of an error: more than a server's own text, escaped as JSON."""
+_READ_BODY = 1 << 16  # of an error: more than a server's own text, escaped as JSON
 _MOST_DIGITS = 19  # of a length: a 64-bit number
 _PAGE = re.compile(r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>\s*(?P<title>[^<]*?)\s*</title>)?", re.I | re.S)
+# What to do about it.
 _NOT_TRITON = "that is a page in HTML, which Triton never sends: is it another server, or a gateway before it?"
-"""What to do about it."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,20 +9,15 @@ from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import KIB, MIB, format_size
 
 VARIABLE = "GRAPHKILN_MAX_RESPONSE_MIB"
-INFER_LIMIT = 256 * MIB
-"""Of a response with tensors, unless the environment says otherwise."""
-JSON_LIMIT = 64 * MIB
-"""Of tensors in JSON, and of the header of binary ones."""
-DOCUMENT_LIMIT = 16 * MIB
-"""Of metadata, configurations, statistics and the index."""
-HEAD_LIMIT = 256 * KIB
-"""Of all headers together."""
+INFER_LIMIT = 256 * MIB  # of a response with tensors, unless the environment says otherwise
+JSON_LIMIT = 64 * MIB  # of tensors in JSON, and of the header of binary ones
+DOCUMENT_LIMIT = 16 * MIB  # of metadata, configurations, statistics and the index
+HEAD_LIMIT = 256 * KIB  # of all headers together
 
+# Lists and objects in JSON: empty, each takes two bytes in a response and eighty in memory.
 _MOST_CONTAINERS = 4_000_000
-"""Lists and objects in JSON: empty, each takes two bytes in a response and eighty in memory."""
 _MOST_PIECES = 4096
-_CHUNK_OVERHEAD = 8
-"""Bytes around each byte of a body in chunks of one."""
+_CHUNK_OVERHEAD = 8  # bytes around each byte of a body in chunks of one
 _MOST_MEMBERS = 16
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 

@@ -11,10 +11,8 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 
-_MOST_DIMENSIONS = 32
-"""Of numpy's arrays."""
-_COPIED_BYTES = 1 << 12
-"""Up to here a copy costs less than the four steps to a view."""
+_MOST_DIMENSIONS = 32  # of numpy's arrays
+_COPIED_BYTES = 1 << 12  # up to here a copy costs less than the four steps to a view
 
 
 def datatype_of(name: str, array: AnyArray) -> str:

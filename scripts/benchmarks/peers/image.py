@@ -14,8 +14,8 @@ HOST = "127.0.0.1"
 MAX_BATCH = 8
 BATCH_WAIT_SECONDS = 0.002
 THREADS = 2
+# The environment variable that is set where ONNX Runtime cuts sums of int8 off unless it is told not to.
 EXACT_PRODUCTS = "EXACT_PRODUCTS"
-"""The environment variable that is set where ONNX Runtime cuts sums of int8 off unless it is told not to."""
 
 SHORTER_SIDE = 232
 CROP = 224

@@ -21,8 +21,8 @@ from graphkiln_backend.graph.errors import ClientError, InvalidInput
 if TYPE_CHECKING:
     from graphkiln_client import Model
 
+# What Triton calls them -> what we do.
 STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
-"""What Triton calls them -> what we do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,10 +140,8 @@ if TYPE_CHECKING:
     from graphkiln_client.load_generator import Measurement
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
-_LOST, _FEW = 0.05, 5
-"""Of the requests that were due: a share, and a number, that are on their way at the end."""
-_ONE = 0.999
-"""A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one."""
+_LOST, _FEW = 0.05, 5  # of the requests that were due: a share, and a number, that are on their way at the end
+_ONE = 0.999  # A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

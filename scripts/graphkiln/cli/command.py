@@ -9,8 +9,7 @@ from contextlib import nullcontext
 
 from graphkiln_backend.server.signals import ending_on_signals
 
-_INTERRUPTED = 128 + signal.SIGINT
-"""As a shell reports a program that Ctrl-C ended."""
+_INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a program that Ctrl-C ended
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 

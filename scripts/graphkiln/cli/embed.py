@@ -149,8 +149,8 @@ if TYPE_CHECKING:
 
     Found = Sequence[tuple[Path, npt.NDArray[np.float32]]]
 
+# Endings of files that would be taken for something else than they are.
 _OTHER_FORMATS = (".csv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".tsv")
-"""Endings of files that would be taken for something else than they are."""
 
 
 @with_connection()

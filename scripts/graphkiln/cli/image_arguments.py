@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MANY = 20
-_URLS = ("http:/", "https:/")
-"""As a path has them, which holds no two slashes in a row."""
+_URLS = ("http:/", "https:/")  # as a path has them, which holds no two slashes in a row
 _SHOWN = 60
 
+# How images travel, as the client names it, by `Encoded`.
 FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
-"""How images travel, as the client names it, by `Encoded`."""
 
 Encoded = Annotated[
     bool | None,

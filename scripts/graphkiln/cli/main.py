@@ -20,6 +20,7 @@ from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name, 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.modules import version_of
 
+# Verb -> the module of `graphkiln.cli` that holds the function of its name, in the order of the help.
 VERBS = {
     "serve": "serve",
     "convert": "convert",
@@ -47,9 +48,8 @@ VERBS = {
     "tune": "tune",
     "cache": "cache",
 }
-"""Verb -> the module of `graphkiln.cli` that holds the function of its name, in the order of the help."""
+# Unknown flags are tritonserver's; its own list decides which of them exist.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Unknown flags are tritonserver's; its own list decides which of them exist."""
 _SETTINGS: dict[str, Any] = {"serve": {"context_settings": _PASSED_ON}, "doctor": {"context_settings": _PASSED_ON}}
 
 

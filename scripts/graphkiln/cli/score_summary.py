@@ -23,6 +23,7 @@ _COLUMNS = 80
 _MOST_WORKERS = 20
 _MOST_ROWS = 10
 _MOST_FINDINGS = 20
+# Field of `StageTimes` -> what it is, in words.
 STAGES = {
     "read_s": "read: the store answers",
     "decode_s": "decode: images become samples",
@@ -31,7 +32,6 @@ STAGES = {
     "encode_s": "encode: outputs become columns",
     "commit_s": "commit: the destination takes them",
 }
-"""Field of `StageTimes` -> what it is, in words."""
 
 
 def print_summary(record: RunRecord) -> None:

@@ -29,8 +29,8 @@ from graphkiln_backend.graph.errors import ClientError
 if TYPE_CHECKING:
     from graphkiln_client import SegmentedImage
 
+# What is printed of an image: its class map, a byte or four for each pixel, would fill the memory for a folder.
 Document = Mapping[str, Any]
-"""What is printed of an image: its class map, a byte or four for each pixel, would fill the memory for a folder."""
 Found = Sequence[tuple[Path, Document]]
 
 

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.load_progress import LoadProgress
 
 _REFRESH_S = 0.25
-_SLOW_S = 1.0
-"""What loads faster is in the table of models at once."""
+_SLOW_S = 1.0  # what loads faster is in the table of models at once
 
 
 class LoadDisplay(Closeable):
@@ -93,8 +92,8 @@ def _table(rows: Sequence[LoadProgress]) -> Table:
 
 # The option `--log-format`, which `serve` shares with tritonserver.
 
+# The instances read it, too (`triton.environment`); that module is not imported before it is needed.
 _VARIABLE = "GRAPHKILN_LOG_FORMAT"
-"""The instances read it, too (`triton.environment`); that module is not imported before it is needed."""
 _TRITONS = ("default", "ISO8601")
 _OURS = ("text", "json")
 
@@ -144,8 +143,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.cli")
 
 _TABLE_COLUMNS = 80
-_REASON_LENGTH = 80
-"""The whole reason stands below the table."""
+_REASON_LENGTH = 80  # the whole reason stands below the table
 
 
 def tell_states(
@@ -248,8 +246,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
-_LONGEST_S = 1e6
-"""For infinity, too: the calls of the system, and of libraries, take no longer times than some weeks."""
+_LONGEST_S = 1e6  # for infinity, too: the calls of the system, and of libraries, take no longer times than some weeks
 
 
 def serve(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from graphkiln.doctor.finding import Examination, Finding, Level, Request
 
 Check = Callable[[Request], Iterable[Finding]]
+# Name, and where it is. A check is imported when it runs, so that a package that is broken breaks no other check.
 CHECKS: Sequence[tuple[str, str]] = (
     ("machine", "graphkiln.doctor.machine:check_processor"),
     ("machine", "graphkiln.doctor.machine:check_memory"),
@@ -28,9 +29,7 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("models", "graphkiln.doctor.models:check_models"),
     ("models", "graphkiln.doctor.remote_stores:check_remote_stores"),
 )
-"""Name, and where it is. A check is imported when it runs, so that a package that is broken breaks no other check."""
-DEADLINE_S = 20.0
-"""Far longer than all checks take: only what hangs, such as a dead network file system, is given up."""
+DEADLINE_S = 20.0  # far longer than all checks take: only what hangs, such as a dead network file system, is given up
 
 
 def examine(

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from graphkiln_backend.storage.address import RemoteAddress
 
-SCHEMA = 1
-"""Version of the JSON document: it grows when a key changes its meaning or goes, not when one is added."""
+SCHEMA = 1  # version of the JSON document: it grows when a key changes its meaning or goes, not when one is added
 
 Fact = str | int | float | bool | None | list[str]
 

@@ -28,13 +28,13 @@ class Limit:
     is_size: bool = False
 
 
+# Each connection is an open file; each instance some threads; runtimes reserve tens of GB of addresses.
 LIMITS = (
     Limit(subject="open files", resource=resource.RLIMIT_NOFILE, least=1024, flag="-n"),
     Limit(subject="processes", resource=resource.RLIMIT_NPROC, least=512, flag="-u"),
     Limit(subject="address space", resource=resource.RLIMIT_AS, least=64 << 30, flag="-v", is_size=True),
     Limit(subject="file size", resource=resource.RLIMIT_FSIZE, least=4 << 30, flag="-f", is_size=True),
 )
-"""Each connection is an open file; each instance some threads; runtimes reserve tens of GB of addresses."""
 
 
 def check_limits(_: Request) -> Iterator[Finding]:

@@ -14,18 +14,17 @@ from graphkiln.doctor.finding import Finding, Level, Request, format_size
 
 _CPUINFO = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
+# Instruction sets, by the kernel's names, that decide how fast a precision is.
 _NOTABLE = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")
-"""Instruction sets, by the kernel's names, that decide how fast a precision is."""
 _LITTLE_MEMORY_BYTES = 1 << 30
 _CONTAINER_FILES = {"/.dockerenv": "Docker", "/run/.containerenv": "Podman"}
+# What to know of Linux on a processor, as `uname -m` calls it; empty where everything is tested.
 _HINTS = {
     "x86_64": "",
     "aarch64": "no test of this project has run on aarch64, although all wheels exist for it, Triton's among them",
 }
-"""What to know of Linux on a processor, as `uname -m` calls it; empty where everything is tested."""
 _NO_TRITON = "the tritonserver inside nvidia-pytriton runs on Linux, on x86-64 and aarch64"
-_OLDEST_TIME_S = 1_704_067_200
-"""2024-01-01: a clock before that was never set."""
+_OLDEST_TIME_S = 1_704_067_200  # 2024-01-01: a clock before that was never set
 
 
 def check_processor(_: Request) -> Iterator[Finding]:

@@ -21,8 +21,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 # Which engines can run here. Each is looked at in a process of its own: a runtime that is broken may take it along.
 
 _GROUP = "graphkiln.engines"
-_DEFAULT = "onnxruntime"
-"""Without this one nothing can be served."""
+_DEFAULT = "onnxruntime"  # without this one nothing can be served
 _DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt": ("tensorrt", "onnxruntime-gpu")}
 _TIMEOUT_S = 15
 _PROBE = """
@@ -137,8 +136,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.model_config import ModelConfig
 
+# Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits.
 _HASHED_BYTES = 2 << 30
-"""Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits."""
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
 _BEING_WRITTEN_S = 3600

@@ -10,11 +10,11 @@ from graphkiln.doctor.finding import Finding, Level, Request
 
 _OWN = "graphkiln"
 _SERVING = "serve"
+# A Triton container needs no other tritonserver; whether there is one is a check of its own.
 _TRITON = "nvidia-pytriton"
-"""A Triton container needs no other tritonserver; whether there is one is a check of its own."""
 SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _TRITON, "tritonclient")
+# Distributions with the same files: of two, the last that was installed wins, silently.
 _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
-"""Distributions with the same files: of two, the last that was installed wins, silently."""
 
 
 def check_packages(_: Request) -> Iterator[Finding]:

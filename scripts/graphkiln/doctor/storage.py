@@ -9,8 +9,7 @@ from pathlib import Path
 
 from graphkiln.doctor.finding import Finding, Level, Request, format_size
 
-_RUN_BYTES = 64 << 20
-"""A run folder holds copies of Triton's Python backend (20 MB), and what instances share."""
+_RUN_BYTES = 64 << 20  # A run folder holds copies of Triton's Python backend (20 MB), and what instances share
 _SHARED_MEMORY_BYTES = 256 << 20
 
 

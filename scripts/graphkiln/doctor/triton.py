@@ -9,8 +9,7 @@ from graphkiln.doctor.finding import Finding, Level, Request
 from graphkiln.doctor.packages import installed_versions
 
 _WHEEL = "nvidia-pytriton"
-_WHEEL_RELEASES = {"0.7.0": "2.51.0"}
-"""Version of the wheel -> of the server in it, which says it nowhere."""
+_WHEEL_RELEASES = {"0.7.0": "2.51.0"}  # version of the wheel -> of the server in it, which says it nowhere
 
 
 def check_triton(request: Request) -> Iterator[Finding]:

@@ -149,8 +149,7 @@ _ASK: Mapping[str, Callable[[AsyncModel, Image.Image], Awaitable[_Answer]]] = {
 _KINDS = {_CLASSIFICATION, *_ASK}
 
 
-STATIC = Path(__file__).parent / "static"
-"""The files of the page."""
+STATIC = Path(__file__).parent / "static"  # the files of the page
 _STATUS: dict[type[GraphkilnError], int] = {
     InvalidInput: 400,
     Unauthorized: 401,
@@ -158,8 +157,7 @@ _STATUS: dict[type[GraphkilnError], int] = {
     Overloaded: 429,
     DeadlineExceeded: 504,
 }
-_BAD_GATEWAY = 502
-"""Of what went wrong behind the page."""
+_BAD_GATEWAY = 502  # of what went wrong behind the page
 _VERSION = "/api/models/{name}/{version:int}"
 
 

@@ -21,11 +21,10 @@ from graphkiln_backend.server.tls import TlsFiles
 
 _log = logging.getLogger("graphkiln.page")
 
-DEFAULT_PORT = 8003
-"""Triton's own are 8000 to 8002."""
+DEFAULT_PORT = 8003  # Triton's own are 8000 to 8002
+# Environment variable: where the page listens when its address names no host. Images set it: in a container, 127.0.0.1
+# is reached by nobody.
 HOST_VARIABLE = "GRAPHKILN_PAGE_HOST"
-"""Environment variable: where the page listens when its address names no host. Images set it: in a container, 127.0.0.1
-is reached by nobody."""
 _PROTOCOL = "page"
 _NEEDED = ("starlette", "uvicorn")
 _NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)

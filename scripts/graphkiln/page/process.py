@@ -26,10 +26,9 @@ from graphkiln_client import AsyncClient
 
 _MOST_CONNECTIONS = 256
 _IDLE_S = 60
-_RETRIES = 0
-"""A person who waits sees what happened, and tries again."""
+_RETRIES = 0  # A person who waits sees what happened, and tries again
+# Otherwise the client would find the key of a server of this user, and whoever sees the page could use it.
 _NO_KEY = "none"
-"""Otherwise the client would find the key of a server of this user, and whoever sees the page could use it."""
 
 
 def shown_server(facts: PageFacts) -> ShownServer:

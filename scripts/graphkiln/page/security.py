@@ -20,8 +20,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, format_size
 
-BODY_LIMIT = 64 * MIB
-"""Of a request: an image, or tensors as JSON. The client reads no more JSON than that either."""
+BODY_LIMIT = 64 * MIB  # of a request: an image, or tensors as JSON. The client reads no more JSON than that either.
+# Nothing from elsewhere, nothing inline, no text that becomes markup. Source: W3C, CSP Level 3 and Trusted Types.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -35,7 +35,6 @@ POLICY = "; ".join(
         "require-trusted-types-for 'script'",
     )
 )
-"""Nothing from elsewhere, nothing inline, no text that becomes markup. Source: W3C, CSP Level 3 and Trusted Types."""
 _HEADERS = {
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -45,8 +44,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _BY_NAME = "open it by its address or as localhost; serve --page-name NAME has it answer to a name"
+# `Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata.
 _OWN = {"same-origin", "none"}
-"""`Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,7 @@ _COUNTERS = {
 _QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
 _SUMMARY = "nv_inference_request_summary_us"
 _BATCHES = "graphkiln_batch_size_bucket"
-_GIVEN_UP = {"CANCELED", "CANCELLED"}
-"""As Triton and instances call requests whose clients hung up."""
+_GIVEN_UP = {"CANCELED", "CANCELLED"}  # as Triton and instances call requests whose clients hung up
 _INFO = "graphkiln_instance_info"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
@@ -135,10 +134,8 @@ def _unescaped(match: re.Match[str]) -> str:
 
 
 T = TypeVar("T")
-_MOST_MODELS = 64
-"""Whose metadata is kept; one more is requested anew."""
-_KEPT_S = 10.0
-"""A version may be replaced in its place, by whomever."""
+_MOST_MODELS = 64  # whose metadata is kept; one more is requested anew
+_KEPT_S = 10.0  # A version may be replaced in its place, by whomever
 _PORT = re.compile(r":\d+$")
 
 

@@ -16,6 +16,7 @@ from graphkiln_backend.graph.text import in_path
 from graphkiln_client.served_version import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"
+# By kind of task: the method, and what is printed of its answer.
 _VERBS = {
     "classification": ("classify", f"for found in answer.classifications:\n        {_BY_SCORE}"),
     "detection": ("detect", f"for found in answer:\n        {_BY_SCORE}"),
@@ -25,16 +26,14 @@ _VERBS = {
     ),
     "embedding": ("embed", "print(answer.shape)"),
 }
-"""By kind of task: the method, and what is printed of its answer."""
-_HALF = {DType.FP16, DType.BF16}
-"""What JSON cannot carry."""
+_HALF = {DType.FP16, DType.BF16}  # what JSON cannot carry
+# An element of text in a binary tensor: its length, and it. Source: KServe v2, binary tensor data extension.
 _TEXT = b"\x04\0\0\0text"
-"""An element of text in a binary tensor: its length, and it. Source: KServe v2, binary tensor data extension."""
+# Prints the JSON before the tensors of a binary response, or the error.
 _TOLD = (
     "import json, sys; answer = sys.stdin.buffer.read().decode('latin-1'); "
     "told, _ = json.JSONDecoder().raw_decode(answer); print(told); sys.exit('error' in told)"
 )
-"""Prints the JSON before the tensors of a binary response, or the error."""
 _SIDE = 224
 
 

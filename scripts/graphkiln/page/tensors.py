@@ -20,12 +20,10 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof import policy
 from graphkiln_client.transports.tensors import from_values
 
+# Most elements of a tensor that a form shows; a larger golden one is sent as it is, and nobody types one.
 EDITED = 20_000
-"""Most elements of a tensor that a form shows; a larger golden one is sent as it is, and nobody types one."""
-_EXACT = 1 << 53
-"""Integers beyond it are no numbers of JavaScript: they travel as text."""
-_SHOWN = 1000
-"""Elements of an output."""
+_EXACT = 1 << 53  # integers beyond it are no numbers of JavaScript: they travel as text
+_SHOWN = 1000  # elements of an output
 _GOLDEN = "golden"
 _Arrays = Mapping[str, AnyArray]
 

@@ -7,5 +7,5 @@ The page of a running server shares the colors and the marks of charts, `look.cs
 
 from pathlib import Path
 
+# The style sheet that everything has in common which people see in a browser.
 LOOK = Path(__file__).parent / "look.css"
-"""The style sheet that everything has in common which people see in a browser."""

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 _TICKS = (1, 2, 5)
-_MARGIN = 0.06
-"""Of an axis, on either side of the outermost marks."""
-_LEAST_DECADES = 0.15
-"""Beside the outermost marks of a logarithmic axis, so that equal values have one, too."""
+_MARGIN = 0.06  # of an axis, on either side of the outermost marks
+_LEAST_DECADES = 0.15  # beside the outermost marks of a logarithmic axis, so that equal values have one, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

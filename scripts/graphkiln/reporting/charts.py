@@ -14,8 +14,7 @@ _RIGHT = 130
 _ROW = 34
 _TOP = 10
 _FOOT = 34
-_THINNEST = 2.0
-"""Units of a bar, so that one without length is seen."""
+_THINNEST = 2.0  # units of a bar, so that one without length is seen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.units import Unit
 
-_MOST_KEPT = 10
-"""Units that are remembered to be measured; which ones is decided by their ids."""
+_MOST_KEPT = 10  # units that are remembered to be measured; which ones is decided by their ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,8 +48,7 @@ GAUGES: Mapping[str, str] = {
 UNIT_SECONDS = "graphkiln_score_unit_seconds"
 _BOUNDARIES = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]
 _STAGE = "_s"
-_ANYWHERE = ""
-"""The node of what happened to a unit on no particular one."""
+_ANYWHERE = ""  # the node of what happened to a unit on no particular one
 
 
 class Registry(Protocol):

@@ -16,8 +16,8 @@ from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, 
 from graphkiln_backend.scoring.units import ID_DIGITS
 from graphkiln_backend.storage.address import RemoteAddress
 
+# Results and notes of a destination, and what is being written.
 _OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
-"""Results and notes of a destination, and what is being written."""
 _SHOWN = 3
 _DATABASES = ("postgresql://", "postgres://")
 

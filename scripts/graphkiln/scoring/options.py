@@ -17,8 +17,7 @@ from graphkiln_backend.server.run_folder import installed_backend_names
 
 _VERSION = re.compile(r"(?P<model>.*[^:/]):(?P<version>[^:/]*)", re.S)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
-_READ = ("settings", "outputs", "keep_columns", "cache")
-"""Options that may be given in several forms."""
+_READ = ("settings", "outputs", "keep_columns", "cache")  # options that may be given in several forms
 
 
 class ScoreOptions(TypedDict, total=False):

@@ -30,10 +30,8 @@ from graphkiln_backend.scoring.events import (
 from graphkiln_backend.scoring.scorer import StageTimes
 
 _RECENT_S = 60.0
-_MOST_NAMED = 1000
-"""Rows and problems that are named one by one; more are only counted."""
-_MANY_ROWS = 100
-"""Where so many rows have an error, and no other row an answer, it is not the rows."""
+_MOST_NAMED = 1000  # rows and problems that are named one by one; more are only counted
+_MANY_ROWS = 100  # where so many rows have an error, and no other row an answer, it is not the rows
 
 
 @dataclass(kw_only=True, slots=True)

@@ -23,10 +23,10 @@ from graphkiln_backend.system.resources import usable_cores
 
 MEASURED_S = 10.0
 _MOST_PIECES = 10
+# Scored first, and not counted: memory and caches warm up, and their time says how many rows a second has.
 _FIRST_ROWS = 64
-"""Scored first, and not counted: memory and caches warm up, and their time says how many rows a second has."""
+# Two-sided 95% of Student's distribution, for 1 to 9 degrees of freedom.
 _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Two-sided 95% of Student's distribution, for 1 to 9 degrees of freedom."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,10 +25,9 @@ from graphkiln_client.load_job import hear, tell
 
 _SIZE_S = 0.15
 _FEWEST_RUNS = 3
-_HOPELESS_S = 2.0
-"""A run that takes so long: larger batches take longer, and are not tried."""
+_HOPELESS_S = 2.0  # A run that takes so long: larger batches take longer, and are not tried
+# The temporary store in a message, which says nothing to its reader.
 _STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
-"""The temporary store in a message, which says nothing to its reader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,10 +12,9 @@ from collections import deque
 from graphkiln.tuning.candidate import Candidate
 
 _REMEMBERED = 3
-_GUESS_S, _WARMUP_S = 5.0, 1.0
-"""Of a start and of a warm-up, before there was one."""
+_GUESS_S, _WARMUP_S = 5.0, 1.0  # of a start and of a warm-up, before there was one
+# Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start.
 _CONFIRMING, _CONFIRMED_S = 0.2, 8.0
-"""Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start."""
 
 
 def _last_few() -> deque[float]:

@@ -18,10 +18,8 @@ from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChange
 # From a candidate to what is written in config.pbtxt, and from there back: the one place that knows both names.
 
 LAYOUT, CONV_SEARCH = "layout", "conv_search"
-SPIN_ENTRY = "session.intra_op.allow_spinning"
-"""ONNX Runtime's own name of the setting."""
-ENGINES_CHOICE = "engine's"
-"""As a layout or a search for convolutions: the engine decides."""
+SPIN_ENTRY = "session.intra_op.allow_spinning"  # ONNX Runtime's own name of the setting
+ENGINES_CHOICE = "engine's"  # as a layout or a search for convolutions: the engine decides
 
 
 def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
@@ -103,17 +101,16 @@ def _number(candidate: Candidate, key: str) -> int | None:
     return candidate.number(key) if key in candidate else None
 
 
+# What a key can be set to; a tuple of batch sizes for `preferred_batch_sizes`.
 Value = str | int | bool | tuple[int, ...]
-"""What a key can be set to; a tuple of batch sizes for `preferred_batch_sizes`."""
 
 ENGINE, PRECISION, THREADS, STREAMS, SPIN = "engine", "precision", "threads", "streams", "spin"
 INSTANCES, MAX_BATCH_SIZE, PREFERRED = "instances", "max_batch_size", "preferred_batch_sizes"
+# Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher.
 QUEUE_DELAY_US = "max_queue_delay_us"
-"""Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher."""
-NOTHING = "none"
-"""As people write a list of nothing."""
+NOTHING = "none"  # as people write a list of nothing
+# What a bare session depends on; the other keys are the scheduler's.
 SESSION_KEYS = (ENGINE, PRECISION, THREADS, STREAMS, SPIN)
-"""What a bare session depends on; the other keys are the scheduler's."""
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,12 @@ from graphkiln.tuning.recording import RecordedTrials
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import WARM_S, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-TOLERANCE = 0.08
-"""How far a reading may be from the level, as a share of it: what is nearer changes no choice."""
-_EVERY_S = 45.0
-"""Seconds between readings: a reading costs a tenth of that."""
-_AGREEING = 2
-"""Readings in a row that must say the same."""
-_REMEMBERED = 4
-"""Readings at a level that a new one is compared with."""
+TOLERANCE = 0.08  # how far a reading may be from the level, as a share of it: what is nearer changes no choice
+_EVERY_S = 45.0  # seconds between readings: a reading costs a tenth of that
+_AGREEING = 2  # readings in a row that must say the same
+_REMEMBERED = 4  # readings at a level that a new one is compared with
 _REPEATS = 2
-_SEEDS = 1000
-"""Between the seeds of work that is done again; more than a search uses."""
+_SEEDS = 1000  # between the seeds of work that is done again; more than a search uses
 _Work = TypeVar("_Work")
 
 

@@ -18,10 +18,9 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
+# Of every server that is measured: nothing else computes, it stops at once, and candidates are of our backend.
 FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
-"""Of every server that is measured: nothing else computes, it stops at once, and candidates are of our backend."""
-_PUBLISHED_S = 20.0
-"""Instances publish what they serve with once a second; on a busy machine they may be late."""
+_PUBLISHED_S = 20.0  # instances publish what they serve with once a second; on a busy machine they may be late
 _POLL_S = 0.05
 
 

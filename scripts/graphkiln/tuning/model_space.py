@@ -41,8 +41,7 @@ from graphkiln_backend.repository.config_changes import NO_BATCHER
 # A server adds to a session, and instances that share cores slow each other down: no configuration answers faster than
 # the bare session of one sample, or more often than its instances would if each had the machine to itself.
 
-_SLACK = 1.2
-"""How much faster a session may be than it was measured: clocks and neighbors change."""
+_SLACK = 1.2  # how much faster a session may be than it was measured: clocks and neighbors change
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,8 +185,9 @@ _LARGEST_BATCH = 64
 _LARGEST_GPU_BATCH = 128
 _DELAYS_US = (0, 100, 500, 2000, 5000, 20000)
 _GPU_INSTANCES = (1, 2, 4)
+# Whether the instance runs on a GPU -> the engines that may serve there.
 _ENGINES = {False: ("onnxruntime", "openvino"), True: ("onnxruntime", "tensorrt")}
-"""Whether the instance runs on a GPU -> the engines that may serve there."""
+# Key -> those that may leave it no choice, and what it then becomes.
 _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
     SPIN: ((ENGINE, THREADS, INSTANCES), (False,)),
     THREADS: ((INSTANCES,), range(1, 1 << 10)),
@@ -195,7 +195,6 @@ _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
     QUEUE_DELAY_US: ((MAX_BATCH_SIZE,), (0, NO_BATCHER)),
     PREFERRED: ((MAX_BATCH_SIZE, QUEUE_DELAY_US), ((),)),
 }
-"""Key -> those that may leave it no choice, and what it then becomes."""
 _NEVER_TUNED = {
     "execution_mode, inter_op_thread_count": "stay as they are: instances and streams fill the same cores",
     "optimization.graph.level": "stays as it is: the default rewrites the graph as far as it can be",

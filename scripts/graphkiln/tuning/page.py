@@ -12,8 +12,7 @@ from graphkiln.tuning.candidate import format_value
 
 # Scatters and curves as numbers for SVG: where each mark lies, in the units of a picture of fixed size.
 
-WIDTH, HEIGHT = 440, 264
-"""Small, so that letters are legible where a phone shows it in 335 pixels."""
+WIDTH, HEIGHT = 440, 264  # small, so that letters are legible where a phone shows it in 335 pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 

@@ -37,8 +37,7 @@ from graphkiln_converters.sources.base import InputSpec
 
 # `--accuracy-floor`: whether a model and its samples can tell, and how small a loss they can tell of.
 
-_MOST_LABELLED = 2048
-"""Each candidate's session computes them all, and they lie in memory."""
+_MOST_LABELLED = 2048  # each candidate's session computes them all, and they lie in memory
 
 
 def samples_to_read(floor: float | None) -> int:
@@ -105,8 +104,7 @@ def undecided(questions: Questions, floor: float | None) -> str:
     )
 
 
-MOST_SAMPLES = 256
-"""That requests are made of; more of them only where their labels count."""
+MOST_SAMPLES = 256  # that requests are made of; more of them only where their labels count
 _MADE_UP = 8
 
 Arrays = Mapping[str, AnyArray]

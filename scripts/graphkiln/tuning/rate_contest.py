@@ -21,23 +21,21 @@ from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, Ope
 
 # The contest under a load that is given: the lowest latency, memory or cost of those that meet the p99.
 
+# Shares by which two measurements of the same differ: what is nearer than that is equal.
 _MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
-"""Shares by which two measurements of the same differ: what is nearer than that is equal."""
+# Shares by which p99 of the same differs from one start of a server to the next, however exact each one is.
 _ALIKE = {Objective.LATENCY: 0.1}
-"""Shares by which p99 of the same differs from one start of a server to the next, however exact each one is."""
-_NEAR = 1.25
-"""Times as much as the best needs what may be as good in another hour."""
+_NEAR = 1.25  # times as much as the best needs what may be as good in another hour
+# Of the logarithm of what counts, however alike a few rounds are: two starts of a server differ by as much.
 _LEAST_SPREAD_OF_LOAD_CONTEST = 0.05
-"""Of the logarithm of what counts, however alike a few rounds are: two starts of a server differ by as much."""
+# One-sided 95% quantile of Student's t by the number of rounds: what serves today leaves for what is surely better.
 _STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
-"""One-sided 95% quantile of Student's t by the number of rounds: what serves today leaves for what is surely better."""
+# What measurements of the same differ in; memory is what it is.
 _RACED = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
-"""What measurements of the same differ in; memory is what it is."""
 _UNKNOWN = {Objective.MEMORY: "memory", Objective.COST: "CPU time"}
-_DOUBLINGS = 4
-"""Requests of a first look."""
+_DOUBLINGS = 4  # requests of a first look
+# So many times as long, or as long as a bound takes, is measured again what the machine may have disturbed.
 _LONGER = 4
-"""So many times as long, or as long as a bound takes, is measured again what the machine may have disturbed."""
 
 
 class LoadContest:
@@ -200,31 +198,22 @@ def _negated(value: float | None, noise: float) -> Interval:
     return Interval(-value, -value * (1 + noise), -value * (1 - noise))
 
 
-RESOLUTION = 1.03
-"""Ratio of two rates that are told apart no further."""
-_FIRST, _NEXT = 0.8, 0.5
-"""Share of the capacity that is tried first, and of each rate that failed what is tried next."""
-_SLOWEST = 1 / 40
-"""Share of the capacity below which no rate is tried."""
+RESOLUTION = 1.03  # ratio of two rates that are told apart no further
+_FIRST, _NEXT = 0.8, 0.5  # share of the capacity that is tried first, and of each rate that failed what is tried next
+_SLOWEST = 1 / 40  # share of the capacity below which no rate is tried
 _STEPS = 10
-_SLOWER = 10
-"""Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck."""
-_FEWEST = 60
-"""Requests of a short look."""
+_SLOWER = 10  # requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck
+_FEWEST = 60  # requests of a short look
+# A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed.
 _IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
-"""A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed."""
-NEAR = 0.93
-"""Share of the best rate from which on a candidate may be as good."""
-_SURE = 1.5
-"""Standard errors between two that are told apart: a wrong choice among near-ties costs little."""
+NEAR = 0.93  # share of the best rate from which on a candidate may be as good
+_SURE = 1.5  # standard errors between two that are told apart: a wrong choice among near-ties costs little
+# Of near-ties that are measured again at least, and of the logarithm of their p99 however alike two rounds are.
 _ROUNDS, _LEAST_SPREAD = 2, 0.02
-"""Of near-ties that are measured again at least, and of the logarithm of their p99 however alike two rounds are."""
-_EXCUSED = 2
-"""Rates at which what one candidate fails may be a stall of the machine: more are its own doing."""
+_EXCUSED = 2  # rates at which what one candidate fails may be a stall of the machine: more are its own doing
+# Rates after which a p99 that only falls to this share of the one before does not come down to the target.
 _FLAT, _NO_LOWER = 3, 0.8
-"""Rates after which a p99 that only falls to this share of the one before does not come down to the target."""
-_MARGIN = 1.05
-"""How much more an open loop may reach than a closed one: batches that are fuller."""
+_MARGIN = 1.05  # how much more an open loop may reach than a closed one: batches that are fuller
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

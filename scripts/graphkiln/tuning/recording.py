@@ -31,8 +31,8 @@ from graphkiln_backend.system.closing import Closeable
 
 Outcome = Bare | Measured | Failed
 _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
+# Fields that may be infinite; no other field of theirs may be null.
 _ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
-"""Fields that may be infinite; no other field of theirs may be null."""
 
 
 def outcome_as_json(outcome: Outcome) -> dict[str, Any]:

@@ -122,12 +122,9 @@ def _spread(candidates: list[Candidate]) -> list[Candidate]:
 
 FINALISTS = 4
 RUNGS = 6
-NO_TIME = "the budget was spent before it was measured"
-"""Why a candidate left that was not measured."""
-_KEPT = 3
-"""One of so many candidates of a rung goes on to the next."""
-_CHUNK = 8
-"""Candidates between two looks at the machine's speed."""
+NO_TIME = "the budget was spent before it was measured"  # why a candidate left that was not measured
+_KEPT = 3  # one of so many candidates of a rung goes on to the next
+_CHUNK = 8  # candidates between two looks at the machine's speed
 
 
 class Ladder:
@@ -218,22 +215,20 @@ def best_reached(standings: Sequence[Standing]) -> float:
 # The last measurement of what was chosen: other arrivals, longer, and the machine as it is.
 
 _SEED = 77_000_000
-_TRIES, _SLICES = 8, 5
-"""Measurements at most, and into how many the budget that is left is divided."""
+_TRIES, _SLICES = 8, 5  # measurements at most, and into how many the budget that is left is divided
+# What a rate is multiplied with before the last measurement that fits, and what one that did not hold: when its p99 is
+# beyond the target, and when only the bound is.
 _LARGE_STEP, _STEP, _SMALL_STEP = 0.75, 0.9, 0.93
-"""What a rate is multiplied with before the last measurement that fits, and what one that did not hold: when its p99 is
-beyond the target, and when only the bound is."""
+# Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
+# fewer than the few a bound is seldom found, however far below the target p99 is.
 _SLOWER, _FEW_SLOWER = 100, 5
-"""Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
-fewer than the few a bound is seldom found, however far below the target p99 is."""
+# The same where several requests say as much as an independent one, counted in those; and how many requests of a
+# measurement tell how many these are.
 _CERTAIN, _COUNTED = 1, 100
-"""The same where several requests say as much as an independent one, counted in those; and how many requests of a
-measurement tell how many these are."""
 _SHORTEST_S = 5.0
-_LONGER = 2
-"""Times as long as the first one is the second measurement of a load that did not hold."""
+_LONGER = 2  # times as long as the first one is the second measurement of a load that did not hold
+# Shares of the promised rate at which latency is measured, beside the rate itself.
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
-"""Shares of the promised rate at which latency is measured, beside the rate itself."""
 
 
 def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: float) -> tuple[Point | None, str]:
@@ -353,8 +348,7 @@ def _requests_per_s(load: LoadShape, standing: Standing) -> float:
 
 # What keeps a configuration from doing better: the model, the queue, the batcher, the cores.
 
-_MUCH = 0.5
-"""Share of the p99 that a part must have to be what limits."""
+_MUCH = 0.5  # share of the p99 that a part must have to be what limits
 
 
 def limit_of(standing: Standing, bare: Bare, target: Target, cores: int) -> str:
@@ -512,8 +506,7 @@ def _sessions(space: Space) -> list[tuple[Candidate, Candidate]]:
 
 Simplicity = Callable[[Candidate], tuple[int, int, str]]
 
-_RUNNERS = 5
-"""Beside the best."""
+_RUNNERS = 5  # beside the best
 _ROUNDS = 5
 
 
@@ -621,13 +614,11 @@ def _reason(lost: Standing, winner: Standing, costs: Mapping[Candidate, Sequence
     return told if is_told_apart else f"{told}, which says nothing; the chosen one is simpler"
 
 
+# Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are
+# measured, and nothing but the confirmation.
 _PROBING, _FIRST_RUNG, _LADDER, _SEARCHING, _REMATCH = 0.3, 0.25, 0.5, 0.7, 0.75
-"""Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are
-measured, and nothing but the confirmation."""
-_CONFIRMED = 3
-"""Configurations that are measured once more before the search gives up."""
-_FEWEST = 8
-"""Candidates of the first rung, however short its share is."""
+_CONFIRMED = 3  # configurations that are measured once more before the search gives up
+_FEWEST = 8  # candidates of the first rung, however short its share is
 
 
 class Search:

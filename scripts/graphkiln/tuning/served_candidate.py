@@ -27,8 +27,8 @@ from graphkiln_client.load_processes import record_load
 
 # What a server of ours does to this machine while it is loaded: memory, CPU time, and whether its processes live.
 
+# Names, or parts of the first word, of the processes without which requests fail.
 _SERVING = ("tritonserver", "triton_python_backend_stub")
-"""Names, or parts of the first word, of the processes without which requests fail."""
 _INFO = re.compile(r"^graphkiln_instance_info\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -159,11 +159,9 @@ def _cpu_s(process: psutil.Process) -> float:
 # `nvmlDeviceGetTotalEnergyConsumption`.
 
 _POWERCAP = Path("/sys/class/powercap")
-_PACKAGE = re.compile(r"intel-rapl:\d+")
-"""Whole processors: their parts (`intel-rapl:0:1`) are in them already."""
+_PACKAGE = re.compile(r"intel-rapl:\d+")  # whole processors: their parts (`intel-rapl:0:1`) are in them already
 
-Joules = Callable[[], Mapping[str, float]]
-"""Counter -> joules since some moment."""
+Joules = Callable[[], Mapping[str, float]]  # counter -> joules since some moment
 
 
 class EnergyMeter:
@@ -247,15 +245,11 @@ def _nvml() -> Any:
 # instances, beside other runs. What goes wrong there may be right again a moment later, so that each answer is judged,
 # in blocks of as many as a self-test has samples: the policy's limits are those of several samples together.
 
-_PAUSE_S = 0.2
-"""Between two questions: five a second disturb nothing that is measured."""
-_SHARE = 0.02
-"""Most of the offered requests that questions may be beside, and of a core that judging may take."""
-_BLOCK = 8
-"""Answers that are judged together."""
+_PAUSE_S = 0.2  # between two questions: five a second disturb nothing that is measured
+_SHARE = 0.02  # most of the offered requests that questions may be beside, and of a core that judging may take
+_BLOCK = 8  # answers that are judged together
 
-Ask = Callable[[Arrays], Arrays]
-"""Sends one request; raises the `ClientError` family only."""
+Ask = Callable[[Arrays], Arrays]  # sends one request; raises the `ClientError` family only
 
 
 class AnswerWatch(AbstractContextManager["AnswerWatch"]):
@@ -346,8 +340,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
 
 
 _WARMUP_S = 0.5
-_BUSY_GENERATOR = 0.5
-"""Share of the cores from which on the load generator itself shapes what is measured."""
+_BUSY_GENERATOR = 0.5  # share of the cores from which on the load generator itself shapes what is measured
 
 Record = Callable[[Target, Sequence[Mapping[str, Any]], Load, Callable[[], None]], Recording]
 

@@ -13,8 +13,7 @@ from graphkiln.tuning.candidate import INSTANCES, THREADS, Candidate, Value
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.text import did_you_mean
 
-Constraint = Callable[[Candidate], str]
-"""Why a candidate is illegal or hopeless, in words; empty where it is neither."""
+Constraint = Callable[[Candidate], str]  # why a candidate is illegal or hopeless, in words; empty where it is neither
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,16 +21,13 @@ import numpy.typing as npt
 
 from graphkiln.tuning.target import CONFIDENCE, QUANTILE
 
-Seconds = npt.NDArray[np.float64]
-"""`[requests]`, in the order in which they were due; infinite for those that failed."""
+Seconds = npt.NDArray[np.float64]  # `[requests]`, in the order in which they were due; infinite for those that failed
 
-BLOCKS = 10
-"""Of successive requests, or of time: few, so that each is longer than a queue remembers."""
-STUDENT_T = 2.262
-"""Two-sided 95% quantile of Student's t with `BLOCKS - 1` degrees of freedom."""
+BLOCKS = 10  # of successive requests, or of time: few, so that each is longer than a queue remembers
+STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `BLOCKS - 1` degrees of freedom
+# What a variance that is estimated from `BLOCKS` blocks is multiplied with for one-sided bounds at 95%: the quantile
+# of Student's t takes the place of the normal distribution's.
 FEW_BLOCKS = (1.833 / 1.645) ** 2
-"""What a variance that is estimated from `BLOCKS` blocks is multiplied with for one-sided bounds at 95%: the quantile
-of Student's t takes the place of the normal distribution's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,8 +106,7 @@ def _check_tensors(subject: Subject, version: Path) -> None:
 
 # A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
 
-PREFIX = "graphkiln-tune-"
-"""Begins the names of the temporary folders."""
+PREFIX = "graphkiln-tune-"  # begins the names of the temporary folders
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from graphkiln_backend.graph.text import did_you_mean
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
+# The least that a key can be set to.
 _LEAST = {THREADS: 1, STREAMS: 1, INSTANCES: 1, MAX_BATCH_SIZE: 0, QUEUE_DELAY_US: -1}
-"""The least that a key can be set to."""
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
@@ -129,10 +129,8 @@ def _parse(text: str, option: str, units: dict[str, float], expected: str, least
 
 
 QUANTILE = 0.99
-CONFIDENCE = 0.95
-"""Of the bound on the quantile of latency that a target is about."""
-FEWEST_REQUESTS = 100
-"""That come in the whole of a search, or else its figures are of single requests."""
+CONFIDENCE = 0.95  # of the bound on the quantile of latency that a target is about
+FEWEST_REQUESTS = 100  # that come in the whole of a search, or else its figures are of single requests
 
 
 class Objective(StrEnum):

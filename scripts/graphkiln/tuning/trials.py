@@ -24,11 +24,11 @@ from graphkiln.tuning.statistics import Interval, Latency
 TRIED_AGAIN = "the same command tries it again"
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+# What the system says, in the words of strerror(3) and of our own server.
 _SIGNS = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Too many open files|Read-only file system"
     r"|Resource temporarily unavailable|already in use|port \d+ \(\w+\) is in use|there is not enough memory"
 )
-"""What the system says, in the words of strerror(3) and of our own server."""
 
 
 def oom_kills() -> int:
@@ -53,8 +53,7 @@ def excused(found: Failed, kills_before: int) -> Failed:
 
 
 _KEEPS_UP = 0.97
-WARM_S = 1.0
-"""Of a load that does not count: a server that has just started is slower than it will be."""
+WARM_S = 1.0  # of a load that does not count: a server that has just started is slower than it will be
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,8 +57,7 @@ _log = logging.getLogger("graphkiln.tuning")
 
 _PREFIX = "graphkiln-search-"
 _VARIABLE = "TMPDIR"
-_END_WITHIN_S = 20.0
-"""A server that is asked to end has so long; then it is killed."""
+_END_WITHIN_S = 20.0  # A server that is asked to end has so long; then it is killed
 _POLL_S = 0.05
 
 
@@ -171,17 +170,14 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
             os.environ[_VARIABLE] = told
 
 
-_PATIENCE = 20
-"""A request that takes so many times the target's p99 has failed."""
-_TIMEOUT_S = (5.0, 60.0)
-"""The least and the most that a request gets,"""
-_LEAST_PATIENCE = 2
-"""but so many times the target in any case."""
+_PATIENCE = 20  # A request that takes so many times the target's p99 has failed
+_TIMEOUT_S = (5.0, 60.0)  # the least and the most that a request gets,
+_LEAST_PATIENCE = 2  # but so many times the target in any case
+# What decides how fast a configuration is, beside the machine: another version of it is another search.
 _SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
-"""What decides how fast a configuration is, beside the machine: another version of it is another search."""
 _LONGEST_NAME = 200
+# The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget.
 _DEADLINE_S = (60.0, 180.0)
-"""The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

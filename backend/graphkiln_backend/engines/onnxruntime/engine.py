@@ -27,8 +27,7 @@ from graphkiln_backend.graph.errors import LoweringError
 
 _log = logging.getLogger("graphkiln.engines")
 
-_COMPILED = "optimised.onnx"
-"""Spelled as in the entries of caches that exist."""
+_COMPILED = "optimised.onnx"  # spelled as in the entries of caches that exist
 
 
 class OnnxRuntimeEngine:

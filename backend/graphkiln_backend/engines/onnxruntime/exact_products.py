@@ -84,8 +84,8 @@ def _reads_again(node: onnx.NodeProto, what: Container[str], seen: Counter[str])
 
 _INT8, _UINT8 = onnx.TensorProto.INT8, onnx.TensorProto.UINT8
 _OFFSET = 128
+# Whose results are uint8 where no zero point says otherwise.
 _MAKES_UNSIGNED = ("DynamicQuantizeLinear", "QuantizeLinear")
-"""Whose results are uint8 where no zero point says otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

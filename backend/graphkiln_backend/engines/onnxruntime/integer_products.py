@@ -25,6 +25,7 @@ class Places:
     weight_zero: int
 
 
+# Products of integers that are cut off; `ConvInteger` is not. Source: operators of ONNX 1.23 and ONNX Runtime 1.32.
 PRODUCTS = {
     "QLinearMatMul": Places(0, 2, 3, 5),
     "QLinearConv": Places(0, 2, 3, 5),
@@ -34,7 +35,6 @@ PRODUCTS = {
     "DynamicQuantizeMatMul": Places(0, 0, 1, 3),
     "QAttention": Places(0, 6, 1, 7),
 }
-"""Products of integers that are cut off; `ConvInteger` is not. Source: operators of ONNX 1.23 and ONNX Runtime 1.32."""
 _NAMES = re.compile("|".join(PRODUCTS).encode())
 
 

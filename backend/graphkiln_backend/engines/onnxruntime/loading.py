@@ -136,8 +136,7 @@ _HINTS = {
     'model_operations { op_library_filename: "/path/to/library.so" }',
 }
 _NO_KERNEL = "NOT_IMPLEMENTED"
-_OLDEST = 7
-"""Source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets."""
+_OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
 
 
 def hint_for(error: str, graph_path: Path) -> str:
@@ -172,8 +171,7 @@ else:
     onnx = LazyModule("onnx")
 
 
-_ALIGNMENT = 64
-"""Bytes of the widest register, that of AVX-512."""
+_ALIGNMENT = 64  # bytes of the widest register, that of AVX-512
 _PREFIX = "prepacked_"
 
 
@@ -236,17 +234,18 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
+# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless told not to: an error of 1%, seen
+# with 1.31.
 _EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
-"""ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless told not to: an error of 1%, seen
-with 1.31."""
+# Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it
+# changes no sum, keeps products from the instructions that were made for them (ResNet-50 takes three times as long
+# with AVX512-VNNI, seen with 1.32), and refuses graphs in which an int8 weight has two readers.
 _PRECISE = "session.x64quantprecision"
-"""Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it
-changes no sum, keeps products from the instructions that were made for them (ResNet-50 takes three times as long with
-AVX512-VNNI, seen with 1.32), and refuses graphs in which an int8 weight has two readers."""
+# Where the files of weights lie of a graph that is loaded from memory.
 _FOLDER = "session.model_external_initializers_file_folder_path"
-"""Where the files of weights lie of a graph that is loaded from memory."""
+# What ONNX Runtime says of a graph in which an int8 weight has two readers.
 _SHARED_BYTES = "Attempt to replace the existing tensor"
-"""What ONNX Runtime says of a graph in which an int8 weight has two readers."""
+# What ONNX Runtime raises.
 ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -260,7 +259,6 @@ ERRORS = (
     RuntimeError,
     ValueError,
 )
-"""What ONNX Runtime raises."""
 
 
 def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:

@@ -16,8 +16,7 @@ from graphkiln_backend.graph.precision import Precision
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-Provider = tuple[str, dict[str, str]]
-"""An execution provider's name and its options."""
+Provider = tuple[str, dict[str, str]]  # an execution provider's name and its options
 
 
 def probe_gpu(provider: str, device: Device) -> Support:

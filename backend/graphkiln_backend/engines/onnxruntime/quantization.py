@@ -33,10 +33,9 @@ from graphkiln_backend.graph.errors import LoweringError
 # which may be what a node computes. Exporters name values so, and equal biases are one initializer.
 # Source: `QDQQuantizer._dup_initializer`.
 
+# Whose bias it quantizes. Source: its `operators`, who calls `quantize_bias_tensor`.
 _BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
-"""Whose bias it quantizes. Source: its `operators`, who calls `quantize_bias_tensor`."""
-_BIAS = 2
-"""Place of the bias among their inputs."""
+_BIAS = 2  # place of the bias among their inputs
 
 
 def separate_biases(graph: onnx.GraphProto) -> None:
@@ -64,8 +63,7 @@ _METHODS = {
 _INTEGER = {"QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
 _FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
 _QUANTIZER = logging.getLogger("onnxruntime.quantization")
-_QUIET = threading.Lock()
-"""Held while the quantizer is silenced: stdout is the process's."""
+_QUIET = threading.Lock()  # held while the quantizer is silenced: stdout is the process's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

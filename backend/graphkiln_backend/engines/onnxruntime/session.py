@@ -45,10 +45,8 @@ from graphkiln_backend.system.closing import Closeable
 #
 # Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
 
-_MAX_CAPTURES = 64
-"""Each holds its buffers on the device. Further shapes run without a capture."""
-NO_CAPTURE = "-1"
-"""Value of `gpu_graph_id` for a run that neither captures nor replays."""
+_MAX_CAPTURES = 64  # each holds its buffers on the device. Further shapes run without a capture.
+NO_CAPTURE = "-1"  # value of `gpu_graph_id` for a run that neither captures nor replays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,8 +126,7 @@ if TYPE_CHECKING:
 else:
     onnx = LazyModule("onnx")  # for text alone
 
-_ONNX_BF16 = 16
-"""Source: `onnx.TensorProto.BFLOAT16`."""
+_ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
 
 
 def decode_text(name: str, array: AnyArray) -> AnyArray:
@@ -252,8 +249,7 @@ def _spec(node: Any) -> TensorSpec:
 #
 # Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
 
-_CARRIED = "__dlpack__"
-"""What a tensor needs so that other libraries can use it where it is."""
+_CARRIED = "__dlpack__"  # what a tensor needs so that other libraries can use it where it is
 
 
 def why_not_on_device(signature: Signature) -> str:
@@ -305,14 +301,14 @@ def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
 
 # Reads from a profile of ONNX Runtime what really ran: which kernels, where, on which element types.
 
+# Operators that multiply and add, as ONNX Runtime names them after its own rewriting.
 _PRODUCTS = (
     {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
     | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
     | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
 )
-"""Operators that multiply and add, as ONNX Runtime names them after its own rewriting."""
-_KERNEL_TIME = "_kernel_time"
-"""Ends the name of the event of a kernel that ran."""
+_KERNEL_TIME = "_kernel_time"  # ends the name of the event of a kernel that ran
+# ONNX Runtime's names of element types, the narrowest first.
 _KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
     ("int8", Precision.INT8),
     ("uint8", Precision.INT8),
@@ -321,7 +317,6 @@ _KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
     ("float", Precision.FP32),
     ("double", "fp64"),
 )
-"""ONNX Runtime's names of element types, the narrowest first."""
 
 
 def summarize_profile(

@@ -49,8 +49,7 @@ def join_placements(parts: Sequence[Placement]) -> Placement:
 # On the CPU all of them are threads of one process: what one computes, the others read where it lies, and sums are
 # added there. Between GPUs that would be twice the way over the host; see `device_sums`.
 
-Tensor = Any
-"""An array, or a tensor on a device: whatever `run` gives."""
+Tensor = Any  # an array, or a tensor on a device: whatever `run` gives
 
 
 class Handing(Protocol):

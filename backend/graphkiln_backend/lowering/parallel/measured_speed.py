@@ -55,16 +55,15 @@ class Speed:
         return self.link_s + size_bytes / self.link_bytes_per_s
 
 
+# A core of a server's CPU with AVX2 and its share of the memory; a tensor is handed on by one thread to another.
 CPU_CORE = Speed(flops_per_s=5e10, bytes_per_s=8e9, link_bytes_per_s=8e9, link_s=5e-5)
-"""A core of a server's CPU with AVX2 and its share of the memory; a tensor is handed on by one thread to another."""
+# An A100 that computes fp32 products in TF32, at a third of its peak, behind PCIe 4.0 x16. Source: NVIDIA, "A100
+# Tensor Core GPU" (data sheet); PCI-SIG, "PCI Express 4.0" (31.5 GB/s before packets).
 PCIE_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.5e10, link_s=1e-5)
-"""An A100 that computes fp32 products in TF32, at a third of its peak, behind PCIe 4.0 x16.
-
-Source: NVIDIA, "A100 Tensor Core GPU" (data sheet); PCI-SIG, "PCI Express 4.0" (31.5 GB/s before packets)."""
 
 
+# A node that is counted as nothing, such as one that reads a shape, takes so long: it may be measured all the same.
 _LEAST_S = 1e-9
-"""A node that is counted as nothing, such as one that reads a shape, takes so long: it may be measured all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

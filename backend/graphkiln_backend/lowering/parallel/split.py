@@ -30,13 +30,11 @@ from graphkiln_backend.lowering.parallel.places import counted
 # partitioning algorithm; stages of one device each).
 
 Floats = npt.NDArray[np.float64]
-_EQUAL = 1e-9
-"""Stages that are less than this share apart are as fast."""
-_AIM = 0.1
-"""Of all weights: what a device may hold beside an equal share."""
+_EQUAL = 1e-9  # stages that are less than this share apart are as fast
+_AIM = 0.1  # of all weights: what a device may hold beside an equal share
+# Of the slowest stage's time: what holding no more than that may cost. Two stages of BERT-base give up a third of a
+# layer for it, since the table of its tokens, a fifth of its weights, takes no time.
 _WORTH = 0.06
-"""Of the slowest stage's time: what holding no more than that may cost. Two stages of BERT-base give up a third of a
-layer for it, since the table of its tokens, a fifth of its weights, takes no time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,8 +306,7 @@ def _spans(places: list[int]) -> Iterator[tuple[int, int]]:
 #
 # More of them keep more stages at work, and each one reads all weights of a stage again and is handed over on its own.
 
-FindStages = Callable[[int], tuple[StageCost, ...]]
-"""Rows of a micro-batch -> the best stages for it."""
+FindStages = Callable[[int], tuple[StageCost, ...]]  # rows of a micro-batch -> the best stages for it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,8 +386,7 @@ def usual_counts(largest_batch: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, largest_batch}))
 
 
-CountCosts = Callable[[int], GraphCosts]
-"""Number of shards -> the costs of one of them."""
+CountCosts = Callable[[int], GraphCosts]  # number of shards -> the costs of one of them
 FindPlaces = Callable[[Parallelism], tuple[Place, ...]]
 
 

@@ -25,10 +25,9 @@ from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
 from graphkiln_backend.lowering.warmup import synthetic_inputs
 from graphkiln_backend.repository.version import ModelVersion
 
-_RUNS = 7
-"""Of each batch size; the median counts."""
+_RUNS = 7  # of each batch size; the median counts
+# With its position, the name of a node while it is measured: those inside of other nodes may have the same names.
 _NAME = "graphkiln-node-"
-"""With its position, the name of a node while it is measured: those inside of other nodes may have the same names."""
 
 
 def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Sequence[str] = ()) -> NodeTimes:

@@ -18,11 +18,9 @@ from graphkiln_backend.storage.address import RemoteAddress
 
 SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
-FORMATS = ("", "parquet", "delta")
-"""What `--format` may be; empty for what the destination has of its own."""
+FORMATS = ("", "parquet", "delta")  # what `--format` may be; empty for what the destination has of its own
 _OBJECTS = {"s3", "gs"}
-_CONDITIONAL = ("s3://", "gs://")
-"""What may need a ledger, as some stores ignore conditions."""
+_CONDITIONAL = ("s3://", "gs://")  # what may need a ledger, as some stores ignore conditions
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
 

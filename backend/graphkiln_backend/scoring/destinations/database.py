@@ -22,12 +22,12 @@ _SESSION = {
     "lock_timeout": "2min",
 }
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+# Classes of SQLSTATE that may be over without anybody's doing: connections, a standby that will be the server soon,
+# transactions that took too long, deadlocks, resources, locks, shutdowns.
 _PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55", "57")
-"""Classes of SQLSTATE that may be over without anybody's doing: connections, a standby that will be the server soon,
-transactions that took too long, deadlocks, resources, locks, shutdowns."""
 _FULL, _DENIED = "53100", "42501"
+# Of the advisory lock under which tables are made: IF NOT EXISTS alone does not protect from another creator.
 _LOCK = 6_118_214_937_501
-"""Of the advisory lock under which tables are made: IF NOT EXISTS alone does not protect from another creator."""
 
 
 class Database:

@@ -72,8 +72,7 @@ def _type(kind: pa.DataType) -> pa.DataType:
 
 _ATTEMPTS = 8
 _PAUSE_S = 0.1
-_RETRIES = 100
-"""Commits of other units that may come between; each is a step of deltalake's own."""
+_RETRIES = 100  # commits of other units that may come between; each is a step of deltalake's own
 
 
 class DeltaDestination(ParquetDestination):

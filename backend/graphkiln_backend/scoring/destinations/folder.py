@@ -23,8 +23,7 @@ from typing import BinaryIO
 from graphkiln_backend.scoring.destinations.holder import is_dead_writer, writer_token
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
-_LEFTOVER_S = 24 * 3600.0
-"""How old the hidden file of a writer on another machine is when it is taken for a leftover."""
+_LEFTOVER_S = 24 * 3600.0  # how old the hidden file of a writer on another machine is when it is taken for a leftover
 _UNFINISHED = re.compile(r"\.unfinished-(?P<writer>[0-9a-f]+-\d+-\d+)-[0-9a-f]+")
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}

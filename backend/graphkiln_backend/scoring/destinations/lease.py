@@ -20,8 +20,7 @@ from graphkiln_backend.scoring.destinations.holder import Holder, is_gone
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 
-LEASE_S = 60.0
-"""How long a claim is believed without being renewed, where nobody can see whether its process lives."""
+LEASE_S = 60.0  # how long a claim is believed without being renewed, where nobody can see whether its process lives
 _RENEWALS = 4
 _PREFIX = "_claim."
 _NAME = re.compile(rf"{re.escape(_PREFIX)}(\d{{8}})\.json")

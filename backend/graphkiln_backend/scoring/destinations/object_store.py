@@ -21,8 +21,8 @@ from graphkiln_backend.storage.objects import RemoteObjects
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
+# Some servers answer a range with the checksum of the whole object. Pages of Parquet have checksums of their own.
 _CHECKSUMS = {"response_checksum_validation": "when_required"}
-"""Some servers answer a range with the checksum of the whole object. Pages of Parquet have checksums of their own."""
 _DAMAGED = {"ChecksumError", "IncompleteReadError"}
 _LEDGER = "let a database decide which attempt of a unit counts: --ledger postgresql://USER@HOST/DATABASE"
 

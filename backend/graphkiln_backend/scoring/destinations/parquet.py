@@ -28,13 +28,11 @@ from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, Store
 from graphkiln_backend.scoring.units import ID_DIGITS
 
 DELTA_LOG = "_delta_log"
-LEDGER_NOTE = "_ledger.json"
-"""Says which ledger a folder has, where it has any."""
+LEDGER_NOTE = "_ledger.json"  # says which ledger a folder has, where it has any
 _SUFFIX = ".parquet"
-RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")
-"""A unit's file."""
+RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")  # A unit's file
+# A unit's file in a Delta table, whose log says whether it counts.
 DELTA_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
-"""A unit's file in a Delta table, whose log says whether it counts."""
 _READERS = 16
 _PIECE = 1024
 
@@ -51,8 +49,7 @@ class ParquetDestination:
         store: Where they are.
     """
 
-    has_ledger = False
-    """Whether something beside the store says which files count."""
+    has_ledger = False  # whether something beside the store says which files count
 
     def __init__(self, store: Store) -> None:
         self._store = store

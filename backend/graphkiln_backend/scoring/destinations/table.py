@@ -35,8 +35,7 @@ from graphkiln_backend.scoring.errors import ScoringError
 _PLAIN = r"[\w$]+"
 _PART = rf'(?:{_PLAIN}|"(?:[^"\0]|"")+")'
 _NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
-_LONGEST = 63
-"""Bytes of a name that the server keeps; it cuts longer ones off. Source: NAMEDATALEN."""
+_LONGEST = 63  # bytes of a name that the server keeps; it cuts longer ones off. Source: NAMEDATALEN.
 _FOUND = (
     "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
     "WHERE pg_class.oid = to_regclass(%s)"
@@ -144,8 +143,7 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
-_NULL = r"\x00"
-"""What stands for a null character, which text of PostgreSQL cannot hold."""
+_NULL = r"\x00"  # what stands for a null character, which text of PostgreSQL cannot hold
 _COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
 
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 
+# Arrow has no bf16; fp32 holds each of its numbers.
 _TYPES: Mapping[DType, pa.DataType] = {
     DType.BOOL: pa.bool_(),
     DType.UINT8: pa.uint8(),
@@ -27,7 +28,6 @@ _TYPES: Mapping[DType, pa.DataType] = {
     DType.FP64: pa.float64(),
     DType.BYTES: pa.string(),
 }
-"""Arrow has no bf16; fp32 holds each of its numbers."""
 
 
 def arrow_type(dtype: DType) -> pa.DataType:

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from graphkiln_backend.graph.dtypes import AnyArray
 
-Size = tuple[int, int]
-"""Height and width of an upright image, in pixels."""
+Size = tuple[int, int]  # height and width of an upright image, in pixels
 
 
 class Encoder(Protocol):

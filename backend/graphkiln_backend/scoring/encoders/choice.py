@@ -180,8 +180,7 @@ class Ranked:
 
 # Outputs as they are: a column for each, by its name.
 
-SHAPE = b"shape"
-"""The key of a field's metadata that holds the shape of a row, as JSON."""
+SHAPE = b"shape"  # the key of a field's metadata that holds the shape of a row, as JSON
 
 
 class Tensors:
@@ -271,8 +270,7 @@ def _check(output: str, values: AnyArray, row: tuple[int, ...]) -> None:
         raise ExecutionError(f"output '{output}' has the shape {list(values.shape)}, expected {list(row)} for each row")
 
 
-RESERVED = ("id", "model", "version", "error")
-"""Columns that every table has."""
+RESERVED = ("id", "model", "version", "error")  # columns that every table has
 _RANK = 2
 
 

@@ -15,8 +15,9 @@ from graphkiln_backend.images.frame import Frame
 from graphkiln_backend.scoring.encoders.base import Size
 from graphkiln_backend.scoring.encoders.readings import columns_of, read_images
 
+# COCO's uncompressed run lengths: `size` is height and width, `counts` go down the columns and begin with zeros.
 MASK = pa.struct([pa.field("size", pa.list_(pa.int32())), pa.field("counts", pa.list_(pa.int32()))])
-"""COCO's uncompressed run lengths: `size` is height and width, `counts` go down the columns and begin with zeros."""
+# The columns: what a detection calls it, and the type of one.
 _KEYS = {
     "boxes": ("box", pa.list_(pa.float64())),
     "indices": ("index", pa.int32()),
@@ -25,7 +26,6 @@ _KEYS = {
     "masks": ("mask", MASK),
     "keypoints": ("keypoints", pa.list_(pa.list_(pa.float64()))),
 }
-"""The columns: what a detection calls it, and the type of one."""
 
 
 class Detections:

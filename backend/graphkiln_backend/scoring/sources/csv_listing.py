@@ -31,8 +31,7 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "csv"
 SUFFIXES = (".csv", ".tsv")
-_SEPARATORS = (";", "\t", "|", ",")
-"""Of fields, in tables whose own is another."""
+_SEPARATORS = (";", "\t", "|", ",")  # of fields, in tables whose own is another
 
 
 @dataclass(frozen=True, slots=True)

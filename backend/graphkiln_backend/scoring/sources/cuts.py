@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 T = TypeVar("T")
 
-_BLOCK = 256
-"""Names that are hashed together."""
+_BLOCK = 256  # names that are hashed together
 
 
 def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:

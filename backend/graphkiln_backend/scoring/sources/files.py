@@ -100,6 +100,7 @@ def _range(folder: str, run: list[StoredFile]) -> InputRange:
 
 LOG = "_delta_log"
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>\d{1,18})")
+# Features for readers that change nothing of what stands in a file, or that are looked for below.
 _KNOWN_OF_DELTA_TABLE = {
     "columnMapping",
     "deletionVectors",
@@ -108,7 +109,6 @@ _KNOWN_OF_DELTA_TABLE = {
     "v2Checkpoint",
     "vacuumProtocolCheck",
 }
-"""Features for readers that change nothing of what stands in a file, or that are looked for below."""
 _MAPPING = "delta.columnMapping.mode"
 
 
@@ -212,8 +212,8 @@ _READERS: dict[str, Callable[[Columns], FileReader]] = {
     listing.KIND: listing.ListingReader,
     csv_listing.KIND: csv_listing.CsvReader,
 }
+# What is found in folders. Listings are not: text beside images is seldom one.
 _DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
-"""What is found in folders. Listings are not: text beside images is seldom one."""
 _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(csv_listing.SUFFIXES, csv_listing.KIND)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"

@@ -63,8 +63,8 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 _log = logging.getLogger("graphkiln.scoring")
 
+# What is wrong with the disk, the network or this process rather than with the file.
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
-"""What is wrong with the disk, the network or this process rather than with the file."""
 
 
 class LocalStorage:

@@ -33,8 +33,8 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 
 KIND = "parquet"
 _IDS_AT_A_TIME = 1 << 16
+# Of a row group of images: whoever reads its last piece reads all that stand before, which this bounds.
 _MOST_PIECES = 16
-"""Of a row group of images: whoever reads its last piece reads all that stand before, which this bounds."""
 _TAIL = 1 << 16
 
 

@@ -32,9 +32,9 @@ from graphkiln_backend.scoring.sources.places import Place
 from graphkiln_backend.scoring.sources.reader import refuse_row
 
 ROWS_AT_A_TIME = 16
+# What Arrow raises for a page that it cannot make sense of. What a file itself cannot do just now is no OSError here:
+# see `opened_file`. Memory that is gone is none either: the same rows may fit later.
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
-"""What Arrow raises for a page that it cannot make sense of. What a file itself cannot do just now is no OSError here:
-see `opened_file`. Memory that is gone is none either: the same rows may fit later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,6 +34,7 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 
 _BYTEA = 17
 _TEXTS = {25, 1042, 1043}
+# By PostgreSQL's numbers of its types (`pg_type.oid`); all others are carried along as text.
 _TYPES: dict[int, pa.DataType] = {
     16: pa.bool_(),
     _BYTEA: pa.binary(),
@@ -46,7 +47,6 @@ _TYPES: dict[int, pa.DataType] = {
     1114: pa.timestamp("us"),
     1184: pa.timestamp("us", tz="UTC"),
 }
-"""By PostgreSQL's numbers of its types (`pg_type.oid`); all others are carried along as text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,27 +113,25 @@ KIND = "keys"
 _NAME = re.compile(r'(?:[\w$]+|"[^"]+")(?:\.(?:[\w$]+|"[^"]+"))*')
 _KEYS_AT_A_TIME = 10_000
 _ROWS_AT_A_TIME = 16
+# So that a key is the same text everywhere, and a server that ends idle transactions waits for rows to be computed.
+# Options of the connection would replace the user's own.
 _SETTINGS = """
 SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1;
 SET LOCAL idle_in_transaction_session_timeout = '1h'
 """
-"""So that a key is the same text everywhere, and a server that ends idle transactions waits for rows to be computed.
-Options of the connection would replace the user's own."""
+# Classes of SQLSTATE that a value of a row is the reason of: it is none of its type, or its page is damaged.
 _OF_ROWS = ("22", "XX001", "XX002")
-"""Classes of SQLSTATE that a value of a row is the reason of: it is none of its type, or its page is damaged."""
-_TIMEOUTS = ("25P03", "25P04")
-"""Of SQLSTATE: a transaction took too long for the server."""
+_TIMEOUTS = ("25P03", "25P04")  # of SQLSTATE: a transaction took too long for the server
 
 _CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"
+# Whether each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server.
 _KNOWS_VERSIONS = """
 SELECT relkind = 'r' OR (relkind = 'p' AND NOT EXISTS (
     SELECT FROM pg_partition_tree(found.oid) JOIN pg_class AS part ON part.oid = relid WHERE part.relkind = 'f'))
 FROM pg_class AS found WHERE oid = to_regclass(%s)
 """
-"""Whether each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server."""
 
-Key = tuple[str, str]
-"""A row's key as text, and what changes with the row."""
+Key = tuple[str, str]  # A row's key as text, and what changes with the row
 
 
 class _RowUnreadable(ScoringError):

@@ -8,8 +8,7 @@ from typing import BinaryIO, Protocol
 
 from graphkiln_backend.graph.files import GIB, UnusableFile, format_size
 
-IMAGE_LIMIT = GIB
-"""Most bytes of an encoded image."""
+IMAGE_LIMIT = GIB  # most bytes of an encoded image
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

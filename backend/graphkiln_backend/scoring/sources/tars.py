@@ -33,11 +33,10 @@ _BLOCK = 512
 _LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
 _DAMAGED_HINT = "nobody knows which rows it hides: copy it again, or name the others by a pattern"
 _SHOWN = 20
-_LINK = -1
-"""In the place of a size."""
+_LINK = -1  # in the place of a size
 
+# The files of a row by their endings: where each begins in the tar, and its size; of a link, where it is said.
 Files = dict[str, tuple[int, int]]
-"""The files of a row by their endings: where each begins in the tar, and its size; of a link, where it is said."""
 
 
 @dataclass(frozen=True, slots=True)
