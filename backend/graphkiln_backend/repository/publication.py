@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from graphkiln_backend.graph.contract import GRAPHS, PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
@@ -59,7 +59,7 @@ class _Statement:
     """Part of a contract in a configuration: its description, its parser, and the contract's attribute."""
 
     what: str
-    read: Callable[[], object]
+    read: Callable[[], Any]
     attribute: str
 
 
@@ -116,6 +116,29 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
                 f"config.pbtxt of '{config.name}' gives {statement.what} that version {number} does not have",
                 hint=_UNPUBLISHED_HINT,
             )
+
+
+def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Path) -> Contract:
+    """Return a version's contract, completed from config.pbtxt: the same precedence as a client's.
+
+    Args:
+        version: The version.
+        config: The model's configuration, complete.
+        model: The model's folder, which holds labels.
+
+    Raises:
+        ManifestError: A value in the configuration, or the labels, cannot be read.
+    """
+    own = version.contract
+    published = {statement.attribute: statement.read for statement in _statements(config, model, own)}
+    values = {
+        key: getattr(own, key) or (published[key]() if key in published else None)
+        for key in (PREPROCESS, RANKING, TASK)
+    }
+    labels, output = own.labels, own.output
+    if not labels and is_classification(values[TASK]) and "labels" in published:
+        labels, output = published["labels"](), config.output[0].name
+    return Contract(labels=labels, output=output if labels else "", **values)
 
 
 def labels_file_of(version: Path) -> str | None:

@@ -19,11 +19,8 @@ from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING, Ranking, Task, is_classification, read_labels, read_task
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
@@ -35,8 +32,8 @@ from graphkiln_backend.lowering.warmup import SyntheticInputs, feeds_of
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
-from graphkiln_backend.repository.publication import check_published
-from graphkiln_backend.repository.version import ModelVersion, newest_version, read_version_signature
+from graphkiln_backend.repository.publication import check_published, complete_contract
+from graphkiln_backend.repository.version import newest_version, read_version_signature
 from graphkiln_backend.scoring.answers import check_names
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.choice import choose_encoder
@@ -62,57 +59,6 @@ def check_session(replay: Replay | None) -> None:
         return
     outputs = replay.output_subsets[0]
     replay.judge([replay.run(sample, outputs) for sample in range(len(replay.samples))])
-
-
-# What is known of a version's images and classes: what it says itself, else what its model's configuration says.
-#
-# The same order as a client's, which reads both from the server.
-
-
-def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Path) -> Contract:
-    """The contract of a version, with what config.pbtxt says where the version says nothing.
-
-    Args:
-        version: The version.
-        config: Of its model, complete.
-        model: The model's folder, which holds labels.
-
-    Raises:
-        ManifestError: What the configuration says, or the labels, cannot be read.
-    """
-    said = version.contract
-    labels, output = said.labels, said.output
-    task = said.task or _task(config)
-    if not labels and is_classification(task):
-        output = config.output[0].name if config.output else ""
-        labels = _labels_of(config, output, model)
-    return Contract(
-        preprocess=said.preprocess or _preprocess(config),
-        labels=labels,
-        output=output if labels else "",
-        ranking=said.ranking or _ranking(config),
-        task=task,
-    )
-
-
-def _preprocess(config: ModelConfigProto) -> Preprocess | None:
-    return Preprocess.from_json(config.parameters[PREPROCESS].string_value) if PREPROCESS in config.parameters else None
-
-
-def _ranking(config: ModelConfigProto) -> Ranking | None:
-    return Ranking.from_json(config.parameters[RANKING].string_value) if RANKING in config.parameters else None
-
-
-def _task(config: ModelConfigProto) -> Task | None:
-    return read_task(config.parameters[TASK].string_value) if TASK in config.parameters else None
-
-
-def _labels_of(config: ModelConfigProto, output: str, model: Path) -> tuple[str, ...]:
-    """The labels that the configuration gives an output; none where it gives none."""
-    for tensor in config.output:
-        if tensor.name == output and tensor.label_filename:
-            return read_labels(model / tensor.label_filename)
-    return ()
 
 
 # How many rows are computed together: measured once for a session on a machine, and remembered in the artifact cache.

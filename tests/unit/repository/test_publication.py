@@ -18,8 +18,9 @@ from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding, Ranking
-from graphkiln_backend.repository.publication import check_published, labels_file_of, publish
-from graphkiln_backend.repository.version import read_version
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.repository.publication import check_published, complete_contract, labels_file_of, publish
+from graphkiln_backend.repository.version import ModelVersion, read_version
 
 RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -288,3 +289,39 @@ class TestLabelsFile:
         assert (labels_file_of(model / "1"), labels_file_of(model / "2")) == (None, None)
         (model / "labels.txt").write_text("of the model\n")
         assert labels_file_of(model / "2") == "labels.txt"
+
+
+# What a version says goes before what its model's configuration says.
+
+SPEC, OTHER = Preprocess(crop=(8, 8)), Preprocess(crop=(9, 9))
+RANKING = Ranking(scores="y", indices="i")
+
+
+def written_config(folder: Path, **said: Preprocess | Ranking) -> ModelConfigProto:
+    written = ModelConfigProto()
+    for name in ("y", "z"):
+        written.output.add(name=name, label_filename=f"{name}.txt")
+        (folder / f"{name}.txt").write_text(f"first of {name}\n")
+    for key, value in said.items():
+        written.parameters[key].string_value = value.to_json()
+    return written
+
+
+def version(folder: Path, contract: Contract | None = None) -> ModelVersion:
+    return ModelVersion(graph_path=folder / "x", manifest=None, golden=None, contract=contract or Contract())
+
+
+def test_a_bare_graph_has_what_its_configuration_says(tmp_path: Path) -> None:
+    written = written_config(tmp_path, preprocess=SPEC, ranking=RANKING)
+    assert complete_contract(version(tmp_path), written, tmp_path) == Contract(
+        preprocess=SPEC, labels=("first of y",), output="y", ranking=RANKING
+    )
+
+
+def test_a_version_knows_better(tmp_path: Path) -> None:
+    own = Contract(preprocess=OTHER, labels=("own",), output="z")
+    assert complete_contract(version(tmp_path, own), written_config(tmp_path, preprocess=SPEC), tmp_path) == own
+
+
+def test_nobody_says_anything(tmp_path: Path) -> None:
+    assert complete_contract(version(tmp_path), ModelConfigProto(), tmp_path) == Contract()
