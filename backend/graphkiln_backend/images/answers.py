@@ -1,4 +1,4 @@
-"""Answers about images, in pixels of the image: what the outputs of a task's graph say of one sample."""
+"""Answers about images, in pixels of the image: outputs of a task decoded for one sample."""
 
 from __future__ import annotations
 

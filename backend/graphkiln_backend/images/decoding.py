@@ -55,7 +55,7 @@ def arrange(image: Image.Image, spec: Preprocess, name: str) -> AnyArray:
 
 
 def _place(image: Image.Image, spec: Preprocess) -> AnyArray:
-    """Crop or pads a resized image, and normalizes it."""
+    """Crop or pad a resized image, and normalize it."""
     box = spec.cropped(image.height, image.width)
     if box == (0, 0, *image.size):
         return _normalize(image, spec)
@@ -251,7 +251,7 @@ def describe(image: ImageLike) -> str:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """Decode an image and turns it upright by its EXIF orientation; of several, the first.
+    """Decode an image and turn it upright by its EXIF orientation; of several, the first.
 
     Raises:
         InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.

@@ -160,7 +160,7 @@ def config_text(
 
 
 def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:
-    """Fill in what a configuration omits, and checks the rest against the graph.
+    """Fill in what a configuration omits, and check the rest against the graph.
 
     Filled in are names, data types, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying
     first dimension), dynamic batching, reshapes for scalars, and the labels of the first output.

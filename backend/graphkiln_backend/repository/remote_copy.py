@@ -215,7 +215,7 @@ class RemoteCopy:
         )
 
     def take_over(self, changes: Changes) -> None:
-        """Replace what changed and removes what is gone; every version in one step.
+        """Replace what changed and remove what is gone; every version in one step.
 
         Raises:
             OSError: The copy cannot be written.

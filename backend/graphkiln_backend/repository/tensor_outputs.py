@@ -76,7 +76,7 @@ def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
 
 
 def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
-    """Replace the outputs of a graph that are no tensors, in place, and drops what only they needed.
+    """Replace the outputs of a graph that are no tensors, in place, and drop what only they needed.
 
     Returns:
         What was replaced or left out.

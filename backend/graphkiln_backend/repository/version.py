@@ -160,7 +160,7 @@ def read_version_signature(folder: Path, default_filename: str = "") -> Signatur
 
 
 def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
-    """Read a version folder and checks its files against the hashes of the manifest.
+    """Read a version folder and check its files against the hashes of the manifest.
 
     Args:
         folder: The version folder.
