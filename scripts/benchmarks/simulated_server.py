@@ -25,7 +25,7 @@ from graphkiln.tuning.candidate import (
     THREADS,
     Candidate,
 )
-from graphkiln.tuning.offered_load import Arriving
+from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import Axis, Space
 from graphkiln.tuning.statistics import Latency, Seconds, throughput
 from graphkiln.tuning.trials import WARM_S, Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop

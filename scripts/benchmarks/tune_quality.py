@@ -34,10 +34,9 @@ from tune_ways import OURS, Choice, Course, at_random, default, exhaustive, judg
 from graphkiln.story.request import machine_facts
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.model_space import span_space
+from graphkiln.tuning.measure import Loading
 from graphkiln.tuning.questions import Questions, read_questions
-from graphkiln.tuning.served_candidate import Loading
-from graphkiln.tuning.space import Axis, Space
+from graphkiln.tuning.space import Axis, Space, span_space
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Trials

@@ -15,9 +15,9 @@ from pathlib import Path
 from measurement import show_progress
 
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.contest import RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.rate_contest import RateContest
-from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import Result, Standing
 from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Space

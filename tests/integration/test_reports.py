@@ -19,7 +19,7 @@ from tuned import document
 from conforming.html_report import to_report
 from graphkiln.reporting.report import render
 from graphkiln.story.report import render_page as render_story
-from graphkiln.tuning.page import render_page as render_search
+from graphkiln.tuning.report import render_page as render_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
 

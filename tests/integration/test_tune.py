@@ -19,7 +19,7 @@ from browsing import CHROMIUM, browse
 from running import COMMAND, Server, StartServer
 from tune_command import digest, environment, journal, leftovers, measured, processes, temporary, tune
 
-from graphkiln.tuning.application import Applied, prove, write
+from graphkiln.tuning.apply import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.subject import read_subject, vanishing_cache

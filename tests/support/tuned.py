@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.document import Costs, document_of
-from graphkiln.tuning.model_space import Machine, span_space
 from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.report import Costs, document_of
 from graphkiln.tuning.result import Point, Result, Row, Standing
-from graphkiln.tuning.space import Space
+from graphkiln.tuning.space import Machine, Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target

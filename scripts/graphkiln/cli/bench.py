@@ -140,8 +140,10 @@ if TYPE_CHECKING:
     from graphkiln_client.load_generator import Measurement
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
-_LOST, _FEW = 0.05, 5  # of the requests that were due: a share, and a number, that are on their way at the end
-_ONE = 0.999  # A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one
+# Of the requests that were due: a share, and a number, that are on their way at the end.
+_LOST, _FEW = 0.05, 5
+# A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one.
+_ONE = 0.999
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

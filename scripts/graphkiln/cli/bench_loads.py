@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from graphkiln_client.arrivals import Moments
     from graphkiln_client.load_job import Load
 
-DEFAULT_S = 10.0  # seconds of a run
-_MOST_REQUESTS = 1e8  # of a run: when each is due is kept in memory
-_LONGEST_S = 1e8  # of a run: three years. What is longer was meant otherwise, and no clock can be told to wait for it.
-_MOST_CALLERS = 4096  # each is a thread
+# Seconds of a run.
+DEFAULT_S = 10.0
+# Of a run: when each is due is kept in memory.
+_MOST_REQUESTS = 1e8
+# Of a run: three years. What is longer was meant otherwise, and no clock can be told to wait for it.
+_LONGEST_S = 1e8
+# Each is a thread.
+_MOST_CALLERS = 4096
 
 
 class Arrivals(StrEnum):

@@ -9,7 +9,8 @@ from contextlib import nullcontext
 
 from graphkiln_backend.server.signals import ending_on_signals
 
-_INTERRUPTED = 128 + signal.SIGINT  # as a shell reports a program that Ctrl-C ended
+# As a shell reports a program that Ctrl-C ended.
+_INTERRUPTED = 128 + signal.SIGINT
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 

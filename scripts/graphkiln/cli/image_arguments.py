@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MANY = 20
-_URLS = ("http:/", "https:/")  # as a path has them, which holds no two slashes in a row
+# As a path has them, which holds no two slashes in a row.
+_URLS = ("http:/", "https:/")
 _SHOWN = 60
 
 # How images travel, as the client names it, by `Encoded`.

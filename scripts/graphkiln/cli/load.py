@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from graphkiln_client import Client
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
-_LOAD_TIMEOUT_S = 600.0  # loading lowers, compiles and proves the model first
+# Loading lowers, compiles and proves the model first.
+_LOAD_TIMEOUT_S = 600.0
 
 
 @with_connection(timeout_s=_LOAD_TIMEOUT_S, admin=True)

@@ -18,7 +18,8 @@ from graphkiln_backend.engines.compute_limit import limit_computing
 if TYPE_CHECKING:
     from graphkiln_backend.cache.store import ArtifactCache
 
-_WHOLE = "parallel="  # what is measured does not depend on how the model is spread, nor on what was measured before
+# What is measured does not depend on how the model is spread, nor on what was measured before.
+_WHOLE = "parallel="
 
 
 def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.load_progress import LoadProgress
 
 _REFRESH_S = 0.25
-_SLOW_S = 1.0  # what loads faster is in the table of models at once
+# What loads faster is in the table of models at once.
+_SLOW_S = 1.0
 
 
 class LoadDisplay(Closeable):
@@ -143,7 +144,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.cli")
 
 _TABLE_COLUMNS = 80
-_REASON_LENGTH = 80  # the whole reason stands below the table
+# The whole reason stands below the table.
+_REASON_LENGTH = 80
 
 
 def tell_states(
@@ -246,7 +248,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
-_LONGEST_S = 1e6  # for infinity, too: the calls of the system, and of libraries, take no longer times than some weeks
+# For infinity, too: the calls of the system, and of libraries, take no longer times than some weeks.
+_LONGEST_S = 1e6
 
 
 def serve(

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 _LIMIT = 4 * GIB
-_MOST_DIMENSIONS = 32  # of numpy's arrays
+# Of numpy's arrays.
+_MOST_DIMENSIONS = 32
 _EXPECTED = {
     DType.BOOL: "true or false",
     DType.BYTES: 'texts in quotes, such as "a"',

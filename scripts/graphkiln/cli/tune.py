@@ -32,7 +32,7 @@ def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
     """
     from rich.console import Console
 
-    from graphkiln.tuning.document import print_space
+    from graphkiln.tuning.report import print_space
 
     space = tuning.spanned.space
     document = {
@@ -79,7 +79,7 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
     Args:
         tuning: What was asked.
     """
-    from graphkiln.tuning.document import line_of
+    from graphkiln.tuning.report import line_of
 
     today = tuning.spanned.space.today
     if not sys.stderr.isatty():
@@ -107,8 +107,7 @@ def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None
     Raises:
         MeasurementError: The page cannot be written.
     """
-    from graphkiln.tuning.document import print_result
-    from graphkiln.tuning.page import render_page
+    from graphkiln.tuning.report import print_result, render_page
 
     if as_json:
         print_json(document)
@@ -119,7 +118,7 @@ def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None
 
 
 if TYPE_CHECKING:
-    from graphkiln.tuning.application import Applied
+    from graphkiln.tuning.apply import Applied
     from graphkiln.tuning.candidate import Candidate
     from graphkiln.tuning.result import Result
     from graphkiln.tuning.subject import Subject
@@ -202,7 +201,7 @@ def tune(
     Exit code 1 when nothing meets the target; what comes closest is told.
     """
     _check_libraries()
-    from graphkiln.tuning.application import check_writable
+    from graphkiln.tuning.apply import check_writable
     from graphkiln.tuning.subject import vanishing_cache
     from graphkiln.tuning.target import check_price
     from graphkiln.tuning.tuner import search_folder
@@ -279,9 +278,9 @@ def _plan(
     narrowed: tuple[list[str], str],
     cache: ArtifactCache,
 ) -> Tuning:
-    from graphkiln.tuning.model_space import ModelSpace, narrow, span_space
-    from graphkiln.tuning.offered_load import Arriving
+    from graphkiln.tuning.measure import Arriving
     from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
+    from graphkiln.tuning.space import ModelSpace, narrow, span_space
     from graphkiln.tuning.target import parse_fixes
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.graph.text import parse_duration
@@ -328,7 +327,7 @@ def _search(tuning: Tuning) -> Result:
 
 
 def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
-    from graphkiln.tuning.document import Costs, document_of
+    from graphkiln.tuning.report import Costs, document_of
 
     return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
 
@@ -360,7 +359,7 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
         VerificationError: The session cannot be built any more, or answers otherwise.
         RepositoryError: The file cannot be written.
     """
-    from graphkiln.tuning import application
+    from graphkiln.tuning import apply as application
 
     name = tuning.subject.name
     if candidate is None:

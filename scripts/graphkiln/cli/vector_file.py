@@ -81,9 +81,11 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
 
 
 SOURCE, VECTOR = "source", "vector"
-_PIECE_BYTES = 8 * MIB  # of vectors in memory at a time; the search, in float64, takes some six times that
+# Of vectors in memory at a time; the search, in float64, takes some six times that.
+_PIECE_BYTES = 8 * MIB
 _MOST_ROWS = 1 << 16
-_BEGINNING = b"PAR1"  # of a Parquet file. Source: the format's specification, "File format".
+# Of a Parquet file. Source: the format's specification, "File format".
+_BEGINNING = b"PAR1"
 
 
 @contextmanager

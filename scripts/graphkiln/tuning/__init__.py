@@ -1,5 +1,5 @@
 """`graphkiln tune`: from a target to the configuration that was proven to meet it.
 
 A space of candidates (`space`) is searched (`search`) with measurements (`trials`), each of which is journaled
-(`journal`). What may be concluded from a measurement stands in `statistics`.
+(`journal`). `statistics` holds bounds on quantiles and intervals of throughput.
 """

@@ -15,15 +15,17 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import ACCELERATOR_ORIGIN
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
 
-# From a candidate to what is written in config.pbtxt, and from there back: the one place that knows both names.
+# Between a candidate and config.pbtxt: the one place that knows the names of both.
 
 LAYOUT, CONV_SEARCH = "layout", "conv_search"
-SPIN_ENTRY = "session.intra_op.allow_spinning"  # ONNX Runtime's own name of the setting
-ENGINES_CHOICE = "engine's"  # as a layout or a search for convolutions: the engine decides
+# ONNX Runtime's own name of the setting.
+SPIN_ENTRY = "session.intra_op.allow_spinning"
+# Value of `layout` and `conv_search` that leaves the choice to the engine.
+ENGINES_CHOICE = "engine's"
 
 
 def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
-    """What a candidate changes in the configuration of its model.
+    """Changes to config.pbtxt that serve a candidate.
 
     Args:
         candidate: Values by key; keys that it lacks stay as they are.
@@ -52,7 +54,7 @@ def version_of(candidate: Candidate, subject: Subject) -> Path | None:
 
 
 def default_values(subject: Subject) -> dict[str, Value]:
-    """What serves today, as the values of a candidate."""
+    """Values of today's deployment."""
     serving = subject.deployment.plan.configs[0]
     settings = subject.deployment.settings
     return {
@@ -60,7 +62,9 @@ def default_values(subject: Subject) -> dict[str, Value]:
         PRECISION: str(settings.precision or subject.deployment.saved),
         THREADS: serving.threads,
         STREAMS: serving.streams,
-        SPIN: serving.spin and serving.engine == "onnxruntime" and serving.threads > 1,  # one has nobody to wait for
+        SPIN: serving.spin
+        and serving.engine == "onnxruntime"
+        and serving.threads > 1,  # a single thread has no other to wait for
         LAYOUT: serving.layout or ENGINES_CHOICE,
         CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
         INSTANCES: subject.config.instances,
@@ -84,14 +88,14 @@ def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
 
 
 def _streams(candidate: Candidate, subject: Subject) -> str:
-    """Empty for one, unless the accelerator that config.pbtxt names would make them more."""
+    """Text of `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
     streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
     is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
     return str(streams) if is_needed else ""
 
 
 def _precision(value: str, subject: Subject) -> str:
-    """Empty for the precision that the graph was saved in, unless the configuration names it: it needs no request."""
+    """Text of `precision`: empty for that of the saved graph, unless the configuration names one."""
     requested = subject.deployment.settings.precision
     saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
     return "" if Precision(value) == saved and requested is None else value
@@ -101,15 +105,16 @@ def _number(candidate: Candidate, key: str) -> int | None:
     return candidate.number(key) if key in candidate else None
 
 
-# What a key can be set to; a tuple of batch sizes for `preferred_batch_sizes`.
+# Value of a key; a tuple of batch sizes for `preferred_batch_sizes`.
 Value = str | int | bool | tuple[int, ...]
 
 ENGINE, PRECISION, THREADS, STREAMS, SPIN = "engine", "precision", "threads", "streams", "spin"
 INSTANCES, MAX_BATCH_SIZE, PREFERRED = "instances", "max_batch_size", "preferred_batch_sizes"
 # Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher.
 QUEUE_DELAY_US = "max_queue_delay_us"
-NOTHING = "none"  # as people write a list of nothing
-# What a bare session depends on; the other keys are the scheduler's.
+# Text form of an empty list.
+NOTHING = "none"
+# Keys that a bare session depends on; the others belong to the scheduler.
 SESSION_KEYS = (ENGINE, PRECISION, THREADS, STREAMS, SPIN)
 
 
@@ -140,7 +145,7 @@ class Candidate:
 
     @cached_property
     def id(self) -> str:
-        """Ten hexadecimal digits, the same in every process and for ever."""
+        """Ten hexadecimal digits of a digest, the same in every process."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:10]
 
     def __getitem__(self, key: str) -> Value:
@@ -172,7 +177,7 @@ class Candidate:
 
 
 def format_value(value: Value | list[int]) -> str:
-    """A value as people write it, and `--fix` reads it.
+    """Format a value as `--fix` reads it.
 
     Args:
         value: Of a candidate, or as JSON has it.

@@ -1,4 +1,4 @@
-"""One configuration is measured again and again between the others, to see when the machine becomes slower or faster.
+"""Detect changes of the machine's speed by measuring one reference configuration again between the others.
 
 Where its throughput leaves the level, the work that was going on is done again, and from then on loads and results are
 converted to the machine of the first reading: on a machine that is k times slower, k times fewer requests a second make
@@ -28,16 +28,21 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
-from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.journal import RecordedTrials
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import WARM_S, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-TOLERANCE = 0.08  # how far a reading may be from the level, as a share of it: what is nearer changes no choice
-_EVERY_S = 45.0  # seconds between readings: a reading costs a tenth of that
-_AGREEING = 2  # readings in a row that must say the same
-_REMEMBERED = 4  # readings at a level that a new one is compared with
+# Deviation of a reading from the level that changes no choice, as a share of the level.
+TOLERANCE = 0.08
+# Seconds between readings: a reading costs a tenth of that.
+_EVERY_S = 45.0
+# Readings in a row that must say the same.
+_AGREEING = 2
+# Readings at a level that a new one is compared with.
+_REMEMBERED = 4
 _REPEATS = 2
-_SEEDS = 1000  # between the seeds of work that is done again; more than a search uses
+# Between the seeds of work that is done again; more than a search uses.
+_SEEDS = 1000
 _Work = TypeVar("_Work")
 
 
@@ -61,7 +66,7 @@ class Reading:
 
 
 class Reference:
-    """Measures candidates on a machine whose speed is watched.
+    """Measure candidates on a machine whose speed is watched.
 
     Args:
         trials: What measures.
@@ -79,7 +84,7 @@ class Reference:
         self._epoch = 0
 
     def begin(self, candidates: Iterable[Candidate]) -> dict[Candidate, str]:
-        """Takes the first candidate that can be measured as the reference.
+        """Take the first candidate that can be measured as the reference.
 
         Returns:
             Those before it that failed, with the reasons.
@@ -97,11 +102,11 @@ class Reference:
         return failed
 
     def affords(self, candidate: Candidate, seconds: float) -> bool:
-        """Whether the budget bears a measurement of so many seconds, with the start of a server where it takes one."""
+        """Return true if the budget allows a measurement, including a server start if one is needed."""
         return self.trials.budget.affords(candidate, seconds)
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int = 0) -> Measured | Failed:
-        """Measures a candidate; load and outcome are those of the machine at the first reading."""
+        """Measure a candidate; load and outcome are converted to the machine's speed at the first reading."""
         offered = load
         if isinstance(load, OpenLoop) and self.level != 1:
             offered = OpenLoop(float(f"{load.rate * self.level:.4g}"))
@@ -117,7 +122,7 @@ class Reference:
         )
 
     def steadily(self, work: Callable[[], _Work]) -> _Work:
-        """Does work that measures, and does it again where the machine changed meanwhile.
+        """Run work that measures, and repeat it if the machine's speed changed meanwhile.
 
         Args:
             work: Measures only through this object; about a minute at most.
@@ -140,7 +145,7 @@ class Reference:
         return f"{self.trials.spent_s:.0f} s"
 
     def _has_shifted(self) -> bool:
-        """Whether readings that are due find another level; it counts from then on."""
+        """Take readings if they are due, and return true if they moved the level."""
         if self.candidate is None or not self._is_due(self.candidate):
             return False
         found = self._read_in_turn(self.candidate)
@@ -154,12 +159,12 @@ class Reference:
         return False
 
     def _is_due(self, candidate: Candidate) -> bool:
-        """Whether it is time for a reading, and the budget bears it; a second warm-up comes with it."""
+        """Return true if a reading is due and the budget allows it, with two warm-ups."""
         is_time = self.trials.spent_s - self.readings[-1].spent_s >= _EVERY_S
         return is_time and self.affords(candidate, 2 * WARM_S + self._seconds)
 
     def _read_in_turn(self, candidate: Candidate) -> list[Reading]:
-        """Readings, until one says that nothing changed; nothing where the reference fails."""
+        """Take readings until one agrees with the level; an empty list if the reference fails."""
         found: list[Reading] = []
         while len(found) < _AGREEING and (not found or self.affords(candidate, self._seconds)):
             if isinstance(self._read(candidate, warms_up=not found), Failed):
@@ -173,7 +178,7 @@ class Reference:
         return found
 
     def _side(self, reading: Reading) -> int:
-        """1 where a reading says that the machine is faster than it was, -1 for slower, 0 where nothing is sure."""
+        """1 for a reading significantly above the level, -1 for below, 0 if neither."""
         above = reading.lowest > max(each.highest for each in self._steady)
         below = reading.highest < min(each.lowest for each in self._steady)
         return 0 if self._is_near(reading) else above - below

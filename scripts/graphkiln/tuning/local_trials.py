@@ -1,32 +1,203 @@
-"""Trials on a server of our own: started for a candidate, kept for all loads of it, stopped before the next one."""
+"""Trials of candidates: a bare session in a child process, then a server kept for all loads of one candidate."""
 
 from __future__ import annotations
 
+import re
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from graphkiln.story.server import LocalServer, start_server
-from graphkiln.tuning.bare_session import BareJob, probe_session
-from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate, changes_of, version_of
-from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate, ServerWatch, read_placement
-from graphkiln.tuning.subject import Subject, stage
+from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
+from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
+from graphkiln.tuning.questions import Arrays, Questions
+from graphkiln.tuning.subject import PREFIX, Subject, read_subject, stage, vanishing_cache
 from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured, excused, oom_kills
+from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
+from graphkiln_backend.graph.golden import repeated
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
+from graphkiln_client.load_job import hear, tell
 
-# Of every server that is measured: nothing else computes, it stops at once, and candidates are of our backend.
+# A candidate's session without a server, in a child process: a graph may crash its process, or never end, and the
+# tuner must survive both.
+
+_SIZE_S = 0.15
+_FEWEST_RUNS = 3
+# A run that takes so long: larger batches take longer, and are not tried.
+_HOPELESS_S = 2.0
+# The temporary store in a message: replaced by the user's own path.
+_STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BareJob:
+    """Job of the child process.
+
+    Attributes:
+        subject: The model.
+        session: Values of the session's keys.
+        batch_sizes: To be timed, in ascending order.
+        questions: Asked one by one.
+        floor: Share of the labelled samples' accuracy that may be lost; None for any.
+    """
+
+    subject: Subject
+    session: Candidate
+    batch_sizes: tuple[int, ...]
+    questions: Questions
+    floor: float | None = None
+
+
+def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
+    """Build, time and check a session in a child process.
+
+    Args:
+        job: What to do.
+        deadline_s: How long it may take.
+    """
+    command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as worker:
+        try:
+            return _talk(worker, job, deadline_s)
+        finally:
+            worker.kill()
+
+
+def _talk(worker: subprocess.Popen[bytes], job: BareJob, deadline_s: float) -> Bare | Failed:
+    if worker.stdin is None or worker.stdout is None:
+        raise AssertionError
+    killer = _Deadline(worker, deadline_s)
+    try:
+        tell(worker.stdin, job)
+        found: Bare | Failed = hear(worker.stdout)
+    except (EOFError, BrokenPipeError):
+        return Failed(reason=_reason(worker.wait(), deadline_s, late=killer.late))
+    else:
+        return found
+    finally:
+        killer.cancel()
+
+
+class _Deadline:
+    """Kill a process that misses its deadline."""
+
+    def __init__(self, worker: subprocess.Popen[bytes], seconds: float) -> None:
+        import threading
+
+        self.late = False
+        self._worker = worker
+        self._timer = threading.Timer(seconds, self._kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+        self._timer.join()
+
+    def _kill(self) -> None:
+        self.late = True
+        self._worker.kill()
+
+
+def _reason(code: int, deadline_s: float, *, late: bool) -> str:
+    if late:
+        return f"its session was not built and timed within {deadline_s:g} s"
+    killed = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"its session ended the process that built it ({killed})"
+
+
+def run_job(job: BareJob) -> Bare | Failed:
+    """Build, time and check a session in this process."""
+    session = job.session
+    staged = session.with_values({MAX_BATCH_SIZE: max(job.batch_sizes)}) if max(job.batch_sizes) > 1 else session
+    try:
+        with (
+            stage(job.subject, changes_of(staged, job.subject), version_of(staged, job.subject)) as store,
+            vanishing_cache() as cache,
+        ):
+            served = read_subject(store / job.subject.name / str(job.subject.version), cache)
+            proven = served.deployment.build(cache)
+            with proven.session as built:
+                times = _time_sizes(built, job.questions.feeds[0], job.batch_sizes)
+                found = [built.run(feeds) for feeds in job.questions.feeds]
+    except (GraphkilnError, OSError, MemoryError) as error:
+        reason = str(error) or "there is not enough memory"
+        return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), reason))
+    return _judged(job, times, found)
+
+
+def _judged(job: BareJob, times: Mapping[int, float], found: Sequence[Arrays]) -> Bare:
+    questions, values = job.questions, job.session.values
+    precision = str(values.get(PRECISION, questions.saved))
+    objection = questions.objection(
+        dict(enumerate(found)), engine=str(values.get(ENGINE, "the engine")), precision=precision
+    )
+    lost = accuracy_lost(questions, found)
+    if not objection and job.floor is not None and lost is not None and lost > job.floor:
+        objection = f"{lost:.2%} of the accuracy are lost, the floor is {job.floor:.2%}"
+    return Bare(batch_s=times, accuracy=objection, accuracy_lost=lost)
+
+
+def accuracy_lost(questions: Questions, found: Sequence[Arrays]) -> float | None:
+    """Share of the labelled samples that the saved graph gets right and these outputs do not, less the reverse.
+
+    Args:
+        questions: The samples.
+        found: The outputs for each of them.
+    """
+    right, now = questions.accuracy(questions.answers), questions.accuracy(found)
+    return None if right is None or now is None else right - now
+
+
+def _time_sizes(session: Session, feeds: Arrays, sizes: Sequence[int]) -> dict[int, float]:
+    times: dict[int, float] = {}
+    for size in sizes:
+        batch = repeated(feeds, size) if size > 1 else feeds
+        times[size] = _time_s(session, batch)
+        if times[size] > _HOPELESS_S:
+            break
+    return times
+
+
+def _time_s(session: Session, feeds: Arrays) -> float:
+    """Return the fastest of several runs: other load on the machine only slows them down."""
+    fastest, end = float("inf"), time.perf_counter() + _SIZE_S
+    runs = 0
+    while runs < _FEWEST_RUNS or time.perf_counter() < end:
+        begun = time.perf_counter()
+        session.run(feeds)
+        fastest = min(fastest, time.perf_counter() - begun)
+        runs += 1
+        if fastest > _HOPELESS_S:
+            break
+    return fastest
+
+
+def main() -> None:
+    """Run the child process: it ends with the tuner, also when that is killed; Ctrl-C is left to the tuner."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell(sys.stdout.buffer, run_job(hear(sys.stdin.buffer)))
+
+
+# Options of every measured server: no background work, an immediate stop, and candidates in our backend.
 FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
-_PUBLISHED_S = 20.0  # instances publish what they serve with once a second; on a busy machine they may be late
+# Instances publish their placement once a second; on a busy machine they may be late.
+_PUBLISHED_S = 20.0
 _POLL_S = 0.05
 
 
 @dataclass(slots=True)
 class LocalTrials(Closeable):
-    """Measures candidates of a model, one server at a time. Closing it stops the last one.
+    """Measure candidates of a model on one server at a time; `close` stops the last one.
 
     Attributes:
         subject: The model.
@@ -75,7 +246,7 @@ class LocalTrials(Closeable):
         self.measure(candidate, load, WARM_S, 0)
 
     def close(self) -> None:
-        """Stops the server that runs, if one does."""
+        """Stop the running server, if any."""
         self._served = None
         self._server.close()
 
@@ -96,7 +267,7 @@ class LocalTrials(Closeable):
 
 
 def serve_as(candidate: Candidate, model: str, server: LocalServer, loading: Loading) -> ServedCandidate:
-    """A candidate on a server that is ready, after it was read back what really serves.
+    """Attach a candidate to a server that is ready, and check the placement it reports.
 
     Args:
         candidate: Its values.
@@ -105,7 +276,7 @@ def serve_as(candidate: Candidate, model: str, server: LocalServer, loading: Loa
         loading: How it is loaded.
 
     Raises:
-        MeasurementError: Another engine or precision serves, or nothing says which.
+        MeasurementError: Another engine or precision serves, or the server does not report it.
     """
     placed = _placement(server, model)
     check_placement(candidate, placed)
@@ -122,17 +293,17 @@ def serve_as(candidate: Candidate, model: str, server: LocalServer, loading: Loa
 
 
 def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:
-    """Compares what a candidate requests with what its instances say.
+    """Compare the requested engine and precision with those that the instances report.
 
     Args:
         candidate: Its values.
-        placed: What each instance serves with.
+        placed: Placement of each instance.
 
     Raises:
-        MeasurementError: They say nothing, or another engine or precision serves.
+        MeasurementError: They report nothing, or another engine or precision serves.
     """
     if not placed:
-        raise MeasurementError("the server does not tell which engine serves")
+        raise MeasurementError("the server does not report which engine serves")
     engine, precision = candidate.values.get(ENGINE), candidate.values.get(PRECISION)
     for each in placed:
         if engine not in (None, "auto", each.engine):
@@ -142,14 +313,14 @@ def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:
 
 
 def _computes(requested: str, found: str) -> bool:
-    """Whether a precision read back is the requested one; that of a graph without products is not known."""
+    """Return true if a reported precision is the requested one; a graph without products reports none."""
     if found not in tuple(Precision) or requested in (Precision.INT8, Precision.FP16):
         return True  # int8 graphs compute their other nodes in fp32, and a CPU what was saved in fp16
     return found == Precision(requested).kernels
 
 
 def _placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
-    """Triton opens its metrics port last, after it said that it is ready."""
+    """Wait for the placement: Triton opens its metrics port only after it reports ready."""
     end = time.monotonic() + _PUBLISHED_S
     while True:
         try:
@@ -161,3 +332,9 @@ def _placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
         if placed or time.monotonic() > end:
             return placed
         time.sleep(_POLL_S)
+
+
+if __name__ == "__main__":
+    from graphkiln.tuning.local_trials import main as run  # by its own name: what is pickled here is read elsewhere
+
+    run()

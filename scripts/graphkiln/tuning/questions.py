@@ -1,4 +1,4 @@
-"""Requests whose right outputs are known: what a candidate is loaded with, and what its answers are held to."""
+"""Requests with reference outputs: the load of a candidate, and the check of its answers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.samples import read_samples, read_targets
 from graphkiln_converters.sources.base import InputSpec
 
-# `--accuracy-floor`: whether a model and its samples can tell, and how small a loss they can tell of.
+# `--accuracy-floor`: check that model and samples allow it, and compute the smallest loss that they can exclude.
 
-_MOST_LABELLED = 2048  # each candidate's session computes them all, and they lie in memory
+# Each candidate's session computes all of them, and they are held in memory.
+_MOST_LABELLED = 2048
 
 
 def samples_to_read(floor: float | None) -> int:
-    """How many samples are read at most: with a floor as many as tell of such a loss, within bounds.
+    """Number of samples to read: with a floor, as many as detect such a loss, within bounds.
 
     Args:
         floor: Share of the accuracy that may be lost; None for no floor.
@@ -52,7 +53,7 @@ def samples_to_read(floor: float | None) -> int:
 
 
 def samples_needed(floor: float) -> int | None:
-    """How many samples rule a larger loss out at 95% where none of them is lost; None where no number does.
+    """Number of samples that exclude a larger loss at 95% when none of them is lost; None if no number does.
 
     598 for 0.5%.
 
@@ -65,7 +66,7 @@ def samples_needed(floor: float) -> int | None:
 
 
 def check_floor(questions: Questions, floor: float | None) -> None:
-    """Refuses a floor where nothing says what is right.
+    """Refuse an accuracy floor for samples without labels, or a model without classes.
 
     Raises:
         InvalidInput: The samples have no labels, or the model gives no classes.
@@ -85,7 +86,7 @@ def check_floor(questions: Questions, floor: float | None) -> None:
 
 
 def undecided(questions: Questions, floor: float | None) -> str:
-    """What of a floor the samples cannot tell, in words; empty where they can, or where there is none.
+    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor.
 
     Args:
         questions: With the right class of each.
@@ -96,15 +97,16 @@ def undecided(questions: Questions, floor: float | None) -> str:
     count, needed = len(questions.targets), samples_needed(floor)
     if needed is not None and count >= needed:
         return ""
-    told = 1 - (1 - CONFIDENCE) ** (1 / count)
+    undetected = 1 - (1 - CONFIDENCE) ** (1 / count)
     enough = "no number decides a floor of 0" if needed is None else f"it takes {needed}"
     return (
         f"an accuracy floor of {floor * 100:.3g}% is not decided by {count} labelled samples: "
-        f"where none is lost, a loss below {told * 100:.2g}% may still be there (at 95%); {enough}"
+        f"where none is lost, a loss below {undetected * 100:.2g}% may still be there (at 95%); {enough}"
     )
 
 
-MOST_SAMPLES = 256  # that requests are made of; more of them only where their labels count
+# Samples that requests are made of; more are read only to compare labels.
+MOST_SAMPLES = 256
 _MADE_UP = 8
 
 Arrays = Mapping[str, AnyArray]
@@ -120,8 +122,8 @@ class Questions:
         answers: The right outputs of each.
         saved: Precision that the graph was saved in.
         reading: What users read from the outputs, or None.
-        targets: The right class of each, `[requests]`; None where nobody says.
-        unlabelled: Why nobody does, in words.
+        targets: The right class of each, `[requests]`; None if unknown.
+        unlabelled: Why it is unknown, for messages.
         output: Name of the output whose classes the labels name; empty for the first one.
         is_batched: Whether the first dimension of a request is Triton's batch.
     """
@@ -137,7 +139,7 @@ class Questions:
     is_batched: bool = False
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
-        """Why outputs are not those of the saved graph within the numeric policy; empty where they are.
+        """Compare outputs with those of the saved graph; return the violation of the numeric policy, or "".
 
         Args:
             found: Number of the request -> the outputs for it; at least one.
@@ -153,7 +155,7 @@ class Questions:
         return next(filter(None, (self._refuted(group, limits) for group in together)), "")
 
     def _refuted(self, pairs: Sequence[tuple[Arrays, Arrays]], limits: Limits) -> str:
-        """Why found outputs, the second of each pair, are not the right ones; empty where they are."""
+        """Compare pairs of (reference, found) outputs; return the violation, or ""."""
         reference, found = (joined(list(each)) for each in zip(*pairs, strict=True))
         try:
             prove(reference, found, limits, batch_sizes=(1,), reading=self.reading, samples=len(pairs))
@@ -162,7 +164,7 @@ class Questions:
         return ""
 
     def accuracy(self, found: Sequence[Arrays]) -> float | None:
-        """Share of the requests whose best class is the right one; None where nobody says which that is.
+        """Share of the requests whose best class is the right one; None without labels.
 
         Args:
             found: The outputs for each request.
@@ -175,15 +177,15 @@ class Questions:
 
     @property
     def sent(self) -> tuple[Arrays, ...]:
-        """What a load is made of: all feeds, or of very many some that are evenly spread."""
+        """Requests of a load: all feeds, or an evenly spread selection of at most `MOST_SAMPLES`."""
         return tuple(map(self.request, range(0, len(self.feeds), -(-len(self.feeds) // MOST_SAMPLES))))
 
     def request(self, number: int) -> Arrays:
-        """The feeds as a server takes them: of rows that are one number each `[rows, 1]`, as Triton has no scalars."""
+        """Feeds as the server takes them: rows of one number become `[rows, 1]`, as Triton has no scalars."""
         return {name: _as_sent(array, int(self.is_batched)) for name, array in self.feeds[number].items()}
 
     def answer(self, number: int, found: Arrays) -> Arrays:
-        """What a server answers in the shapes of the graph: the same the other way.
+        """Give a server's answer the shapes of the graph: the reverse of `request`.
 
         Args:
             number: Of the request.
@@ -194,7 +196,7 @@ class Questions:
 
 
 def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
-    """The user's samples, or else the golden ones, or else requests that are made up.
+    """Read the user's samples, else the golden samples, else make requests up.
 
     Args:
         subject: The model.
@@ -228,7 +230,7 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
 
 
 def classifies(reading: Reading | None) -> bool:
-    """Whether answers are classes, as far as is known."""
+    """Return true if answers are classes, or may be."""
     return reading is None or isinstance(reading, Ranking | Classification)
 
 
@@ -248,7 +250,7 @@ def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...
 
 
 def _labels_of(contract: Contract) -> tuple[str, ...]:
-    """Those of the scores, or of an embedded top-k."""
+    """Labels of the scores, or of an embedded top-k."""
     return contract.labels or (contract.ranking.labels if contract.ranking else ())
 
 
@@ -260,7 +262,7 @@ def _check_fit(signature: Signature, feeds: Arrays, samples: Path) -> None:
 
 
 def _why_unlabelled(samples: Path | None, labels: Sequence[str]) -> str:
-    """Why nobody says which class is right, in words."""
+    """Explain why the samples have no labels."""
     if samples is None:
         return "requests that are made up have none"
     if not labels:
@@ -297,13 +299,13 @@ def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Array
 
 
 def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
-    """Whether outputs have the same names, and shapes that differ in the first dimension alone."""
+    """Return true if outputs have the same names, and shapes that differ only in the first dimension."""
     shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
     return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
 
 
 def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
-    """With a dimension more where there are as many as a scalar has."""
+    """Append a dimension to what has as many dimensions as a scalar."""
     return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
 
 

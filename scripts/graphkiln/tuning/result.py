@@ -1,4 +1,4 @@
-"""What a search found, and why."""
+"""Result of a search: candidates with their scores, the table, the Pareto front, the knee."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import LoadShape, Measured, OpenLoop
 
-# Where a candidate stands in a contest: what it reached, what is ruled out, and why it lost.
+# Score of a candidate in a contest: bounds on what it reaches, and why it lost.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """A load, and what it did."""
+    """A load and its measurement."""
 
     load: LoadShape
     measured: Measured
@@ -45,26 +45,26 @@ class Standing:
     lost: str = ""
 
     def out(self, reason: str) -> Standing:
-        """The standing of a candidate that lost."""
+        """Return this score marked as lost."""
         return replace(self, lost=reason)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Race:
-    """How those that came close to the best are measured against each other.
+    """Rules for measuring near-ties against each other.
 
     Attributes:
         load: What all of them get.
         seconds: Of each measurement.
-        cost: What counts of one: less is better, above 0; infinite where it is worth nothing.
-        what: The same in words.
-        is_near: Whether a standing takes part.
-        reached: The score of whoever wins.
-        sure: Number of rounds -> standard errors between two that are told apart.
-        fewest: Rounds before anybody is told apart.
-        spread: The least standard deviation of the logarithm of what counts that is believed.
-        defends: Whether what serves today takes part, however far behind it seems to be, and stays where nothing is
-            surely better.
+        cost: Cost of a measurement, above 0, less is better; infinite for a useless one.
+        what: Name of the cost.
+        is_near: Selects the candidates that take part.
+        reached: Score that a winner gets.
+        sure: Number of rounds -> standard errors that make a significant difference.
+        fewest: Least number of rounds before a candidate is dropped.
+        spread: Least standard deviation of the cost's logarithm that is assumed.
+        defends: Today's configuration takes part, however far behind it seems to be, and stays unless another is
+            significantly better.
     """
 
     load: LoadShape
@@ -80,30 +80,30 @@ class Race:
 
 
 class Contest(Protocol):
-    """What candidates are compared by, and how it is measured."""
+    """Comparison of candidates by one objective."""
 
     def enter(self, candidate: Candidate, rate_bound: float) -> Standing:
-        """The standing before the first measurement; the bound is what a bare session sets."""
+        """Return the score before the first measurement; the bound comes from the bare session."""
         ...
 
     def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
-        """Makes one measurement of about so many seconds; `reached` is the best score of another."""
+        """Make one measurement of about `seconds`; `reached` is the best score of another candidate."""
         ...
 
     def settle(self, standing: Standing, reached: float) -> Standing:
-        """Measures until the score is as exact as it gets, or surely below what another reached."""
+        """Measure until the score is as exact as it gets, or significantly below `reached`."""
         ...
 
     def is_tie(self, standing: Standing, best: Standing) -> bool:
-        """Whether the measurements do not allow to say which of two that both meet the target is better."""
+        """Return true if the measurements of two that meet the target do not differ significantly."""
         ...
 
     def race(self, best: Standing) -> Race | None:
-        """How near-ties of the best are told apart; None where measuring them again says nothing new."""
+        """Rules for racing near-ties of the best; None if measuring them again gives no new information."""
         ...
 
     def describe(self, score: float) -> str:
-        """A score in words, with its unit."""
+        """Format a score with its unit."""
         ...
 
 
@@ -137,14 +137,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         target: What was searched for.
         chosen: The configuration; None where none meets the target.
         promise: The load under which it was measured once more, without any correction, and what it did.
         closest: Where none was proven: the best that met the target all the same, or else the one that comes closest;
-            its `limit` says what keeps it from more.
+            its `limit` explains what keeps it from more.
         default: The default configuration, where it was measured.
         rows: Every candidate that was measured, the best first.
         front: Of these, the ones that no other beats in throughput, p99, memory and accuracy together.
@@ -152,7 +152,7 @@ class Result:
         curve: Latency against rate of what was chosen, by rate.
         knee: Rate beyond which latency rises faster than throughput; None where the curve has none.
         readings: Speed of the machine meanwhile.
-        notes: What makes results doubtful.
+        notes: Reasons to doubt the results.
         spent_s: Of the budget.
         measurements: How many it took.
     """
@@ -174,7 +174,7 @@ class Result:
 
     @property
     def is_unproven(self) -> bool:
-        """Whether what comes closest met the target, and was not proven to."""
+        """Return true if `closest` met the target and was not confirmed."""
         return self.closest is not None and _has_reached(self.closest)
 
     @property
@@ -208,7 +208,7 @@ def knee(points: Sequence[Point]) -> float | None:
 
 
 def _respects(row: Row) -> tuple[float, ...]:
-    """Throughput, and what is to be small with its sign turned."""
+    """Throughput, and with the sign turned p99, memory and lost accuracy."""
     point = row.best_point
     if point is None:
         return (-math.inf,) * 4

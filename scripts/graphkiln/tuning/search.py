@@ -1,10 +1,10 @@
 """The search: from a space and a target to the configuration that was proven to meet it.
 
-1. Bare sessions rule out what no scheduler can save (`bounds`).
-2. Successive halving with a short measurement of each of the others, or of as many as the budget allows (`ladder`).
+1. Bare sessions rule out what no scheduler can save (`probe`).
+2. Successive halving with a short measurement of each of the others, or of as many as the budget allows (`Ladder`).
 3. The finalists are measured until their scores are exact; then the neighbors of the best, which halving may have
    missed, for as long as one of them is better.
-4. Of those that the measurements do not tell apart, the simplest is chosen, and measured once more: the promise.
+4. Of those that do not differ significantly, the simplest is chosen, and measured once more: the promise.
 
 No surrogate model drives it: bounds and dominance decide most points with one measurement, each measurement is exact
 about one candidate, and every rejection has a reason that can be read. The search is a function of the outcomes: where
@@ -20,24 +20,22 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
 
-from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import QUEUE_DELAY_US, SESSION_KEYS, Candidate
+from graphkiln.tuning.contest import LoadContest, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.model_space import bound_of, objection
-from graphkiln.tuning.rate_contest import LoadContest, RateContest
-from graphkiln.tuning.recording import RecordedTrials
+from graphkiln.tuning.journal import Budget, RecordedTrials
 from graphkiln.tuning.result import Contest, Point, Race, Result, Row, Standing, knee, pareto_front
-from graphkiln.tuning.space import Exclusion, Space
+from graphkiln.tuning.space import Exclusion, Space, bound_of, objection
 from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop, Trials
 
-# Which candidates are measured on a server at all: all that may meet the target, or as many as the budget allows.
+# Bare sessions: rule out candidates that cannot meet the target, and select as many as the budget allows.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """What bare sessions said.
+    """Results of bare sessions.
 
     Attributes:
         sessions: Session -> its times, or why it has none.
@@ -62,13 +60,13 @@ class Probes:
 
 
 def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], bool] = lambda: True) -> Probes:
-    """Measures the bare session of every candidate, each session once.
+    """Measure the bare session of every candidate, each session once.
 
     Args:
         space: The candidates.
         target: What they must meet.
         trials: What measures.
-        has_time: Whether another session may be timed; the simplest one always is.
+        has_time: Returns true while the budget allows another session; the simplest one is timed anyway.
     """
     by_session = dict.fromkeys(each.restricted_to(SESSION_KEYS) for each in space.candidates)
     sessions: dict[Candidate, Bare | Failed] = {}
@@ -88,10 +86,10 @@ _UNTIMED = Failed(reason="the budget was spent before its session was timed")
 
 
 def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:
-    """So many candidates, spread over all sessions, those of the fastest sessions first.
+    """Select `most` candidates, spread over all sessions, those of the fastest sessions first.
 
     Args:
-        probes: What bare sessions said.
+        probes: Results of bare sessions.
         most: How many.
         first: Those that are taken anyway.
     """
@@ -104,7 +102,7 @@ def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> lis
 
 
 def _spread(candidates: list[Candidate]) -> list[Candidate]:
-    """The same candidates in an order whose every beginning is spread over the whole: ends first, then middles."""
+    """Reorder candidates so that every prefix is spread over the whole: ends first, then middles."""
     order: list[int] = []
     step = len(candidates)
     while step:
@@ -115,26 +113,29 @@ def _spread(candidates: list[Candidate]) -> list[Candidate]:
 
 # Successive halving: short measurements of many candidates, longer ones of those that are left.
 #
-# A candidate leaves for one of two reasons, which its standing keeps: what it can still reach is below what another
+# A candidate leaves for one of two reasons, which its score keeps: what it can still reach is below what another
 # proved (that is final), or it ranks below the best third of a rung (a guess: the search looks again around the best).
 #
 # Source: K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016).
 
 FINALISTS = 4
 RUNGS = 6
-NO_TIME = "the budget was spent before it was measured"  # why a candidate left that was not measured
-_KEPT = 3  # one of so many candidates of a rung goes on to the next
-_CHUNK = 8  # candidates between two looks at the machine's speed
+# Reason of a candidate that was not measured.
+NO_TIME = "the budget was spent before it was measured"
+# One of so many candidates of a rung goes on to the next.
+_KEPT = 3
+# Candidates between two looks at the machine's speed.
+_CHUNK = 8
 
 
 class Ladder:
-    """Thins out the candidates, rung by rung.
+    """Successive halving of the candidates.
 
     Args:
         contest: What they are compared by.
         reference: Watches the machine.
-        has_time: Whether the budget allows to go on.
-        keep: Candidates that leave only when they are surely worse.
+        has_time: Returns true while the budget allows to go on.
+        keep: Candidates that leave only when they are significantly worse.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Ladder:
         self._contest, self._reference, self._has_time, self._keep = contest, reference, has_time, frozenset(keep)
 
     def climb(self, entered: Sequence[Standing], seconds: float) -> list[Standing]:
-        """Measures them until at most `FINALISTS` are in the contest, or the time is up.
+        """Measure candidates until at most `FINALISTS` are in the contest, or the time is up.
 
         Args:
             entered: The standings to begin with.
@@ -155,7 +156,7 @@ class Ladder:
         standings = list(entered)
         for number in range(RUNGS):
             running = [each for each in standings if not each.lost]
-            is_first = number == 0  # no score says anything before that
+            is_first = number == 0  # there are no scores before that
             if (len(running) <= FINALISTS and not is_first) or not self._has_time():
                 break
             rung_s = seconds * 2**number
@@ -215,24 +216,26 @@ def best_reached(standings: Sequence[Standing]) -> float:
 # The last measurement of what was chosen: other arrivals, longer, and the machine as it is.
 
 _SEED = 77_000_000
-_TRIES, _SLICES = 8, 5  # measurements at most, and into how many the budget that is left is divided
-# What a rate is multiplied with before the last measurement that fits, and what one that did not hold: when its p99 is
-# beyond the target, and when only the bound is.
+# Measurements at most, and into how many the budget that is left is divided.
+_TRIES, _SLICES = 8, 5
+# Factors on a rate: before the last measurement that fits, after one whose p99 missed the target, and after one
+# whose bound alone missed it.
 _LARGE_STEP, _STEP, _SMALL_STEP = 0.75, 0.9, 0.93
-# Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with
-# fewer than the few a bound is seldom found, however far below the target p99 is.
+# Requests that may exceed the bound: as many make it tight, and leave enough where they wait for each other; with fewer
+# than the few a bound is seldom found, however far below the target p99 is.
 _SLOWER, _FEW_SLOWER = 100, 5
 # The same where several requests say as much as an independent one, counted in those; and how many requests of a
 # measurement tell how many these are.
 _CERTAIN, _COUNTED = 1, 100
 _SHORTEST_S = 5.0
-_LONGER = 2  # times as long as the first one is the second measurement of a load that did not hold
+# Duration of the second measurement of a load that did not hold, as a multiple of the first.
+_LONGER = 2
 # Shares of the promised rate at which latency is measured, beside the rate itself.
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
 
 
 def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: float) -> tuple[Point | None, str]:
-    """Measures a candidate under the load that is to be promised; where the rate is free, a little less if need be.
+    """Measure a candidate under the load that is to be promised; lower a free rate until it holds.
 
     Args:
         trials: What measures, within its budget; one measurement is made whatever that says.
@@ -265,7 +268,7 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
             return Point(load=load, measured=outcome), doubt
         reason = _missed(outcome, target.p99_s)
         if p99.value <= target.p99_s:
-            inflation = outcome.latency.inflation  # of a queue that grows it says nothing
+            inflation = outcome.latency.inflation  # that of a growing queue means nothing
         if rate and is_free:
             rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
         elif p99.value > target.p99_s or not outcome.keeps_up:
@@ -299,7 +302,7 @@ def sweep(
 
 
 def _missed(measured: Measured, p99_s: float) -> str:
-    """Why a measurement proves nothing: it is too slow, or too short to say that it is not, or its queue grows."""
+    """Explain why a measurement is no proof: too slow, too short for the bound, or a growing queue."""
     latency = measured.latency
     p99_ms = latency.p99.value * 1e3
     if latency.p99.value > p99_s:
@@ -311,14 +314,14 @@ def _missed(measured: Measured, p99_s: float) -> str:
 
 
 def _inflation_of(standing: Standing, p99_s: float) -> float:
-    """How many requests say as much as an independent one, where the search met the target; 1 where it is unknown."""
+    """Number of requests that carry the information of one, in points that met the target; 1 if unknown."""
     latencies = [point.measured.latency for point in standing.points if isinstance(point.load, OpenLoop)]
     within = [each for each in latencies if each.p99.value <= p99_s and each.count >= _COUNTED]
     return statistics.median(each.inflation for each in within) if within else 1.0
 
 
 def _enough_s(slice_s: float, requests_per_s: float, inflation: float) -> float:
-    """A slice of the budget, or longer where a bound takes more requests than that gives."""
+    """Duration of a slice of the budget, or longer if a bound takes more requests."""
     requests = max(requests_needed(_FEW_SLOWER), inflation * requests_needed(_CERTAIN))
     return max(slice_s, requests / requests_per_s)
 
@@ -328,7 +331,7 @@ def _fits_twice(budget: Budget, candidate: Candidate, seconds: float) -> bool:
 
 
 def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, enough_s: float) -> float:
-    """How long to measure: no longer than a tight bound takes, or than the budget allows."""
+    """Duration of a measurement: no longer than a tight bound takes, or than the budget allows."""
     fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
     return max(_SHORTEST_S, min(_seconds_for(_SLOWER, requests_per_s), enough_s, fits_s))
 
@@ -344,15 +347,15 @@ def _requests_per_s(load: LoadShape, standing: Standing) -> float:
     return max(reached, 1e-3)
 
 
-# What is said of each candidate when a search is over: what it reached, what limits it, and why it was not chosen.
+# Rows of the result: what each candidate reached, what limits it (the model, the queue, the batcher, the cores), and
+# why it was not chosen.
 
-# What keeps a configuration from doing better: the model, the queue, the batcher, the cores.
-
-_MUCH = 0.5  # share of the p99 that a part must have to be what limits
+# Share of the p99 that makes a part the limit.
+_MUCH = 0.5
 
 
 def limit_of(standing: Standing, bare: Bare, target: Target, cores: int) -> str:
-    """What limits a candidate, in words.
+    """Describe what limits a candidate.
 
     Args:
         standing: With what was measured of it.
@@ -373,7 +376,7 @@ def limit_of(standing: Standing, bare: Bare, target: Target, cores: int) -> str:
 
 
 def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:
-    """What the slowest requests wait for."""
+    """Describe what the slowest requests wait for."""
     p99_s, delay_s = measured.latency.p99.value, max(0, candidate.number(QUEUE_DELAY_US, 0)) * 1e-6
     if run_s > _MUCH * p99_s:
         return f"the model: a run of one sample takes {run_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms"
@@ -403,20 +406,20 @@ def _hardest(standing: Standing, target: Target) -> Point | None:
 
 
 def has_reached(standing: Standing, target: Target) -> bool:
-    """Whether a standing met the target under some load."""
+    """Return true if a candidate met the target under some load."""
     lower = standing.score.lower
     return math.isfinite(lower) and (lower > 0 or target.objective is not Objective.THROUGHPUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """A search that is over.
+    """Explanation of a finished search.
 
     Attributes:
         space: What could be chosen.
         target: What was to be met.
         contest: What candidates were compared by.
-        probes: What bare sessions said.
+        probes: Results of bare sessions.
         settled: Those whose scores are as exact as they get.
         chosen: What was chosen; None for nothing.
         cores: Of the machine.
@@ -442,7 +445,7 @@ class Conclusion:
         return Row(standing=standing, score=score, limit=limit, accuracy_lost=bare.accuracy_lost)
 
     def closest(self, rows: Sequence[Row]) -> Row | None:
-        """What is told where nothing was proven: the best that met the target unproven, or else the lowest p99."""
+        """Row to report if nothing was proven: the best unproven one that met the target, else the lowest p99."""
         met = [row for row in rows if has_reached(row.standing, self.target)]
         measured = [row for row in rows if row.best_point]
         lowest = min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]
@@ -450,7 +453,7 @@ class Conclusion:
 
     def _why_not(self, standing: Standing, chosen: Standing) -> str:
         if self.contest.is_tie(standing, chosen) and self._is_simpler(chosen, standing):
-            return "no measurement tells it from the chosen one, which is simpler"
+            return "no significant difference from the chosen one, which is simpler"
         best = self.contest.describe(chosen.score.lower)
         if standing.candidate not in self.settled:
             return "the budget was spent before it was compared with the chosen one"
@@ -475,7 +478,7 @@ def unmeasured(candidate: Candidate, standing: Standing | None) -> Exclusion:
 
 
 def bound_notes(space: Space, probes: Probes, target: Target) -> list[str]:
-    """What comes closest where bare sessions rule every candidate out: the fastest one, and the most that any reach."""
+    """Describe the fastest and the highest bound if bare sessions rule every candidate out."""
     timed = {each: bare for each, bare in probes.sessions.items() if isinstance(bare, Bare) and not bare.accuracy}
     if probes.viable or not timed:
         return []
@@ -492,10 +495,10 @@ def _sessions(space: Space) -> list[tuple[Candidate, Candidate]]:
     return [(each, each.restricted_to(SESSION_KEYS)) for each in space.candidates]
 
 
-# Near-ties are measured again, with other arrivals, until they are told apart: a race under one load.
+# Near-ties are measured again, with other arrivals, until they differ significantly: a race under one load.
 #
-# A bracket of rates (`rate_contest`) is exact about the arrivals that it was measured with, and a latency
-# (`load_contest`) about its minute; neither is more exact than the machine was steady. Where measurements of the same
+# A bracket of rates (`RateContest`) is exact about the arrivals that it was measured with, and a latency
+# (`LoadContest`) about its minute; neither is more exact than the machine was steady. Where measurements of the same
 # differ by 5%, the better of two may lose. Those that came close to the best get the same load, all with the same new
 # arrivals, round after round; who is surely slower leaves. Pairs of the same round are compared, so that what the
 # arrivals and the moment do to both cancels out. Of those that are left the simplest wins: what serves today, where
@@ -506,7 +509,8 @@ def _sessions(space: Space) -> list[tuple[Candidate, Candidate]]:
 
 Simplicity = Callable[[Candidate], tuple[int, int, str]]
 
-_RUNNERS = 5  # beside the best
+# Beside the best.
+_RUNNERS = 5
 _ROUNDS = 5
 
 
@@ -519,18 +523,18 @@ def rematch(
     *,
     simplicity: Simplicity,
 ) -> list[Standing]:
-    """Tells near-ties apart.
+    """Race near-ties until they differ significantly.
 
     Args:
         near: What came close, those first that are to take part before others.
         best: Takes part in any case.
         reference: Measures.
-        has_time: Whether the budget allows another measurement.
+        has_time: Returns true while the budget allows another measurement.
         race: What they are compared by.
-        simplicity: A key to sort by, the simplest first: of those that no round tells apart, it decides.
+        simplicity: Sort key, the simplest first: decides between those that do not differ significantly.
 
     Returns:
-        The standings of all that took part: the winner's first, the others lost. Nothing where there was nobody to
+        Scores of all that took part: the winner's first, the others lost. Empty if there was no candidate to
         compare, or no time for the fewest rounds.
     """
     running = list({each.candidate: each for each in (best, *near[:_RUNNERS])}.values())
@@ -569,7 +573,7 @@ def rematch(
 
 
 def _most(reference: Reference, race: Race) -> int:
-    """How many can run the fewest rounds within the budget."""
+    """Number of candidates that can run the fewest rounds within the budget."""
     budget = reference.trials.budget
     each_s = race.fewest * (budget.start_s + race.seconds)
     return int(min(_RUNNERS + 1, max(0.0, budget.searching_s / each_s)))
@@ -578,7 +582,7 @@ def _most(reference: Reference, race: Race) -> int:
 def _round(
     running: Sequence[Standing], measure: Callable[[Candidate, int], float | None], number: int
 ) -> dict[Candidate, float]:
-    """What each one did; of a part only where the time is up."""
+    """Measure each once; returns fewer if the time is up."""
     found = {}
     for each in running:
         cost = measure(each.candidate, number)
@@ -589,7 +593,7 @@ def _round(
 
 
 def _left(running: Sequence[Standing], costs: Mapping[Candidate, Sequence[float]], race: Race) -> list[Standing]:
-    """Those that may still be the best."""
+    """Drop candidates that are significantly worse than the leader."""
     lead = min(running, key=lambda each: statistics.fmean(costs[each.candidate]))
     return [each for each in running if not _is_worse(costs[each.candidate], costs[lead.candidate], race)]
 
@@ -609,16 +613,18 @@ def _reason(lost: Standing, winner: Standing, costs: Mapping[Candidate, Sequence
     if not all(map(math.isfinite, own)):
         return "more than 1 in 100 of its requests failed when near-ties were measured again"
     ratio = math.exp(statistics.fmean(own) - statistics.fmean(rounds[: len(own)]))
-    told = f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the {race.what}"
-    is_told_apart = _is_worse(own, rounds[: len(own)], race)
-    return told if is_told_apart else f"{told}, which says nothing; the chosen one is simpler"
+    words = f"a near-tie, measured {len(own)} times more: {ratio:.2f} times the {race.what}"
+    differs = _is_worse(own, rounds[: len(own)], race)
+    return words if differs else f"{words}, which is no significant difference; the chosen one is simpler"
 
 
 # Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are
 # measured, and nothing but the confirmation.
 _PROBING, _FIRST_RUNG, _LADDER, _SEARCHING, _REMATCH = 0.3, 0.25, 0.5, 0.7, 0.75
-_CONFIRMED = 3  # configurations that are measured once more before the search gives up
-_FEWEST = 8  # candidates of the first rung, however short its share is
+# Configurations that are measured once more before the search gives up.
+_CONFIRMED = 3
+# Candidates of the first rung, however short its share is.
+_FEWEST = 8
 
 
 class Search:
@@ -629,7 +635,7 @@ class Search:
         target: What it must meet.
         trials: What measures, with its journal.
         budget_s: Seconds that measurements may take, those of earlier runs of the same command included.
-        cores: Of the machine, for what is said of limits.
+        cores: Cores of the machine, to describe limits.
         seed: Another number gives other arrivals.
     """
 
@@ -661,7 +667,7 @@ class Search:
         self._notes: list[str] = []
 
     def run(self) -> Result:
-        """Searches until the best is found, or the budget is spent."""
+        """Search until the best is found, or the budget is spent."""
         self._probes = probe(self._space, self._target, self._trials, self._has_time_to_probe)
         for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
             self._keep(self._enter(candidate).out(reason))
@@ -700,9 +706,9 @@ class Search:
             self._keep(standing)
 
     def _settle(self, standings: Sequence[Standing]) -> None:
-        """Measures the best first, so that what follows needs to be measured against it only.
+        """Measure the best first, so that the others need to be measured against it only.
 
-        While nothing meets the target, what failed says something of its session: those of others come first, so that
+        While nothing meets the target, failures count against their session: candidates of others come first, so that
         a budget is not spent on twenty configurations of the one that looks fast and does not last.
         """
         left = list(standings)
@@ -718,9 +724,9 @@ class Search:
                 self._settled.add(standing.candidate)
 
     def _failures(self, standing: Standing) -> int:
-        """How many of its session were measured to the end and failed, where nothing has met the target so far.
+        """Count failures of its session while nothing has met the target.
 
-        What serves today comes before all others then: something to fall back on.
+        Today's configuration comes before all others then, as a fallback.
         """
         if not self._settled or any(has_reached(each, self._target) for each in self._standings.values()):
             return 0
@@ -734,7 +740,7 @@ class Search:
         return self._has_time(share) and self._reference.affords(standing.candidate, self._reading_s)
 
     def _come_closer(self) -> None:
-        """Where nothing met the target yet: settles what was nearest to it, so that it is known how near it comes."""
+        """If nothing met the target, settle the nearest candidates, to report how near they come."""
         for _ in range(_CONFIRMED):
             left = [each for each in self._standings.values() if each.points and each.candidate not in self._settled]
             if self._best() or not left or not self._has_time(1.0):
@@ -744,7 +750,7 @@ class Search:
             self._settle([replace(nearest, lost="")])
 
     def _look_around(self) -> None:
-        """Climbs from neighbor to neighbor, while one of them is better."""
+        """Climb from neighbor to neighbor, while one of them is better."""
         best = self._best()
         while best is not None:
             nearby = [each for each in self._space.neighbors(best.candidate) if each not in self._settled]
@@ -757,7 +763,7 @@ class Search:
             best = found
 
     def _rematch(self) -> None:
-        """Measures near-ties again: what one measurement says of them may be noise alone."""
+        """Measure near-ties again: differences between single measurements may be noise."""
         best = self._best()
         race = self._contest.race(best) if best else None
         if best is None or race is None:
@@ -777,14 +783,14 @@ class Search:
         return [each for each in self._by_score() if each.points]
 
     def _defends(self, standing: Standing) -> bool:
-        """Whether it serves today, and met the target: a bad moment may have made it look worse."""
+        """Return true for today's configuration if it met the target: noise may have made it look worse."""
         return standing.candidate == self._space.today and has_reached(standing, self._target)
 
     def _may_win(self, standing: Standing) -> bool:
         return not standing.lost or standing.candidate in self._settled
 
     def _settle_default(self) -> None:
-        """Finds what the default configuration reaches by itself: what the choice is compared with."""
+        """Settle the default configuration, which the choice is compared with."""
         default = self._standings.get(self._space.default)
         if default is not None and default.points and self._has_time(_SEARCHING):
             settled = self._contest.settle(replace(default, lost=""), -math.inf)
@@ -862,7 +868,7 @@ class Search:
         )
 
     def _budget_notes(self, chosen: Standing | None) -> list[str]:
-        """What the budget did not allow."""
+        """Describe what the budget did not allow."""
         notes, budget = [], self._budget
         if budget.left_s < -0.5:
             notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s{budget.longest}")

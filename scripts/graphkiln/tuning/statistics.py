@@ -1,4 +1,4 @@
-"""What may be concluded from a measurement: bounds on a quantile of latency, intervals of throughput, comparisons.
+"""Statistics of a measurement: bounds on a quantile of latency, intervals of throughput, comparisons.
 
 The bounds on a quantile assume no distribution: the number of requests slower than the quantile is binomial. Requests
 that share a queue are slow together, so that n of them say less than n independent ones; how much less is estimated
@@ -21,12 +21,15 @@ import numpy.typing as npt
 
 from graphkiln.tuning.target import CONFIDENCE, QUANTILE
 
-Seconds = npt.NDArray[np.float64]  # `[requests]`, in the order in which they were due; infinite for those that failed
+# `[requests]`, in the order in which they were due; infinite for those that failed.
+Seconds = npt.NDArray[np.float64]
 
-BLOCKS = 10  # of successive requests, or of time: few, so that each is longer than a queue remembers
-STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `BLOCKS - 1` degrees of freedom
-# What a variance that is estimated from `BLOCKS` blocks is multiplied with for one-sided bounds at 95%: the quantile
-# of Student's t takes the place of the normal distribution's.
+# Number of blocks, of successive requests or of time: few, so that each is longer than a queue's memory.
+BLOCKS = 10
+# Two-sided 95% quantile of Student's t with `BLOCKS - 1` degrees of freedom.
+STUDENT_T = 2.262
+# Factor on a variance that is estimated from `BLOCKS` blocks, for one-sided bounds at 95%: the quantile of
+# Student's t takes the place of the normal distribution's.
 FEW_BLOCKS = (1.833 / 1.645) ** 2
 
 
@@ -54,7 +57,7 @@ class Interval:
         return Interval(self.value * factor, self.lower * factor, self.upper * factor)
 
     def is_above(self, other: Interval) -> bool:
-        """Whether the intervals allow to say that this value is the larger one."""
+        """Return true if this value is significantly larger: the intervals do not overlap."""
         return self.lower > other.upper
 
 
@@ -69,7 +72,7 @@ class Latency:
         p90_s: 90% were no slower.
         p99: With one-sided bounds, each at 95%; the upper one is infinite where the requests are too few.
         p999_s: 99.9% were no slower.
-        inflation: How many requests say as much as one independent request would; 1 where nothing is shared.
+        inflation: Number of requests that carry the information of one independent request; 1 without a shared queue.
         p99_wide_s: An upper bound on p99 however few the requests are, for a tail that is exponential.
         mean_margin_s: Half of the 95% interval of the mean; infinite where the requests are too few for one.
     """
@@ -86,7 +89,7 @@ class Latency:
 
     @classmethod
     def of(cls, latencies: Seconds) -> Latency:
-        """Summarizes what was measured, the order of the requests kept.
+        """Summarize latencies, in the order in which the requests were due.
 
         Raises:
             ValueError: There are none.
@@ -162,7 +165,7 @@ def wide_bound(latencies: Seconds, quantile: float = QUANTILE, confidence: float
 
 
 def tail_factor(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """How far a quantile may lie beyond the slowest of few independent requests: at least 1.
+    """Ratio of a quantile's bound to the slowest of a few independent requests; at least 1.
 
     The slowest of n is a bound on the quantile (1 - confidence)^(1/n). From there to the one that is asked for, the
     tail is taken for exponential, as that of the time in a queue is. How many requests are independent is itself an
@@ -175,7 +178,7 @@ def tail_factor(count: int, quantile: float = QUANTILE, confidence: float = CONF
 
 
 def most_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int | None:
-    """Of `count` independent requests, how many may be slower than a limit that is an upper bound on the quantile.
+    """Number of `count` independent requests that may be slower than an upper bound on the quantile.
 
     The largest k with P(Binomial(count, 1 - quantile) <= k) <= 1 - confidence; None where even 0 is too many.
     """
@@ -188,7 +191,7 @@ def most_slower(count: int, quantile: float = QUANTILE, confidence: float = CONF
 
 
 def fewest_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """Of `count` independent requests, how many must be slower than a limit that is a lower bound on the quantile.
+    """Number of `count` independent requests that must be slower than a lower bound on the quantile.
 
     The least k with P(Binomial(count, 1 - quantile) >= k) <= 1 - confidence.
     """
@@ -200,7 +203,7 @@ def fewest_slower(count: int, quantile: float = QUANTILE, confidence: float = CO
 
 
 def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """How many independent requests give an upper bound on the quantile that so many of them may exceed.
+    """Number of independent requests for an upper bound on the quantile that `slower` of them may exceed.
 
     299 for the slowest of all as a bound on p99 at 95%; the more may be slower, the tighter the bound.
     """
@@ -215,7 +218,7 @@ def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: flo
 
 
 def inflation(latencies: Seconds, quantile: float = QUANTILE) -> float:
-    """How many of these requests say as much about a quantile as one independent request would; at least 1.
+    """Number of these requests that carry the information of one independent request; at least 1.
 
     Few requests are slower than an extreme quantile, and their ratio alone comes out too small (bounds hold in 85 of
     100 runs of a busy queue): those of the slower half and of the slowest tenth count, too.

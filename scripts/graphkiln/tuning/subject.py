@@ -1,4 +1,4 @@
-"""The model that is tuned, as its folder has it: its configuration, what serves it today, and what it can do."""
+"""The model to tune: its configuration, today's deployment, ensembles and an optional int8 graph."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes
 
 
 def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
-    """The subject with an int8 graph of it; with the reason in its place where that does not compute the same.
+    """Return the subject with an int8 graph of it, or with the reason if that does not compute the same.
 
     Args:
         subject: The model.
         calibration: Samples to find ranges with: a folder of images, or an .npz.
-        samples: Others, to judge by; None for made-up ones.
-        folder: Where the graph may lie, for as long as the subject is used.
+        samples: Other samples for the proof; None for made-up ones.
+        folder: Temporary folder for the graph, kept for as long as the subject is used.
 
     Raises:
         InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.
@@ -97,7 +97,7 @@ def _write_labels(contract: Contract, folder: Path) -> Path | None:
 
 
 def _check_tensors(subject: Subject, version: Path) -> None:
-    """The configuration is of both graphs."""
+    """Refuse an int8 graph with other tensors: one config.pbtxt describes both graphs."""
     own, found = subject.signature, read_version_signature(version, "")
     for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
         if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
@@ -106,17 +106,18 @@ def _check_tensors(subject: Subject, version: Path) -> None:
 
 # A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
 
-PREFIX = "graphkiln-tune-"  # begins the names of the temporary folders
+# Begins the names of the temporary folders.
+PREFIX = "graphkiln-tune-"
 
 
 @contextmanager
 def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
-    """A store that lives as long as the context.
+    """Create a temporary store with a changed configuration; it is removed when the context ends.
 
     Args:
         subject: The model; its folder is only read.
         changes: To its configuration.
-        version: Folder of a version that stands in the place of the subject's; None for its own.
+        version: Folder of a version served instead of the subject's; None for the subject's.
 
     Raises:
         RepositoryError: The configuration cannot be changed so.
@@ -144,7 +145,7 @@ def ensembles_of(model: Path) -> dict[str, int]:
     """The ensembles of the same store that a model is a step of, by name, each with its largest batch.
 
     Args:
-        model: The model's folder; its neighbors are read. One whose configuration cannot be read is none.
+        model: The model's folder; its neighbors are read, and those with an unreadable configuration are skipped.
     """
     found = {}
     for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
@@ -159,7 +160,7 @@ def ensembles_of(model: Path) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """A version of a model, and how it is served as it stands.
+    """A version of a model and its current deployment.
 
     Attributes:
         folder: The model's folder; never written to while it is tuned.
@@ -193,7 +194,7 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.folder.name
 
     @property
@@ -203,7 +204,7 @@ class Subject:
 
 
 def read_subject(version: Path, cache: ArtifactCache) -> Subject:
-    """Reads a version as the server would.
+    """Read a version as the server would.
 
     Args:
         version: The version folder.
@@ -232,7 +233,7 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
 
 
 def check_tunable(subject: Subject) -> None:
-    """Refuses what no load of a search can measure, or no key of it may change.
+    """Refuse a model whose configuration the search can neither load nor change.
 
     Raises:
         RepositoryError: The configuration spreads the model over devices, or Triton schedules whole sequences.
@@ -252,10 +253,10 @@ def check_tunable(subject: Subject) -> None:
 
 
 def check_unchanged(subject: Subject) -> None:
-    """Makes sure that a model has the configuration still that it was tuned with.
+    """Check that config.pbtxt is still the one that was tuned.
 
     Raises:
-        RepositoryError: It has another one.
+        RepositoryError: It was changed.
     """
     if _sha256_of_config(subject.folder) != subject.config_sha256:
         raise RepositoryError(
@@ -290,7 +291,7 @@ def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
 
 @contextmanager
 def vanishing_cache() -> Iterator[ArtifactCache]:
-    """An artifact cache that is gone afterwards."""
+    """Temporary artifact cache, removed when the context ends."""
     with OwnedFolder(prefix="graphkiln-cache-") as folder, ArtifactCache(folder.path) as cache:
         yield cache
 
@@ -307,5 +308,5 @@ def _queue_delay(config: ModelConfigProto) -> int:
 
 
 def _mixing(deployment: Deployment) -> str:
-    """Golden samples were proven in batches; of a graph without any, its nodes tell as much as is sure."""
+    """Return why rows mix: golden samples were proven in batches; without any, the graph's nodes decide."""
     return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)

@@ -1,4 +1,4 @@
-"""What a configuration must reach, and what counts among those that reach it."""
+"""Target of a search: the p99 to meet, the rate, the objective, and parsing of their options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from graphkiln.tuning.candidate import (
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.text import did_you_mean
 
-# Rates and shares as people write them, and values of `--fix`.
+# Parsing of rates, shares and values of `--fix`.
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
@@ -33,7 +33,7 @@ _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
 def parse_rate(text: str, option: str) -> float:
-    """Reads `200/s`, `200` or `12000/min` as requests per second.
+    """Read `200/s`, `200` or `12000/min` as requests per second.
 
     Raises:
         InvalidInput: It is no rate, or not above 0.
@@ -42,7 +42,7 @@ def parse_rate(text: str, option: str) -> float:
 
 
 def parse_share(text: str, option: str) -> float:
-    """Reads `0.5%` as 0.005.
+    """Read `0.5%` as 0.005.
 
     Raises:
         InvalidInput: It is no share below 100%.
@@ -54,7 +54,7 @@ def parse_share(text: str, option: str) -> float:
 
 
 def check_price(price: float | None) -> None:
-    """Refuses what is no price.
+    """Check that a price is finite.
 
     Raises:
         InvalidInput: It is not a number, or infinite.
@@ -64,7 +64,7 @@ def check_price(price: float | None) -> None:
 
 
 def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
-    """Reads each `KEY=VALUE` of `--fix`.
+    """Read each `KEY=VALUE` of `--fix`.
 
     Args:
         texts: As written.
@@ -82,7 +82,7 @@ def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
 
 
 def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
-    """Reads `KEY=VALUE` of `--fix`.
+    """Read `KEY=VALUE` of `--fix`.
 
     Args:
         text: As written.
@@ -129,12 +129,14 @@ def _parse(text: str, option: str, units: dict[str, float], expected: str, least
 
 
 QUANTILE = 0.99
-CONFIDENCE = 0.95  # of the bound on the quantile of latency that a target is about
-FEWEST_REQUESTS = 100  # that come in the whole of a search, or else its figures are of single requests
+# Confidence of the bound on the target's quantile of latency.
+CONFIDENCE = 0.95
+# Requests in the whole of a search, below which its figures would rest on single requests.
+FEWEST_REQUESTS = 100
 
 
 class Objective(StrEnum):
-    """What is best among the candidates that meet the target."""
+    """Criterion for the best candidate among those that meet the target."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
@@ -144,13 +146,13 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is searched for.
+    """Target of a search.
 
     Attributes:
         p99_s: Seconds that 99 of 100 requests may take, from when they were due.
         rate: Requests per second that come; None: the highest rate that meets `p99_s` is searched (throughput), or one
             caller at a time is served (the other objectives).
-        objective: What is best.
+        objective: Criterion for the best.
         accuracy_floor: Share of the labelled samples' accuracy that may be lost, such as 0.005; None where the numeric
             policy alone judges.
     """
@@ -161,7 +163,7 @@ class Target:
     accuracy_floor: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what no measurement can answer.
+        """Check ranges, and that the rate and the objective do not contradict each other.
 
         Raises:
             InvalidInput: A number is out of range, or a rate is to be found that is given.
@@ -179,7 +181,7 @@ class Target:
             )
 
     def check_budget(self, budget_s: float) -> None:
-        """Refuses a rate of which too few requests come to say anything of a p99.
+        """Refuse a rate that gives too few requests within the budget to bound a p99.
 
         Args:
             budget_s: Seconds that all measurements together may take.

@@ -1,4 +1,4 @@
-"""What a search asks of whoever measures, and what it gets back."""
+"""Interface between the search and what measures: loads, outcomes, failures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Protocol
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.statistics import Interval, Latency
 
-# Whose fault a failure is: the candidate's, which fails again, or perhaps the machine's, which passes.
+# Failures that the machine may have caused, and that may pass, beside failures of the candidate.
 #
 # A port that another program took, a disk that is full, memory that others hold: what a candidate could not do then
-# says nothing of it. Where that cannot be told from the candidate's own doing, it counts as the machine's:
-# another run of the command tries it again (`recording`).
+# is no property of it. Where the two cannot be told apart, a failure counts as the machine's:
+# another run of the command tries it again (`journal`).
 #
 # Source: Linux kernel documentation, "/proc/vmstat" (`oom_kill`: processes that were killed where memory was short,
 # those of control groups included).
@@ -24,7 +24,7 @@ from graphkiln.tuning.statistics import Interval, Latency
 TRIED_AGAIN = "the same command tries it again"
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-# What the system says, in the words of strerror(3) and of our own server.
+# Messages of such failures, as strerror(3) and our own server spell them.
 _SIGNS = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Too many open files|Read-only file system"
     r"|Resource temporarily unavailable|already in use|port \d+ \(\w+\) is in use|there is not enough memory"
@@ -32,7 +32,7 @@ _SIGNS = re.compile(
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed so far because memory was short; 0 where it does not tell."""
+    """Number of processes that the kernel has killed for lack of memory; 0 if it does not count them."""
     with suppress(OSError):
         if found := _OOM_KILLS.search(_VMSTAT.read_text()):
             return int(found[1])
@@ -40,7 +40,7 @@ def oom_kills() -> int:
 
 
 def excused(found: Failed, kills_before: int) -> Failed:
-    """The same failure, as one that may pass where the machine may be to blame.
+    """Mark a failure as one that may pass, if the machine may have caused it.
 
     Args:
         found: What went wrong.
@@ -53,12 +53,13 @@ def excused(found: Failed, kills_before: int) -> Failed:
 
 
 _KEEPS_UP = 0.97
-WARM_S = 1.0  # of a load that does not count: a server that has just started is slower than it will be
+# Seconds of a load that is not counted: a server that has just started is slower than later.
+WARM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests that come whatever the server does.
+    """Requests that arrive at a rate, independent of responses.
 
     Attributes:
         rate: How many a second, on average.
@@ -87,7 +88,7 @@ class Failed:
 
     Attributes:
         reason: In words, with what is known of the cause.
-        passing: Whether the machine may be to blame (a port, a full disk, memory that others took): another run of the
+        passing: The machine may be to blame (a port, a full disk, memory that others took): another run of the
             command tries again.
     """
 
@@ -101,7 +102,7 @@ class Bare:
 
     Attributes:
         batch_s: Batch size -> seconds of one run, the least of several; size 1 is among them.
-        accuracy: Why the outputs are not those of the saved graph within the policy or the floor; empty where they are.
+        accuracy: Violation of the numeric policy or the floor by the outputs; "" if there is none.
         accuracy_lost: Share of the labelled samples' accuracy that is lost; None without labelled samples.
     """
 
@@ -112,7 +113,7 @@ class Bare:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a candidate did under a load.
+    """Performance of a candidate under a load.
 
     Attributes:
         latency: Of all requests, counted from when they were due; those that failed count as endless.
@@ -124,10 +125,10 @@ class Measured:
         server_cores: CPU seconds of the server, per second; None where unknown.
         memory_bytes: Of all processes of the server; None where unknown.
         energy_j: Joules of the machine while it was measured; None where unknown.
-        placed: What really served, read back from it; empty where unknown.
-        warning: What makes the figures doubtful, such as a load generator that had no core left; empty where nothing.
+        placed: Placement that the server reported; "" if unknown.
+        warning: Reason to doubt the figures, such as a load generator that had no core left; "" if there is none.
         level: Speed of the machine by which latency and throughput were converted (`drift`).
-        answers: How many answers were held to those of the saved graph meanwhile.
+        answers: Number of answers that were compared with those of the saved graph meanwhile.
     """
 
     latency: Latency
@@ -146,7 +147,7 @@ class Measured:
 
     @property
     def keeps_up(self) -> bool:
-        """Whether nearly all requests that were due were answered in time: what is left is no queue that grows."""
+        """Return true if nearly all due requests were answered in time, so that no queue grows."""
         return self.throughput.upper >= _KEEPS_UP * self.due_per_s
 
     @property
@@ -156,15 +157,15 @@ class Measured:
 
     @property
     def requests(self) -> int:
-        """How many were due, or sent by callers."""
+        """Number of requests that were due, or sent by callers."""
         return self.latency.count
 
 
 class Trials(Protocol):
-    """Whoever measures candidates: a real server, or a simulated one."""
+    """Measurements of candidates, on a real server or a simulated one."""
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """Measures a bare session and checks its outputs.
+        """Measure a bare session and check its outputs.
 
         Args:
             session: A candidate restricted to `SESSION_KEYS`.
@@ -172,9 +173,9 @@ class Trials(Protocol):
         ...
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Serves a candidate and measures it.
+        """Serve a candidate and measure it.
 
-        What goes wrong with the candidate is returned, never raised; what goes wrong with the tuner itself is raised.
+        Failures of the candidate are returned, never raised; failures of the tuner itself are raised.
 
         Args:
             candidate: What to serve.
@@ -185,8 +186,8 @@ class Trials(Protocol):
         ...
 
     def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Serves a candidate, and loads it for a moment that does not count.
+        """Serve a candidate, and load it for a moment that is not counted.
 
-        What goes wrong with it is told by the measurement that follows.
+        Failures show in the measurement that follows.
         """
         ...

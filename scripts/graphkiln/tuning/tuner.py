@@ -1,4 +1,4 @@
-"""One run of `graphkiln tune`: the space, the journal, the trials, the search."""
+"""One run of `graphkiln tune`: its temporary folder, its journal, and the search."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from typing import Any, TypeVar
 import psutil
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, Candidate
+from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.model_space import ModelSpace
-from graphkiln.tuning.offered_load import Arriving
+from graphkiln.tuning.measure import Arriving, Loading, is_alive
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.recording import Journal, RecordedTrials
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
-from graphkiln.tuning.served_candidate import Loading, is_alive
+from graphkiln.tuning.space import ModelSpace
 from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
@@ -45,19 +44,20 @@ from graphkiln_backend.system.owned_folder import (
     remove_owned,
 )
 
-# Where a search keeps its temporary files, and the end of what a search that was killed has left.
+# The folder of a search's temporary files, and the removal of what a killed search has left.
 #
 # Whatever a search starts (servers, sessions that are timed, conversions, the load generator) makes its temporary files
 # below one folder, to which TMPDIR leads. That folder is locked as long as the search lives (`owned_folder`): the
-# kernel takes the lock away from a process that dies, so that the next search knows a dead one without a word of its
-# own, across PID namespaces and however often a PID comes again. What still runs with that TMPDIR then is ended: on
+# kernel releases the lock of a process that dies, so that the next search recognizes a dead one,
+# across PID namespaces and however often a PID comes again. What still runs with that TMPDIR then is ended: on
 # machines without `setpriv`, servers do not end by themselves.
 
 _log = logging.getLogger("graphkiln.tuning")
 
 _PREFIX = "graphkiln-search-"
 _VARIABLE = "TMPDIR"
-_END_WITHIN_S = 20.0  # A server that is asked to end has so long; then it is killed
+# A server that is asked to end has so long; then it is killed.
+_END_WITHIN_S = 20.0
 _POLL_S = 0.05
 
 
@@ -76,10 +76,10 @@ def search_folder() -> Iterator[Path]:
 
 
 def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
-    """Ends what searches of this user left running that are dead, and removes their folders.
+    """End processes that dead searches of this user left running, and remove their folders.
 
     Args:
-        parents: Where such folders lie; None for all where they are made.
+        parents: Folders to search; None for all in which search folders are made.
 
     Returns:
         The folders that were removed.
@@ -107,7 +107,7 @@ def _is_dead(folder: Path) -> bool:
 
 
 def _owner(folder: Path) -> int:
-    """For people; 0 where it cannot be read."""
+    """Process number for a message; 0 if it cannot be read."""
     try:
         return int(json.loads((folder / OWNER_FILE).read_text())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -125,7 +125,7 @@ def _clear(folder: Path) -> bool:
 
 
 def _end_processes(folder: Path) -> None:
-    """Asks all that works below a folder to end, and kills what does not."""
+    """Terminate all processes whose TMPDIR is below a folder; kill those that do not end."""
     found = [process for process in psutil.process_iter() if _works_below(process, folder)]
     for process in found:
         _log.warning("ending process %d, which a search left that was killed", process.pid)
@@ -138,7 +138,7 @@ def _end_processes(folder: Path) -> None:
 
 
 def _alive_after(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended in so many seconds; one that nobody waits for has ended all the same."""
+    """Wait, and return the processes that are still alive then; zombies count as ended."""
     end, alive = time.monotonic() + seconds, list(filter(is_alive, processes))
     while alive and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -158,22 +158,25 @@ def _works_below(process: psutil.Process, folder: Path) -> bool:
 
 @contextmanager
 def _temporary_files_in(folder: Path) -> Iterator[None]:
-    known, told = tempfile.tempdir, os.environ.get(_VARIABLE)
+    directory, variable = tempfile.tempdir, os.environ.get(_VARIABLE)
     keep_temporary_files_in(str(folder))
     try:
         yield
     finally:
-        tempfile.tempdir = known
-        if told is None:
+        tempfile.tempdir = directory
+        if variable is None:
             os.environ.pop(_VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = told
+            os.environ[_VARIABLE] = variable
 
 
-_PATIENCE = 20  # A request that takes so many times the target's p99 has failed
-_TIMEOUT_S = (5.0, 60.0)  # the least and the most that a request gets,
-_LEAST_PATIENCE = 2  # but so many times the target in any case
-# What decides how fast a configuration is, beside the machine: another version of it is another search.
+# A request that takes so many times the target's p99 has failed.
+_PATIENCE = 20
+# The least and the most that a request gets,
+_TIMEOUT_S = (5.0, 60.0)
+# but so many times the target in any case.
+_LEAST_PATIENCE = 2
+# Software that affects speed: another version of it is another search.
 _SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 _LONGEST_NAME = 200
 # The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget.
@@ -182,7 +185,7 @@ _DEADLINE_S = (60.0, 180.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What has just been done.
+    """A measurement that has just been made.
 
     Attributes:
         number: Of the measurement, those of earlier runs of the command included.
@@ -205,7 +208,7 @@ _Outcome = TypeVar("_Outcome", bound=Bare | Measured | Failed)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What is to be found out, of which model, and how.
+    """A search: its model, space, target, requests and budget.
 
     Attributes:
         subject: The model.
@@ -227,13 +230,13 @@ class Tuning:
 
     @property
     def journal(self) -> Path:
-        """Where this very search is kept: another model, machine, space or target has another file."""
+        """Journal of this search; another model, machine, space or target has another file."""
         text = json.dumps(self.identity(), sort_keys=True)
         name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # of a file: 255 bytes at most
         return self.kept / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
-        """What a journal must be of to be gone on with, by names that people understand."""
+        """Identity of the search by readable names: a journal with another one is not continued."""
         subject, space = self.subject, self.spanned.space
         axes = {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes}
         return {
@@ -255,16 +258,16 @@ class Tuning:
 
     @property
     def loading(self) -> Loading:
-        """How candidates are loaded."""
+        """Load of the candidates."""
         least, most = _TIMEOUT_S
         timeout_s = max(min(most, max(least, _PATIENCE * self.target.p99_s)), _LEAST_PATIENCE * self.target.p99_s)
         return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:
-        """Searches, or goes on with a search that was interrupted.
+        """Search, or continue an interrupted search.
 
         Args:
-            report: Told of each measurement.
+            report: Called after each measurement.
 
         Raises:
             MeasurementError: The journal cannot be used.
@@ -302,7 +305,7 @@ class Tuning:
 
     @property
     def kept(self) -> Path:
-        """Where journals lie."""
+        """Folder of the journals."""
         return self.folder or user_cache_folder("graphkiln-tune")
 
     def _trace_digest(self) -> str:
@@ -317,22 +320,22 @@ def batch_sizes(spanned: ModelSpace) -> tuple[int, ...]:
 
 
 class _Reported:
-    """Tells of each measurement that is really made."""
+    """Report each measurement that is made, not those read from the journal."""
 
     def __init__(self, trials: Trials, report: Report) -> None:
         self._trials, self._report = trials, report
         self.recorded: RecordedTrials | None = None
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        return self._told(session, None, self._trials.probe(session))
+        return self._reported(session, None, self._trials.probe(session))
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        return self._told(candidate, load, self._trials.measure(candidate, load, seconds, seed))
+        return self._reported(candidate, load, self._trials.measure(candidate, load, seconds, seed))
 
     def warm(self, candidate: Candidate, load: LoadShape) -> None:
         self._trials.warm(candidate, load)
 
-    def _told(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
+    def _reported(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
         count, spent_s = (self.recorded.count, self.recorded.spent_s) if self.recorded else (0, 0.0)
         self._report(Progress(number=count + 1, spent_s=spent_s, candidate=candidate, load=load, outcome=outcome))
         return outcome

@@ -109,7 +109,7 @@ def test_what_is_stopped_says_how_to_go_on(
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch, digits: Path) -> list[Any]:
     """Candidates that were written, were it real."""
-    from graphkiln.tuning import application
+    from graphkiln.tuning import apply as application
 
     found: list[Any] = []
     proven: list[Any] = []
@@ -210,7 +210,7 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_as_it_stands(
     (asked,) = ran
     assert len(asked.spanned.space.candidates) > 4, "what stays as it is rules no candidate out"
     today = asked.spanned.space.today
-    assert today["spin"] is False, "a single thread has nobody to wait for"
+    assert today["spin"] is False, "a single thread has no other to wait for"
     assert (today["engine"], today["threads"], today["instances"], today["max_batch_size"]) == ("onnxruntime", 1, 2, 16)
     assert (today["max_queue_delay_us"], today["preferred_batch_sizes"]) == (500, (4, 8))
     assert asked.questions.origin == "made up"

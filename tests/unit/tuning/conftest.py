@@ -10,7 +10,7 @@ from simulated_server import SimulatedServer, simulated_space, true_rate
 
 from graphkiln.tuning.candidate import ENGINE, PRECISION
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
 from graphkiln.tuning.space import Space

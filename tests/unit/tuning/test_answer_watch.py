@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphkiln.tuning.measure import AnswerWatch, Ask
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.served_candidate import AnswerWatch, Ask
 from graphkiln_backend.graph.errors import Overloaded
 from graphkiln_backend.graph.precision import Precision
 
@@ -46,8 +46,8 @@ class Asked:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for between two questions."""
-    monkeypatch.setattr("graphkiln.tuning.served_candidate._PAUSE_S", 0)
-    monkeypatch.setattr("graphkiln.tuning.served_candidate._SHARE", 1e9)
+    monkeypatch.setattr("graphkiln.tuning.measure._PAUSE_S", 0)
+    monkeypatch.setattr("graphkiln.tuning.measure._SHARE", 1e9)
 
 
 def test_answers_are_held_to_those_of_the_graph() -> None:

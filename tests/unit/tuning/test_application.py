@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.tuning import application
-from graphkiln.tuning.application import Applied, check_writable, prove, write
+from graphkiln.tuning import apply as application
+from graphkiln.tuning.apply import Applied, check_writable, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache

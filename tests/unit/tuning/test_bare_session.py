@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from digits_subject import digits_subject
 
-from graphkiln.tuning import bare_session
-from graphkiln.tuning.bare_session import BareJob, accuracy_lost, probe_session, run_job
+from graphkiln.tuning import local_trials
 from graphkiln.tuning.candidate import Candidate, Value
+from graphkiln.tuning.local_trials import BareJob, accuracy_lost, probe_session, run_job
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed
@@ -68,7 +68,7 @@ def test_a_floor_counts_labelled_samples(subject: Subject, questions: Questions)
     lost = accuracy_lost(labelled, shuffled)
     assert lost == pytest.approx(1 - np.mean([each == best[0] for each in best]))
     assert accuracy_lost(questions, shuffled) is None
-    judged = bare_session._judged(job(subject, labelled, floor=0.1), {1: 1.0}, shuffled)
+    judged = local_trials._judged(job(subject, labelled, floor=0.1), {1: 1.0}, shuffled)
     assert judged.accuracy
     assert judged.accuracy_lost == lost
 
@@ -104,7 +104,7 @@ def replace_process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     def other(_: Any, **options: Any) -> Any:
         return start([sys.executable, "-c", program], **options)
 
-    monkeypatch.setattr(bare_session.subprocess, "Popen", other)
+    monkeypatch.setattr(local_trials.subprocess, "Popen", other)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_what_the_machine_lacks_is_a_reason(
     def fail(*_: Any) -> Any:
         raise error
 
-    monkeypatch.setattr(bare_session, "read_subject", fail)
+    monkeypatch.setattr(local_trials, "read_subject", fail)
     found = run_job(job(subject, questions))
     assert isinstance(found, Failed)
     assert reason in found.reason
@@ -125,10 +125,10 @@ def test_what_the_machine_lacks_is_a_reason(
 def test_it_ends_with_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a tuner that is killed nobody is left who would end a session that hangs."""
     done: list[str] = []
-    monkeypatch.setattr(bare_session, "end_with_parent", lambda: done.append("bound"))
-    monkeypatch.setattr(bare_session.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(bare_session, "hear", lambda _: done.append("heard"))
-    monkeypatch.setattr(bare_session, "run_job", lambda _: None)
-    monkeypatch.setattr(bare_session, "tell", lambda *_: done.append("told"))
-    bare_session.main()
+    monkeypatch.setattr(local_trials, "end_with_parent", lambda: done.append("bound"))
+    monkeypatch.setattr(local_trials.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(local_trials, "hear", lambda _: done.append("heard"))
+    monkeypatch.setattr(local_trials, "run_job", lambda _: None)
+    monkeypatch.setattr(local_trials, "tell", lambda *_: done.append("told"))
+    local_trials.main()
     assert done == ["bound", "heard", "told"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
-from graphkiln.tuning.model_space import bound_of, objection
+from graphkiln.tuning.space import bound_of, objection
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, Failed
 

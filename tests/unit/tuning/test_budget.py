@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from graphkiln.tuning.budget import Budget
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.journal import Budget
 
 ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
 

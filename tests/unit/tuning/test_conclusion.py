@@ -10,8 +10,8 @@ import pytest
 from tuned import measured
 
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, SESSION_KEYS, Candidate
+from graphkiln.tuning.contest import LoadContest, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.rate_contest import LoadContest, RateContest
 from graphkiln.tuning.result import Point, Standing
 from graphkiln.tuning.search import NO_TIME, Conclusion, Probes, bound_notes, has_reached, unmeasured
 from graphkiln.tuning.space import Space
@@ -76,7 +76,7 @@ def test_each_reason_is_what_was_found(space: Space) -> None:
     def reason(standing: Standing, *settled: Standing) -> str:
         return conclude(space, chosen, *settled).row(standing).standing.lost
 
-    assert reason(tie, tie) == "no measurement tells it from the chosen one, which is simpler"
+    assert reason(tie, tie) == "no significant difference from the chosen one, which is simpler"
     assert reason(worse, worse) == "50 requests per second, the chosen one 90 requests per second"
     assert reason(none, none).startswith("did not meet the target at the load of the chosen one")
     assert reason(worse) == "the budget was spent before it was compared with the chosen one"

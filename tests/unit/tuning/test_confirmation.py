@@ -13,7 +13,7 @@ import tuned
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import Point, Standing, knee
 from graphkiln.tuning.search import _missed, confirm, sweep
 from graphkiln.tuning.space import Space

@@ -9,7 +9,7 @@ import pytest
 from digits_subject import changed, digits_subject
 
 from graphkiln.tuning.candidate import Candidate, Value, default_values
-from graphkiln.tuning.model_space import constraints_of
+from graphkiln.tuning.space import constraints_of
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.repository.model_config import InstanceGroup
 
@@ -34,7 +34,7 @@ def objection(subject: Subject, **values: Value) -> str:
         ({"engine": "openvino", "spin": False, "threads": 1, "streams": 2}, "streams > threads"),
         ({"engine": "openvino", "spin": False, "streams": 2, "max_batch_size": 1, "max_queue_delay_us": -1},
          "streams > max_batch_size"),
-        ({"threads": 1}, "a single thread has nobody to wait for"),
+        ({"threads": 1}, "a single thread has no other"),
         ({"threads": 1, "instances": 2}, "several instances that spin"),
         ({"max_queue_delay_us": -1}, "always gets a dynamic batcher"),
         ({"max_batch_size": 1}, "nothing to wait for"),

@@ -11,7 +11,7 @@ import pytest
 from digits_subject import digits_subject
 from tuned import document, finished, measured, tuning
 
-from graphkiln.tuning.document import Costs, document_of, in_words
+from graphkiln.tuning.report import Costs, document_of, in_words
 from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.subject import Subject

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning.served_candidate import EnergyMeter
+from graphkiln.tuning.measure import EnergyMeter
 
 
 @pytest.fixture

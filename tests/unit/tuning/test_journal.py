@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning.recording import Journal
+from graphkiln.tuning.journal import Journal
 from graphkiln_backend.graph.errors import MeasurementError
 
 SUBJECT = {"model": "abc", "machine": {"cores": 2}}

@@ -12,11 +12,11 @@ import pytest
 import tuned
 from simulated_server import SimulatedServer
 
-from graphkiln.tuning import rate_contest as load_contest
+from graphkiln.tuning import contest as load_contest
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE
+from graphkiln.tuning.contest import LoadContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.offered_load import Arriving
-from graphkiln.tuning.rate_contest import LoadContest
+from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.result import Standing
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval

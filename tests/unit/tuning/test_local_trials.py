@@ -14,8 +14,8 @@ from graphkiln.story.server import LocalServer, PortTaken
 from graphkiln.tuning import local_trials
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import LocalTrials, check_placement
+from graphkiln.tuning.measure import Loading, Placed, ServedCandidate
 from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate
 from graphkiln.tuning.trials import Bare, Failed, OpenLoop
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.config import read_config
@@ -151,7 +151,7 @@ class TestPlacement:
         [
             ({"engine": "openvino"}, [SERVES], "openvino was requested, but onnxruntime on cpu in fp32 serves"),
             ({"precision": "bf16"}, [SERVES], "bf16 was requested"),
-            ({"engine": "onnxruntime"}, [], "does not tell"),
+            ({"engine": "onnxruntime"}, [], "does not report"),
             ({"engine": "onnxruntime"}, [SERVES, OTHER], "openvino"),
         ],
     )

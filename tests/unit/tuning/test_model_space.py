@@ -9,7 +9,7 @@ import pytest
 from digits_subject import changed, digits_subject
 
 from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.model_space import Machine, ModelSpace, narrow, span_space
+from graphkiln.tuning.space import Machine, ModelSpace, narrow, span_space
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.engines.base import Support
 from graphkiln_backend.graph.device import Device

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphkiln.tuning.offered_load import Arriving, latencies_of, plan_load, summarize
+from graphkiln.tuning.measure import Arriving, latencies_of, plan_load, summarize
 from graphkiln.tuning.trials import ClosedLoop, OpenLoop
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.load_generator import Recording, _Trace

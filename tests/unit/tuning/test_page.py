@@ -9,7 +9,7 @@ import pytest
 from digits_subject import digits_subject
 from tuned import document
 
-from graphkiln.tuning.page import rate_table, render_page
+from graphkiln.tuning.report import rate_table, render_page
 from graphkiln.tuning.subject import Subject
 
 

@@ -9,7 +9,7 @@ import pytest
 from digits_subject import digits_subject
 from tuned import document
 
-from graphkiln.tuning.page import HEIGHT, WIDTH, curve, scatter
+from graphkiln.tuning.report import HEIGHT, WIDTH, curve, scatter
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from tuned import measured
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.document import line_of
+from graphkiln.tuning.report import line_of
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
 from graphkiln.tuning.tuner import Progress

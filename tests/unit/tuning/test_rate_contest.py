@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from simulated_server import SimulatedServer, true_rate
 
-from graphkiln.tuning import rate_contest
+from graphkiln.tuning import contest as contest_module
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.contest import RESOLUTION, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.rate_contest import RESOLUTION, RateContest
 from graphkiln.tuning.result import Point, Standing
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval, Latency
@@ -139,7 +139,7 @@ def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
     shares: tuple[float, float],
 ) -> None:
     """Without the second question, the negative control, it does."""
-    monkeypatch.setattr(rate_contest, "_IDLE", idle)
+    monkeypatch.setattr(contest_module, "_IDLE", idle)
     server = Stalling(cores=2)
     contest = RateContest(reference_of(server), Target(p99_s=0.025), 2.0, 60.0)
     settled = contest.settle(contest.enter(space.default, math.inf), -math.inf)
@@ -157,5 +157,5 @@ def test_a_p99_that_no_rate_lowers_ends_the_bracket(
     assert settled.score.lower == 0
     asked = [call for call in server.measured if isinstance(call[1], OpenLoop)]
     assert len({call[1] for call in asked}) == 3
-    again = [call for call in asked if call[3] == rate_contest._AGAIN]
-    assert 1 <= len({call[1] for call in again}) <= rate_contest._EXCUSED
+    again = [call for call in asked if call[3] == contest_module._AGAIN]
+    assert 1 <= len({call[1] for call in again}) <= contest_module._EXCUSED

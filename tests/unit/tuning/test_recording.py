@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.tuning.candidate import ENGINE, Candidate
-from graphkiln.tuning.recording import Journal, RecordedTrials
+from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import MeasurementError

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from graphkiln.tuning.recording import load_as_json, outcome_as_json, outcome_from_json
+from graphkiln.tuning.journal import load_as_json, outcome_as_json, outcome_from_json
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, Measured, OpenLoop
 

@@ -10,7 +10,7 @@ import pytest
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US, THREADS, Candidate
-from graphkiln.tuning.rate_contest import LoadContest
+from graphkiln.tuning.contest import LoadContest
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Objective, Target

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln.tuning import served_candidate
+from graphkiln.tuning import measure
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, describe_generator
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.served_candidate import Loading, Placed, ServedCandidate, describe_generator
 from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_client.load_generator import Recording, _Trace
@@ -70,7 +70,7 @@ def record(_target: object, _samples: object, load: Load, at_start: Callable[[],
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> ServedCandidate:
-    monkeypatch.setattr(served_candidate, "Client", FakeClient.open)
+    monkeypatch.setattr(measure, "Client", FakeClient.open)
     watch: Any = FakeWatch()
     return ServedCandidate(
         candidate=CANDIDATE, model="m", client={"url": "grpc://h:1"}, asking={"url": "http://h:2"},

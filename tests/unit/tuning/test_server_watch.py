@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.tuning.served_candidate import CpuTime, Placed, ServerWatch, parse_placement, read_placement
+from graphkiln.tuning.measure import CpuTime, Placed, ServerWatch, parse_placement, read_placement
 from graphkiln_backend.graph.errors import MeasurementError
 
 METRICS = """# HELP graphkiln_instance_info What the instance serves with

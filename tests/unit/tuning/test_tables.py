@@ -11,7 +11,7 @@ from digits_subject import digits_subject
 from rich.console import Console
 from tuned import document
 
-from graphkiln.tuning.document import print_result, print_space
+from graphkiln.tuning.report import print_result, print_space
 from graphkiln.tuning.subject import Subject
 
 

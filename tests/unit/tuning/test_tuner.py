@@ -14,9 +14,9 @@ from tuned import measured, tuning
 
 from graphkiln.tuning import tuner
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.model_space import ModelSpace
-from graphkiln.tuning.offered_load import Arriving
-from graphkiln.tuning.recording import Journal
+from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.measure import Arriving
+from graphkiln.tuning.space import ModelSpace
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured

@@ -1,9 +1,9 @@
-"""What a search found as a document: what `--json` prints, and what the table and the page are made of."""
+"""Reports of a search: the JSON document, from which the table and the HTML page are made."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from graphkiln.reporting.axes import Axis, linear_axis, log_axis
 from graphkiln.reporting.json_text import finite
+from graphkiln.reporting.report import Table as HtmlTable
+from graphkiln.reporting.templates import environment
 from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.questions import undecided
 from graphkiln.tuning.result import Point, Result, Row
@@ -19,7 +22,7 @@ from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.graph.files import MIB
 
-# What a search found, for a terminal of 80 columns.
+# The table, for a terminal of 80 columns.
 
 _COLUMNS = 80
 _ROWS = 6
@@ -30,7 +33,7 @@ Document = Mapping[str, Any]
 
 
 def print_result(document: Document, console: Console | None = None) -> None:
-    """Prints the answer, the best few, why the others lost, and what is doubtful.
+    """Print the answer, the best few, why the others lost, and what is doubtful.
 
     Args:
         document: As `document_of` makes it.
@@ -50,7 +53,7 @@ def print_result(document: Document, console: Console | None = None) -> None:
 
 
 def print_space(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints a space before it is searched.
+    """Print a space before it is searched.
 
     Args:
         document: The part `space` of `document_of`.
@@ -176,11 +179,11 @@ _LONGEST = 100
 
 
 def line_of(progress: Progress, default: Candidate, budget_s: float) -> str:
-    """What was measured, under which load, and what it did.
+    """Describe a measurement in one line.
 
     Args:
-        progress: What has just been done.
-        default: Candidates are told by what distinguishes them from it.
+        progress: The measurement.
+        default: Candidates are described by their difference from it.
         budget_s: Seconds that all measurements may take.
     """
     words = in_words(progress.candidate, default)
@@ -210,10 +213,10 @@ def _shortened(reason: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What a configuration costs.
+    """Costs of a configuration.
 
     Attributes:
-        price_per_hour: Of the machine, in any currency; None where nobody says.
+        price_per_hour: Price of the machine, in any currency; None if not given.
     """
 
     price_per_hour: float | None = None
@@ -348,7 +351,7 @@ class _Describing:
 
 
 def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
-    """Reason -> how many candidates of the space it kept from being measured."""
+    """Count the space's unmeasured candidates by reason."""
     legal = set(tuning.spanned.space.candidates)
     return dict(Counter(each.reason for each in result.exclusions if each.candidate in legal).most_common())
 
@@ -362,3 +365,131 @@ def _warnings(result: Result) -> list[str]:
 
 def _doubts(tuning: Tuning) -> list[str]:
     return list(filter(None, [undecided(tuning.questions, tuning.target.accuracy_floor)]))
+
+
+# The self-contained HTML page.
+
+# Scatters and curves as coordinates for SVG, in the units of a picture of fixed size.
+
+# Small, so that letters are legible where a phone shows it in 335 pixels.
+WIDTH, HEIGHT = 440, 264
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
+
+
+def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """p99 against throughput of the best point of each candidate; None where nothing was measured.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    rows = [row for row in document["rows"] if _is_shown(row["best"])]
+    if not rows:
+        return None
+    target = document["target"]["p99_ms"]
+    across = linear_axis([row["best"]["throughput"] for row in rows], _LEFT, WIDTH - _RIGHT)
+    up = log_axis([*(row["best"]["p99_ms"] for row in rows), target], HEIGHT - _BOTTOM, _TOP)
+    chosen = document["chosen"]["id"] if document["chosen"] else None
+    marks = [
+        {
+            "x": across.place(row["best"]["throughput"]),
+            "y": up.place(row["best"]["p99_ms"]),
+            "kind": _kind(row["id"], chosen, document["front"]),
+            "title": f"{row['changes']}: {row['score']}",
+        }
+        for row in rows
+    ]
+    # what matters is drawn last, on top
+    marks.sort(key=lambda mark: ("other", "front", "chosen").index(str(mark["kind"])))
+    return _picture(across, up, target, marks=marks)
+
+
+def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
+    """p99 against the rate of what was chosen, with its bounds and the knee; None for fewer than two points.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    points = curve_points(document)
+    if len(points) < 2:
+        return None
+    target, knee = document["target"]["p99_ms"], document["knee"]
+    across = linear_axis([point["rate"] for point in points], _LEFT, WIDTH - _RIGHT)
+    values = [value for point in points for value in (point["p99_ms"], point["p50_ms"], *_bounds(point))]
+    up = log_axis([*values, target], HEIGHT - _BOTTOM, _TOP)
+    marks = [
+        {
+            "x": across.place(point["rate"]),
+            "y": up.place(point["p99_ms"]),
+            "median": up.place(point["p50_ms"]),
+            "low": up.place(_bounds(point)[0]),
+            "high": up.place(_bounds(point)[1]),
+            "title": f"{point['rate']:.4g} requests per second: p99 {point['p99_ms']:.3g} ms",
+        }
+        for point in points
+    ]
+    picture = _picture(across, up, target, marks=marks)
+    picture["line"] = " ".join(f"{mark['x']},{mark['y']}" for mark in marks)
+    picture["medians"] = " ".join(f"{mark['x']},{mark['median']}" for mark in marks)
+    picture["knee"] = None if knee is None else across.place(knee)
+    return picture
+
+
+def curve_points(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The measurements of the curve.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    return [point for point in document["curve"] if _is_shown(point) and point["rate"]]
+
+
+def _picture(across: Axis, up: Axis, target: float, **more: Any) -> dict[str, Any]:
+    return {
+        "width": WIDTH, "height": HEIGHT, "left": _LEFT, "right": WIDTH - _RIGHT, "top": _TOP,
+        "bottom": HEIGHT - _BOTTOM, "xticks": across.ticks, "yticks": up.ticks, "target": up.place(target), **more,
+    }  # fmt: skip
+
+
+def _kind(identity: str, chosen: str | None, front: Sequence[str]) -> str:
+    return "chosen" if identity == chosen else "front" if identity in front else "other"
+
+
+def _is_shown(point: Mapping[str, Any] | None) -> bool:
+    return point is not None and bool(point["p99_ms"]) and bool(point["p50_ms"])
+
+
+def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
+    """Bounds of p99, or p99 itself where there are none."""
+    low, high = point["p99_range_ms"]
+    return low or point["p99_ms"], high or point["p99_ms"]
+
+
+def render_page(document: Mapping[str, Any]) -> str:
+    """Renders a document.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    templates = environment(__package__ or "")
+    templates.filters["number"] = _figure
+    templates.filters["word"] = format_value
+    template = templates.get_template("page.html.j2")
+    return template.render(**document, scatter=scatter(document), plot=curve(document), rates=rate_table(document))
+
+
+def rate_table(document: Mapping[str, Any]) -> HtmlTable:
+    """The figures of the curve: a row for each rate.
+
+    Args:
+        document: As `document_of` makes it.
+    """
+    columns = ("requests per s", "responses per s", "p50 ms", "p99 ms", "p99 at least", "at most, at 95%")
+    rows = [
+        [_figure(value) for value in (p["rate"], p["throughput"], p["p50_ms"], p["p99_ms"], *p["p99_range_ms"])]
+        for p in curve_points(document)
+    ]
+    return HtmlTable(columns=columns, rows=rows, texts=0)
+
+
+def _figure(value: float | None, digits: int = 4) -> str:
+    return "\N{EN DASH}" if value is None else f"{value:.{digits}g}"

@@ -1,4 +1,4 @@
-"""A candidate on a server: loaded, watched, and judged."""
+"""Measurement of a candidate on a server: its load, the server's processes, energy, and checks of answers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,122 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
-from graphkiln.tuning.offered_load import Arriving, plan_load, summarize
 from graphkiln.tuning.questions import Arrays, Questions
+from graphkiln.tuning.statistics import Interval, Latency, throughput
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
-from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, MeasurementError
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
-from graphkiln_client.load_generator import Recording
+from graphkiln_client.arrivals import Moments, bursts, poisson, read_trace
+from graphkiln_client.load_generator import MAX_CALLERS, Recording
 from graphkiln_client.load_job import Load, Target
 from graphkiln_client.load_processes import record_load
 
-# What a server of ours does to this machine while it is loaded: memory, CPU time, and whether its processes live.
+# The load of a trial: arrival times of requests, and the summary of a recording.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arriving:
+    """Arrival process of requests: Poisson, unless one of `burst` and `trace` is given.
+
+    Attributes:
+        burst: So many at a time.
+        trace: Recorded arrival times, `[requests]` seconds; they are stretched to the rate of a trial.
+    """
+
+    burst: int = 1
+    trace: Moments | None = None
+
+    @classmethod
+    def of(cls, burst: int | None, trace: Path | None) -> Arriving:
+        """Create from the options of the command line.
+
+        Raises:
+            InvalidInput: Both are given, or the file cannot be read, or holds a single moment.
+        """
+        if burst and trace:
+            raise InvalidInput("--burst and --trace both say when requests come", hint="give one of them")
+        moments = read_trace(trace) if trace else None
+        if moments is not None and not moments[-1]:
+            raise InvalidInput(f"--trace {trace}: all requests come at once", hint="a trace needs two moments or more")
+        return cls(burst=burst or 1, trace=moments)
+
+    def moments(self, rate: float, seconds: float, seed: int) -> Moments:
+        """Arrival times at a rate.
+
+        Args:
+            rate: Requests per second.
+            seconds: How long they come.
+            seed: Of random arrivals; of a trace, where in it they begin.
+        """
+        if self.trace is not None:
+            return _stretched(self.trace, rate, seconds, seed)
+        return bursts(rate, seconds, self.burst, seed) if self.burst > 1 else poisson(rate, seconds, seed)
+
+    def __str__(self) -> str:
+        if self.trace is not None:
+            return "as recorded, stretched to the rate"
+        return f"bursts of {self.burst} at random moments" if self.burst > 1 else "Poisson arrivals"
+
+
+def plan_load(shape: LoadShape, arriving: Arriving, *, seconds: float, warmup_s: float, seed: int) -> Load:
+    """Plan the work of the load generator.
+
+    Args:
+        shape: A rate, or a number of callers.
+        arriving: How the requests of a rate come.
+        seconds: How long to measure.
+        warmup_s: How long requests are sent before that.
+        seed: Of the arrivals.
+    """
+    if isinstance(shape, ClosedLoop):
+        return Load(callers=shape.callers, seconds=seconds, warmup_s=warmup_s)
+    moments = arriving.moments(shape.rate, warmup_s + seconds, seed)
+    return Load(callers=MAX_CALLERS, seconds=seconds, warmup_s=warmup_s, arrivals=moments)
+
+
+def latencies_of(recording: Recording, *, is_open: bool) -> npt.NDArray[np.float64]:
+    """`[requests]` seconds in the order in which they were due; infinite for those that failed or were never sent.
+
+    Args:
+        recording: What the load generator recorded.
+        is_open: Count requests by when they were due, not by when they were answered.
+    """
+    due, done = recording.responses.T
+    counted = due if is_open else done
+    inside = (counted >= recording.begin) & (counted < recording.end)
+    failed = [moment for moment, _ in recording.errors(is_open=is_open)]
+    lost = [*failed, *(moment for moment in recording.unsent if recording.begin <= moment < recording.end)]
+    moments = np.concatenate([counted[inside], lost])
+    latencies = np.concatenate([(done - due)[inside], np.full(len(lost), np.inf)])
+    ordered: npt.NDArray[np.float64] = latencies[np.argsort(moments, kind="stable")]
+    return ordered
+
+
+def summarize(recording: Recording, *, is_open: bool) -> tuple[Latency, Interval]:
+    """Latencies and responses per second of a recording; one without any due request counts as one endless latency."""
+    latencies = latencies_of(recording, is_open=is_open)
+    latency = Latency.of(latencies if latencies.size else np.array([np.inf]))
+    return latency, throughput(recording.responses[:, 1], recording.begin, recording.end)
+
+
+def _stretched(trace: Moments, rate: float, seconds: float, seed: int) -> Moments:
+    """The trace over and over, from another of its gaps with each seed, its mean rate made `rate`."""
+    gaps = np.diff(trace)
+    gaps = np.roll(gaps, -(seed * 7919) % len(gaps)) / gaps.mean() / rate
+    repeats = int(np.ceil(seconds * rate / len(gaps))) + 1
+    moments = np.cumsum(np.tile(gaps, repeats))
+    before: Moments = moments[moments < seconds]
+    return before
+
+
+# Memory, CPU time and liveness of the processes of a loaded server.
 
 # Names, or parts of the first word, of the processes without which requests fail.
 _SERVING = ("tritonserver", "triton_python_backend_stub")
@@ -35,7 +136,7 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """What really serves, read back from an instance.
+    """Placement that an instance reports.
 
     Attributes:
         engine: That runs the graph.
@@ -63,7 +164,7 @@ class ServerWatch:
         self._serving = _serving(self._family())
 
     def memory_bytes(self) -> int | None:
-        """PSS of all processes together: what they share counts once; None where the kernel does not tell."""
+        """PSS of all processes together (shared memory counts once); None where the kernel does not report it."""
         try:
             return sum(process.memory_full_info().pss for process in self._family())
         except (psutil.Error, AttributeError):
@@ -74,7 +175,7 @@ class ServerWatch:
         return sum(_cpu_s(process) for process in self._family())
 
     def death(self) -> str:
-        """Which process that served has ended since; empty where all live."""
+        """Describe a serving process that has ended since; "" if all live."""
         if not is_alive(self._supervisor):
             return "the server ended"
         alive = {process.pid for process in self._family() if is_alive(process)}
@@ -101,10 +202,10 @@ class CpuTime:
 
 
 def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
-    """What each instance of a model serves with.
+    """Read the placement of each instance of a model.
 
     Raises:
-        MeasurementError: The server does not tell.
+        MeasurementError: The server's metrics cannot be read.
     """
     try:
         text = fetch_metrics(metrics_url)
@@ -114,7 +215,7 @@ def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
 
 
 def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
-    """What the instances of a model say of themselves in the text of a metrics page."""
+    """Parse the placement of a model's instances from the text of a metrics page."""
     rows = [dict(_LABEL.findall(labels)) for labels in _INFO.findall(metrics)]
     return tuple(_placed(row) for row in rows if row.get("model") == model)
 
@@ -136,7 +237,7 @@ def _serving(family: Sequence[psutil.Process]) -> dict[int, str]:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """A process that ended and that nobody asked about is still listed."""
+    """Return false for zombies, too: an ended process is listed until its parent waits for it."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -151,7 +252,7 @@ def _cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-# What the machine's own counters say of energy: RAPL for processors, NVML for GPUs; silent where neither can be read.
+# Energy by the machine's counters: RAPL for processors, NVML for GPUs; unknown where neither can be read.
 #
 # The counters of GPUs are not yet run on one: built from the documentation and tested without one.
 #
@@ -159,9 +260,11 @@ def _cpu_s(process: psutil.Process) -> float:
 # `nvmlDeviceGetTotalEnergyConsumption`.
 
 _POWERCAP = Path("/sys/class/powercap")
-_PACKAGE = re.compile(r"intel-rapl:\d+")  # whole processors: their parts (`intel-rapl:0:1`) are in them already
+# Whole processors: their parts (`intel-rapl:0:1`) are in them already.
+_PACKAGE = re.compile(r"intel-rapl:\d+")
 
-Joules = Callable[[], Mapping[str, float]]  # counter -> joules since some moment
+# Counter -> joules since some moment.
+Joules = Callable[[], Mapping[str, float]]
 
 
 class EnergyMeter:
@@ -178,11 +281,11 @@ class EnergyMeter:
         self._before: Mapping[str, float] = {}
 
     def begin(self) -> None:
-        """The first moment."""
+        """Take the first reading."""
         self._before = self._read()
 
     def joules(self) -> float | None:
-        """Since then; None where nothing could be read at both moments."""
+        """Joules since `begin`; None where no counter could be read twice."""
         now = self._read()
         shared = [name for name in self._before if name in now]
         return sum(self._since(name, now[name]) for name in shared) if shared else None
@@ -205,7 +308,7 @@ def _packages(powercap: Path) -> dict[str, Path]:
 
 
 def _number(path: Path) -> float | None:
-    """None where only the system's administrator may read it."""
+    """Return None if only root may read it."""
     try:
         return float(path.read_text())
     except (OSError, ValueError):
@@ -239,21 +342,25 @@ def _nvml() -> Any:
     return pynvml
 
 
-# Asks a server while it is loaded, and holds every answer to those of the saved graph.
+# Checks of a loaded server's answers against those of the saved graph.
 #
-# A proof at load says what an idle session computes. Under load the same rows come in batches with others, in several
+# The proof at load checks an idle session. Under load the same rows come in batches with others, in several
 # instances, beside other runs. What goes wrong there may be right again a moment later, so that each answer is judged,
 # in blocks of as many as a self-test has samples: the policy's limits are those of several samples together.
 
-_PAUSE_S = 0.2  # between two questions: five a second disturb nothing that is measured
-_SHARE = 0.02  # most of the offered requests that questions may be beside, and of a core that judging may take
-_BLOCK = 8  # answers that are judged together
+# Between two questions: five a second disturb nothing that is measured.
+_PAUSE_S = 0.2
+# Most of the offered requests that questions may be beside, and of a core that judging may take.
+_SHARE = 0.02
+# Answers that are judged together.
+_BLOCK = 8
 
-Ask = Callable[[Arrays], Arrays]  # sends one request; raises the `ClientError` family only
+# Sends one request; raises the `ClientError` family only.
+Ask = Callable[[Arrays], Arrays]
 
 
 class AnswerWatch(AbstractContextManager["AnswerWatch"]):
-    """Asks from a thread of its own, as long as the context lasts or until an answer is wrong; at least one question.
+    """Ask from a background thread until the context ends or an answer is wrong; at least one question.
 
     Args:
         ask: Sends a request.
@@ -293,10 +400,10 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         self._thread.join()
 
     def objection(self) -> str:
-        """Why an answer is not that of the saved graph; empty where all are. Called after the context.
+        """Return the violation by an answer, or "". Call it after the context.
 
         Raises:
-            BaseException: Whatever went wrong with asking itself.
+            BaseException: Asking itself failed.
         """
         if self._failure:
             raise self._failure
@@ -322,7 +429,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         self._next += 1
         try:
             answer = self._questions.answer(number, self._ask(self._questions.request(number)))
-        except ClientError as error:  # a server that is overloaded says so, which the load counts
+        except ClientError as error:  # an overloaded server refuses, which the load counts
             self._refusal = str(error)
             return
         if number in self._block:  # others in between were not answered
@@ -332,7 +439,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
             self._judge(self._block)
 
     def _judge(self, found: dict[int, Arrays]) -> None:
-        """Holds answers to the policy; those that were not judged before make the next block's company."""
+        """Compare a block of answers with the policy, and keep it to complete a short last block."""
         self.judged += len(self._block)
         if not self._objection:
             self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)
@@ -340,21 +447,22 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
 
 
 _WARMUP_S = 0.5
-_BUSY_GENERATOR = 0.5  # share of the cores from which on the load generator itself shapes what is measured
+# Share of the cores from which on the load generator itself shapes what is measured.
+_BUSY_GENERATOR = 0.5
 
 Record = Callable[[Target, Sequence[Mapping[str, Any]], Load, Callable[[], None]], Recording]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
-    """How trials are loaded; the same for all candidates.
+    """Load of trials, the same for all candidates.
 
     Attributes:
         questions: What requests hold, and the right answers.
         arriving: How the requests of a rate come.
         timeout_s: How long a request may take before it counts as failed.
         rows: Of each request.
-        record: Sends the load; the client's load generator unless a test says otherwise.
+        record: Sends the load; tests replace the client's load generator.
     """
 
     questions: Questions
@@ -366,7 +474,7 @@ class Loading:
 
 @dataclass(slots=True)
 class ServedCandidate:
-    """A candidate that a server serves.
+    """A candidate on a running server.
 
     Attributes:
         candidate: Its values.
@@ -375,7 +483,7 @@ class ServedCandidate:
         client: Arguments of the client whose connection is loaded.
         asking: The same of the one that checks answers.
         loading: How it is loaded.
-        placed: What really serves; None where that cannot be read back.
+        placed: Reported placement; None where it cannot be read.
         watch: The server's processes; None where they are on another machine.
     """
 
@@ -448,7 +556,7 @@ def _objection(answers: AnswerWatch) -> str:
 
 
 def describe_generator(cores: float, usable: int) -> str:
-    """A warning where the load generator takes so much of the machine that the server must do without.
+    """Warn if the load generator takes so much of the machine that it slows the server down.
 
     Args:
         cores: CPU seconds of the load generator, per second.
@@ -460,7 +568,7 @@ def describe_generator(cores: float, usable: int) -> str:
 
 @dataclass(slots=True)
 class _Meters:
-    """What is read at both ends of a measurement: while the load lasts, not when all of it has been put away."""
+    """Readings at both ends of a measurement, taken while the load lasts."""
 
     watch: ServerWatch | None
     seconds: float
@@ -480,7 +588,7 @@ class _Meters:
         self._timer.start()
 
     def end(self) -> None:
-        """Now, where the load ended before its time."""
+        """Take the second reading now, if the load ended early."""
         if self._timer:
             self._timer.cancel()
             self._timer.join()

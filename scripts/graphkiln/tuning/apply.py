@@ -1,4 +1,4 @@
-"""`--apply`: the chosen configuration becomes the model's own, proven once more, with a way back."""
+"""`--apply`: prove the chosen configuration once more and write it to the model, with a way back."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphkiln.tuning.bare_session import BareJob, probe_session
 from graphkiln.tuning.candidate import Candidate, changes_of, version_of
+from graphkiln.tuning.local_trials import BareJob, probe_session
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, stage, vanishing_cache
 from graphkiln.tuning.trials import Failed
@@ -28,7 +28,7 @@ _BACKUP = f"{CONFIG_FILE}.untuned"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """What was written.
+    """Files that were written.
 
     Attributes:
         config: The model's config.pbtxt.
@@ -55,12 +55,12 @@ class Applied:
 
     @property
     def load_command(self) -> str:
-        """What has a server in explicit mode serve the file as it is."""
+        """Command that makes a server in explicit mode load the file."""
         return shlex.join(["graphkiln", "load", self.config.parent.name])
 
 
 def check_writable(subject: Subject) -> None:
-    """Refuses what could not be written, before anything is measured.
+    """Check before any measurement that the model's folder can be written.
 
     Raises:
         RepositoryError: The model's folder cannot be written.
@@ -73,7 +73,7 @@ def check_writable(subject: Subject) -> None:
 
 
 def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
-    """Builds and proves what would be served, in the way that the server does it: nothing is written.
+    """Build and prove what would be served, as the server does; nothing is written.
 
     Args:
         candidate: What is to be written.
@@ -95,7 +95,7 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
 
 
 def write(candidate: Candidate, subject: Subject) -> Applied:
-    """Writes a candidate that was proven into the configuration of its model, in one step.
+    """Write a proven candidate to the configuration of its model, atomically.
 
     Args:
         candidate: What to write.
@@ -123,7 +123,7 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
         ) from error
     notes = [
         *_notes(candidate, subject, int(version.name) if version else subject.version),
-        *([f"{CONFIG_FILE} was a link, and is a file of its own now; the way back makes it a link again"] * link),
+        *([f"{CONFIG_FILE} was a link, and is a regular file now; the way back makes it a link again"] * link),
         *(
             [f"{CONFIG_FILE} was written anew: the comments in it are in the copy, {backup.name}"]
             if comments and backup
@@ -134,9 +134,9 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
 
 
 def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:
-    """Makes sure that another version, which is served with the same file, can be loaded with it.
+    """Check that another version, served with the same file, loads with it.
 
-    One that cannot be loaded as it is, either, is none of our business.
+    A version that does not load today, either, is ignored.
     """
     if (reason := _refusal(version, changes, subject)) and not _refusal(version, ConfigChanges(), subject):
         raise VerificationError(
@@ -148,7 +148,7 @@ def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> No
 
 
 def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
-    """Why a version is not served with changes; empty where it is."""
+    """Return why a version does not load with changes; "" if it does."""
     try:
         with stage(replace(subject, version=version), changes) as store, vanishing_cache() as cache:
             staged = read_subject(store / subject.name / str(version), cache)
@@ -168,7 +168,7 @@ def _beside(candidate: Candidate, subject: Subject) -> list[int]:
 
 
 def _add_version(version: Path | None, model: Path) -> Path | None:
-    """Copies a version under the next number; a server sees all of it or nothing."""
+    """Copy a version under the next number, atomically."""
     if version is None:
         return None
     number = max(version_folders(model.iterdir())) + 1
@@ -181,7 +181,7 @@ def _add_version(version: Path | None, model: Path) -> Path | None:
 
 
 def _back_up(path: Path) -> Path | None:
-    """What was there before, beside it, that of an earlier one never written over; a link stays one."""
+    """Copy the file beside itself, without overwriting an earlier copy; a link stays a link."""
     if not path.is_symlink() and not path.exists():
         return None
     names = (path.with_name(_BACKUP + (f".{number}" if number else "")) for number in range(1 << 16))
@@ -199,7 +199,7 @@ def _back_up(path: Path) -> Path | None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whoever reads it sees the old or the new one."""
+    """Replace a file atomically."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with new.open("w", encoding="utf-8") as file:
@@ -214,7 +214,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _give_rights_of(path: Path, other: Path) -> None:
-    """A server of another user reads both; only root can give a file away."""
+    """Copy owner and mode, for a server of another user; only root can change the owner."""
     status = path.stat()
     with suppress(OSError):
         shutil.chown(other, status.st_uid, status.st_gid)
@@ -241,5 +241,5 @@ def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
 
 
 def _is_drop_in(config: ModelConfigProto) -> bool:
-    """Whether a configuration names Triton's C++ backend of ONNX graphs, for which ours stands in."""
+    """Return true if a configuration names Triton's C++ backend for ONNX graphs, which ours can replace."""
     return config.backend == DROP_IN_BACKEND or (not config.backend and config.platform == DROP_IN_PLATFORM)

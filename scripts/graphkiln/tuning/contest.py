@@ -1,9 +1,9 @@
-"""The contest for the highest rate that meets a p99: a bracket of rates for each candidate, halved step by step.
+"""Contests of candidates by one objective, and the bracket of rates that meet a p99.
 
 Under a rate that nothing slows down (open loop) more requests make longer queues, so that rates that meet the target
 lie below those that do not. All candidates get the same arrivals, which are most of what is random about a p99: what
 differs is theirs. Rates are therefore compared by the estimate of p99; its bound decides about the one that is promised
-(`confirmation`).
+(`search.confirm`).
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, Ope
 _MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
 # Shares by which p99 of the same differs from one start of a server to the next, however exact each one is.
 _ALIKE = {Objective.LATENCY: 0.1}
-_NEAR = 1.25  # times as much as the best needs what may be as good in another hour
-# Of the logarithm of what counts, however alike a few rounds are: two starts of a server differ by as much.
-_LEAST_SPREAD_OF_LOAD_CONTEST = 0.05
-# One-sided 95% quantile of Student's t by the number of rounds: what serves today leaves for what is surely better.
+# Cost of a candidate that may be as good in another hour, as a multiple of the best one's.
+_NEAR = 1.25
+# Least standard deviation of the cost's logarithm that is assumed: two starts of a server differ by as much.
+_LEAST_LOAD_SPREAD = 0.05
+# One-sided 95% quantile of Student's t by the number of rounds.
 _STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
-# What measurements of the same differ in; memory is what it is.
+# Objectives whose measurements vary; memory does not.
 _RACED = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
 _UNKNOWN = {Objective.MEMORY: "memory", Objective.COST: "CPU time"}
-_DOUBLINGS = 4  # requests of a first look
+# Requests of a first look.
+_DOUBLINGS = 4
 # So many times as long, or as long as a bound takes, is measured again what the machine may have disturbed.
 _LONGER = 4
 
@@ -99,7 +101,7 @@ class LoadContest:
             reached=lambda each: each.score,
             sure=lambda rounds: _STUDENT_T[min(rounds, max(_STUDENT_T))],
             fewest=min(_STUDENT_T),
-            spread=_LEAST_SPREAD_OF_LOAD_CONTEST,
+            spread=_LEAST_LOAD_SPREAD,
             defends=True,
         )
 
@@ -134,7 +136,7 @@ class LoadContest:
         return self._measured_once(replace(asked, lost=""), again_s)
 
     def _is_strange(self, measured: Measured) -> bool:
-        """Whether the target was surely missed, while most requests were quick and none are left over."""
+        """Return true if the target was significantly missed though most requests were quick and no queue grew."""
         is_quick = measured.latency.p50_s <= self._target.p99_s / 2
         return is_quick and measured.keeps_up and measured.latency.p99.lower > self._target.p99_s
 
@@ -152,7 +154,7 @@ class LoadContest:
         return replace(standing, score=score if meets else Interval(score.value, -math.inf, score.upper))
 
     def _judge_widely(self, standing: Standing) -> Standing:
-        """By the wide bound where the other says nothing after all: the speed of the machine changes."""
+        """Judge by the wide bound if the distribution-free one stays undecided."""
         if standing.lost or not standing.points or math.isfinite(standing.score.lower):
             return standing
         latency, score = standing.points[-1].measured.latency, standing.score
@@ -163,7 +165,7 @@ class LoadContest:
         return replace(standing, score=self._score(standing.points[-1].measured))
 
     def _missed(self, measured: Measured) -> str:
-        """Why the target is surely missed; empty where it may be met."""
+        """Return why the target is significantly missed; "" if it may be met."""
         p99 = measured.latency.p99
         if self._target.rate and not measured.keeps_up:
             return f"answers {measured.throughput.value:.3g} of {measured.due_per_s:.3g} requests per second"
@@ -186,7 +188,7 @@ class LoadContest:
         return max(self._shortest_s, requests_needed(5) / (self._target.rate or max(reached, 1e-3)))
 
     def _is_settled(self, standing: Standing, seconds: float) -> bool:
-        """Whether it was measured that long and meets the target."""
+        """Return true if it was measured that long and meets the target."""
         last = standing.points[-1].measured
         return math.isfinite(standing.score.lower) and last.seconds >= seconds * 0.99
 
@@ -198,27 +200,36 @@ def _negated(value: float | None, noise: float) -> Interval:
     return Interval(-value, -value * (1 + noise), -value * (1 - noise))
 
 
-RESOLUTION = 1.03  # ratio of two rates that are told apart no further
-_FIRST, _NEXT = 0.8, 0.5  # share of the capacity that is tried first, and of each rate that failed what is tried next
-_SLOWEST = 1 / 40  # share of the capacity below which no rate is tried
+# Ratio of two rates that ends the bisection.
+RESOLUTION = 1.03
+# Share of the capacity that is tried first, and of each rate that failed what is tried next.
+_FIRST, _NEXT = 0.8, 0.5
+# Share of the capacity below which no rate is tried.
+_SLOWEST = 1 / 40
 _STEPS = 10
-_SLOWER = 10  # requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck
-_FEWEST = 60  # requests of a short look
+# Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck.
+_SLOWER = 10
+# Requests of a short look.
+_FEWEST = 60
 # A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed.
 _IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
-NEAR = 0.93  # share of the best rate from which on a candidate may be as good
-_SURE = 1.5  # standard errors between two that are told apart: a wrong choice among near-ties costs little
-# Of near-ties that are measured again at least, and of the logarithm of their p99 however alike two rounds are.
+# Share of the best rate from which on a candidate may be as good.
+NEAR = 0.93
+# Standard errors of a significant difference: a wrong choice among near-ties costs little.
+_SURE = 1.5
+# Least number of rounds of a race, and least standard deviation of the logarithm of p99 that is assumed.
 _ROUNDS, _LEAST_SPREAD = 2, 0.02
-_EXCUSED = 2  # rates at which what one candidate fails may be a stall of the machine: more are its own doing
+# Rates at which what one candidate fails may be a stall of the machine: more are its own doing.
+_EXCUSED = 2
 # Rates after which a p99 that only falls to this share of the one before does not come down to the target.
 _FLAT, _NO_LOWER = 3, 0.8
-_MARGIN = 1.05  # how much more an open loop may reach than a closed one: batches that are fuller
+# Ratio of an open loop's rate to a closed one's, at most: its batches are fuller.
+_MARGIN = 1.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bracket:
-    """What the points of a candidate say of its rates.
+    """Bounds on the rates of a candidate, from its points.
 
     Attributes:
         passed: Highest at which p99 is within the target, by its estimate; 0 where none is.
@@ -234,14 +245,14 @@ class Bracket:
 
     @property
     def next_rate(self) -> float:
-        """What to try next."""
+        """Rate to try next."""
         if self.passed:
             return math.sqrt(self.passed * self.failed)
         return self.failed * (_FIRST if self.failed == self.capacity else _NEXT)
 
     @property
     def is_narrow(self) -> bool:
-        """Whether there is nothing left between what passed and what failed."""
+        """Return true if passed and failed rates are within `RESOLUTION`."""
         return self.failed <= self.passed * RESOLUTION
 
 
@@ -314,7 +325,7 @@ class RateContest:
         return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
 
     def bracket(self, standing: Standing) -> Bracket:
-        """What the points say; of two that contradict each other the later one counts."""
+        """Bracket from a candidate's points; of two contradictory ones the later counts."""
         passes: list[float] = []
         fails: dict[float, bool] = {}
         for point in standing.points:
@@ -345,7 +356,7 @@ class RateContest:
         return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
 
     def _ask(self, standing: Standing, rate: float, seconds: float) -> Standing:
-        """Whether a rate meets the target; asked once more where it is no rate to fail at.
+        """Measure a rate; once more if it failed where no queue can be the cause.
 
         Far below what callers get there is no queue that takes long. What fails there may be a stall of the
         machine: taken for an answer, it would cut off all rates above.
@@ -357,20 +368,20 @@ class RateContest:
         return self._ask_once(asked, rate, seconds, _AGAIN)
 
     def _is_strange(self, standing: Standing, rate: float) -> bool:
-        """Whether a rate failed far below the capacity, and far above what passed, while most requests are quick."""
+        """Return true if a rate failed far below the capacity and far above `passed`, with quick median requests."""
         bracket = self.bracket(standing)
         is_far = rate > _NEARBY * bracket.passed
         return is_far and bracket.failed <= rate and standing.points[-1] in self._standstills(standing)
 
     def _standstills(self, standing: Standing) -> list[Point]:
-        """Where most requests are quick, the slowest are not, and no queue is why: time and again, the candidate is."""
+        """Points with quick median requests and slow ones that no queue explains; repeated ones are the candidate's."""
         highest, target_s = _IDLE * _capacity(standing), self._target.p99_s
         idle = [each for each in standing.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
         latencies = [(each, each.measured.latency) for each in idle]
         return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
 
     def _is_flat(self, standing: Standing) -> bool:
-        """Whether half the rate makes p99 no lower, so that no rate will: it is not the queue that takes so long."""
+        """Return true if half the rate does not lower p99, so that the queue is not the cause."""
         if self.bracket(standing).passed:
             return False
         p99_s = {
@@ -384,7 +395,7 @@ class RateContest:
         return p99_s[lowest[0]] > max(_NO_LOWER * p99_s[lowest[1]], 2 * self._target.p99_s)
 
     def _ask_once(self, standing: Standing, rate: float, seconds: float, seed: int = 0) -> Standing:
-        """Where it takes long to say, a short look first, which shows what surely fails."""
+        """Measure a rate, after a short measurement that shows a clear failure early."""
         long_s = self._long_enough(seconds, rate)
         short_s = max(self._shortest_s, _FEWEST / rate)
         if long_s > 3 * short_s:
