@@ -16,18 +16,18 @@ from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with
 from graphkiln.cli.console import Html, check_html, command_line, facts, print_json, write_html
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
-# What a server says of the time of one run of `graphkiln bench`: its own counters, its processes' processor time.
+# The server's side of a run: Triton's counters and the CPU time of its processes.
 
 if TYPE_CHECKING:
     from graphkiln_client import Model
 
-# What Triton calls them -> what we do.
+# Triton's name of a stage -> ours.
 STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSide:
-    """The server's part of a run. None stands for what is not known.
+    """The server's part of a run; None for unknown values.
 
     Attributes:
         us: Mean microseconds of a request in each stage.
@@ -41,7 +41,7 @@ class ServerSide:
 
     @property
     def is_known(self) -> bool:
-        """Whether its counters tell of the run, and of nothing else."""
+        """Return true if the counters cover the run and nothing else."""
         return self.batch is not None
 
 
@@ -63,7 +63,7 @@ class ServerWatch:
         self._begin_cpu_s = 0.0
 
     def start(self) -> None:
-        """Reads them for the first time.
+        """Take the first reading.
 
         Raises:
             ClientError: The server cannot be asked.
@@ -72,7 +72,7 @@ class ServerWatch:
         self._begin_cpu_s = self._cpu_seconds() if self._cpu_seconds else 0.0
 
     def side(self, seconds: float) -> ServerSide:
-        """What became of them in so many seconds; unknown where the server was started again, or is gone."""
+        """Differences over a run of `seconds`; unknown if the server was restarted, or is gone."""
         try:
             found = breakdown(self._before, self._model.statistics())
         except ClientError:  # what the client has measured is no less true
@@ -148,7 +148,7 @@ _ONE = 0.999
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Generator:
-    """What sent the load, and how much of this machine it took from a server that shares it."""
+    """The load generator, and the share of this machine that it took."""
 
     name: str
     processes: int
@@ -158,7 +158,7 @@ class _Generator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """One run: what the client measured, and what the server says about the same time."""
+    """One run, as measured by the client and by the server."""
 
     load: str
     generator: _Generator
@@ -313,20 +313,19 @@ def _describe_generator(measured: Measurement) -> _Generator:
 
 
 def _notes(row: _Row) -> Iterator[str]:
-    """What a person should know of a run beside its figures."""
+    """Warnings about a run."""
     if shortfall := _shortfall(row):
         yield shortfall
     few = [name for name in _PERCENTILES if 0 < row.client.answered * (1 - float(name[1:]) / 100) < _ONE]
     if few:
-        tells = "tells" if len(few) == 1 else "tell"
-        told = f"so few that {', '.join(few)} {tells} of the slowest alone"
-        yield f"{row.load}: requests answered: {row.client.answered}; {told}"
+        reason = f"so few that {', '.join(few)} {'is' if len(few) == 1 else 'are'} the slowest alone"
+        yield f"{row.load}: requests answered: {row.client.answered}; {reason}"
     if row.batch is None:
         yield f"{row.load}: the server was started again, or is gone: its own figures are not known"
 
 
 def _shortfall(row: _Row) -> str:
-    """That requests came faster than they were answered; empty where they did not, failed, or were a closed loop."""
+    """Warn if requests came faster than they were answered; "" if not, or for a closed loop."""
     measured = row.client
     if measured.due - measured.answered - sum(measured.errors.values()) <= max(_LOST * measured.due, _FEW):
         return ""

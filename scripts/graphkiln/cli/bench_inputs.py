@@ -1,4 +1,4 @@
-"""What the requests of `graphkiln bench` hold: random numbers, given tensors, or a set of samples."""
+"""Inputs of `graphkiln bench`: random numbers, given tensors, or a set of samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Feeds = dict[str, AnyArray]
 
 
 def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
-    """What `--input` gives.
+    """Read the tensors of `--input`.
 
     Raises:
         InvalidInput: It cannot be read, or does not fit the model.
@@ -44,7 +44,7 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
 
 
 def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
-    """What `--samples` gives: the inputs of one request after the other.
+    """Read the samples of `--samples`: the inputs of successive requests.
 
     An .npz has an array for each input, and in each a row for each sample; `batch_size` of them make a request. That
     may be the golden samples of a version. Of a folder, each .npz holds one request, and each other file is an image.
@@ -96,7 +96,7 @@ def _read_archive(file: Path) -> Feeds:
 
 
 def _are_whole(model: Model, arrays: Mapping[str, AnyArray]) -> bool:
-    """Whether each sample is a whole request: the inputs of a model without batches have no dimension for them."""
+    """Return true if each sample is a whole request: a model without batches has no dimension for them."""
     ranks = {row["name"]: len(row["shape"]) for row in model.metadata["inputs"]}
     return all(name in ranks and array.ndim == ranks[name] + 1 for name, array in arrays.items())
 
@@ -152,7 +152,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 
 def _takes_encoded(model: Model) -> bool:
-    """Whether it stands beside another model, and takes that one's images as they are."""
+    """Return true for the front end of another model, which takes encoded images."""
     from graphkiln_client.metadata import published_tensor_model
 
     return bool(published_tensor_model(model.config))

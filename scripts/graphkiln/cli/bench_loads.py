@@ -1,4 +1,4 @@
-"""How much load `graphkiln bench` sends, and when: from its options to the runs of one command."""
+"""Loads of `graphkiln bench`: from options to the runs of one command."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 # Seconds of a run.
 DEFAULT_S = 10.0
-# Of a run: when each is due is kept in memory.
+# Requests of a run, at most: their due times are kept in memory.
 _MOST_REQUESTS = 1e8
-# Of a run: three years. What is longer was meant otherwise, and no clock can be told to wait for it.
+# Seconds of a run, at most: three years. A longer one is a typing error, and beyond the range of timers.
 _LONGEST_S = 1e8
-# Each is a thread.
+# Callers, at most: each is a thread.
 _MOST_CALLERS = 4096
 
 
 class Arrivals(StrEnum):
-    """How the requests of a rate are spread over time."""
+    """Arrival process of the requests of a rate."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -93,7 +93,7 @@ class LoadOptions:
         return (constant if self.arrivals is Arrivals.CONSTANT else poisson)(rate, whole)
 
     def _trace_load(self, file: Path) -> tuple[str, Load]:
-        """The trace from its start, as long as it is or as told; before it, requests at its mean rate."""
+        """The trace from its start, for its length or `seconds`; before it, a warm-up at its mean rate."""
         import numpy as np
 
         from graphkiln_client.arrivals import constant, read_trace

@@ -1,4 +1,4 @@
-"""What `bench` measured as a report: throughput, latencies, and where the server spent the time."""
+"""The HTML report of `bench`: throughput, latencies, and the server's time by stage."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _STAGES = {
 def bench_report(
     rows: Sequence[Mapping[str, Any]], model: str, url: str, facts: Mapping[str, str], command: str
 ) -> Report:
-    """The report.
+    """Build the report.
 
     Args:
         rows: As `bench --json` prints them.
-        model: Which was asked.
+        model: Name of the model.
         url: Of the server.
         facts: For its end.
-        command: What repeats it.
+        command: Command that repeats the run.
     """
     sections = [_rates(rows), _latencies(rows), _stages(rows)]
     return Report(

@@ -1,4 +1,4 @@
-"""Where the `graphkiln` command begins: importing the verbs takes time, in which a server may already be stopped."""
+"""Entry point of the `graphkiln` command: handles signals before the verbs are imported, which takes time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def main() -> None:
-    """Runs the command; `serve` ends in good order from the first moment on."""
+    """Run the command; `serve` shuts down cleanly from the first moment on."""
     if sys.getfilesystemencoding() != "utf-8":
         _start_again_in_utf8()
     hear_signals()
@@ -30,10 +30,10 @@ def main() -> None:
 
 
 def hear_signals() -> None:
-    """Takes back what whoever started this process has left to it: ignored ends of children, signals that are blocked.
+    """Reset what the parent process may have set: an ignored SIGCHLD, blocked signals.
 
-    Else nobody could tell how a child has ended, and a tritonserver that was killed would have ended well; nor could
-    anybody stop this process, or what it starts. Sources: wait(2), NOTES; sigprocmask(2).
+    With SIGCHLD ignored, exit codes of children are lost, and a killed tritonserver would look like a clean exit; with
+    signals blocked, neither this process nor its children could be stopped. Sources: wait(2), NOTES; sigprocmask(2).
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -41,9 +41,9 @@ def hear_signals() -> None:
 
 
 def open_closed_streams() -> None:
-    """Has standard streams lead nowhere that were closed when this process was started (`>&-`).
+    """Redirect standard streams that were closed at the start of this process (`>&-`) to the null device.
 
-    The next file that is opened would else get the number of one, and what libraries, tritonserver and tracebacks print
+    Otherwise the next opened file would get the number of one, and output of libraries, tritonserver and tracebacks
     would be written into it.
     """
     for name, mode in _STREAMS.items():
@@ -52,16 +52,16 @@ def open_closed_streams() -> None:
 
 
 def _open_nowhere() -> int:
-    """Opens what swallows everything under the lowest free number: that of the stream. Children have it, too."""
+    """Open the null device under the lowest free number, that of the stream; children inherit it."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
     return descriptor
 
 
 def _start_again_in_utf8() -> None:
-    """Replaces this process: names of files that are not ASCII are no names for the runtimes' libraries otherwise.
+    """Replace this process by one in UTF-8 mode: the runtimes' libraries cannot open non-ASCII paths otherwise.
 
-    So it is where somebody has turned off what Python does by itself in the locale C (PEP 538, PEP 540).
+    Needed where Python's own coercion of the locale C (PEP 538, PEP 540) is disabled.
     """
     command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
     os.execve(sys.executable, command, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - the same program

@@ -1,4 +1,4 @@
-"""How the verbs that talk to a server reach it: options that all of them have, and the client that these make."""
+"""Connection options of the verbs that talk to a server, and the client that they make."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PLACE, _ADMIN, _TIMEOUT = "connection", "admin_key_file", "timeout"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionOptions:
-    """Where a server is and how the connection to it is secured: each field is an option of the command line."""
+    """Address and security of a connection: each field is an option of the command line."""
 
     url: Annotated[
         str,
@@ -112,7 +112,7 @@ def with_connection(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Gives a verb the options of a connection in place of its parameter `connection`.
 
-    `--url` stands where the parameter does; the others follow the verb's own options.
+    `--url` takes the parameter's place; the others follow the verb's own options.
 
     Args:
         timeout_s: Default of `--timeout`; None for a verb without it.

@@ -1,4 +1,4 @@
-"""How the command speaks to a person: lines on stderr, where they do not disturb what programs read."""
+"""Output of the command: messages on stderr, JSON and results on stdout, HTML reports."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_html(html: Path | None) -> None:
 
 
 def write_html(html: Path, page: str) -> None:
-    """Writes a report, and says so.
+    """Write a report, and print its path.
 
     Raises:
         MeasurementError: The file cannot be written.
@@ -69,7 +69,7 @@ def command_line() -> str:
 
 
 def facts() -> dict[str, str]:
-    """Where and when, for the end of a report."""
+    """Machine, versions and time, for the end of a report."""
     system = f"{platform.system()} {platform.release()}"
     return {
         "this machine": f"{platform.machine()}, {usable_cores()} usable cores, {system}",
@@ -86,8 +86,8 @@ def say(line: str, level: int = logging.INFO) -> None:
     """Prints one line on stderr; an event of the log where that is JSON.
 
     Args:
-        line: What is said.
-        level: How grave it is, as of `logging`.
+        line: The message.
+        level: Level of `logging`.
     """
     _sink(line, level)
 
@@ -100,7 +100,7 @@ _sink: Callable[[str, int], None] = _print_line
 
 
 def print_json(document: Any, indent: int | None = 2) -> None:
-    """Prints a document as JSON, as `json_text` writes it.
+    """Print a document as JSON, as `json_text` writes it.
 
     Args:
         document: The document.
@@ -112,10 +112,10 @@ def print_json(document: Any, indent: int | None = 2) -> None:
 
 
 def print_result(text: str) -> None:
-    """Prints what a service reports on stdout.
+    """Print a service's report on stdout.
 
     Raises:
-        OSError: Nobody reads it any more, or the disk is full; nothing more is tried to be written then.
+        OSError: The reader has ended, or the disk is full; further output is dropped.
     """
     try:
         typer.echo(text, nl=False)
@@ -125,17 +125,17 @@ def print_result(text: str) -> None:
 
 
 def _drop_output() -> None:
-    """Has standard output lead nowhere: what is left in its buffer would fail again at the end."""
+    """Redirect standard output to the null device: its buffer would fail again at exit."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 @contextmanager
 def written_out() -> Iterator[None]:
-    """Writes out what the block printed: at the end of a process, Python tells of a failure in words of its own.
+    """Flush what the block printed: at exit, Python would print its own message about a failure.
 
     Raises:
-        OSError: Nobody reads it any more, or the disk is full; nothing more is tried to be written then.
+        OSError: The reader has ended, or the disk is full; further output is dropped.
     """
     try:
         yield
@@ -148,18 +148,18 @@ def written_out() -> Iterator[None]:
 
 
 def take_any_name() -> None:
-    """Makes standard output write out the bytes of files' names that are no text, in place of failing at them."""
+    """Make standard output escape bytes of file names that are not text, instead of failing."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def printable(text: str) -> str:
-    """A text whose control characters are written out: what a server or a file says may hold a terminal's commands."""
+    """Escape control characters: texts of servers and files may contain terminal commands."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 def log_to_stderr() -> None:
-    """Shows the records of the loggers `graphkiln.*`, a line each; the root logger stays as it is."""
+    """Print records of the loggers `graphkiln.*` to stderr; the root logger is unchanged."""
     logger = logging.getLogger("graphkiln")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StderrHandler()]
@@ -168,7 +168,7 @@ def log_to_stderr() -> None:
 
 
 def log_as_json() -> None:
-    """Makes standard error JSON lines, this process's and those of all that it starts, until this process ends."""
+    """Turn standard error of this process and its children into JSON lines, until this process ends."""
     from graphkiln_backend.server.log import LogPipe, LogPipeHandler
 
     global _sink  # noqa: PLW0603 - a process has one standard error
@@ -185,7 +185,7 @@ def _write_event(pipe: LogPipe, line: str, level: int) -> None:
 
 
 class _StderrHandler(logging.Handler):
-    """Prints records as `say` prints the command's own lines."""
+    """Print records as `say` does."""
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # a full disk, or a reader that has ended: no reason to end a service

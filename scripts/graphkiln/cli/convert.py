@@ -57,7 +57,7 @@ class RecipeCommand(TyperCommand):
 
 
 def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of options by field, as the recipe takes them: lists and objects that are written in one word are parsed.
+    """Parse values of options as the recipe takes them: lists and objects are one word on the command line.
 
     Raises:
         ConversionError: A value cannot be parsed.
@@ -78,7 +78,7 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _params(fields: Mapping[str, FieldInfo]) -> list[Any]:
-    """What typer makes of a function whose parameters are the fields."""
+    """Parameters that typer makes for a function whose parameters are the fields."""
 
     def function() -> None:
         """Never called: typer reads its signature."""
@@ -117,7 +117,7 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 def _type(field: FieldInfo) -> Any:
-    """What typer reads for a field; what it does not know is a word here, and checked by the recipe."""
+    """Type that typer parses for a field; types unknown to it are strings, checked by the recipe."""
     kind = _kind(field)
     if kind == tuple[str, ...]:
         return list[str] | None

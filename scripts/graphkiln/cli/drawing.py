@@ -81,7 +81,7 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
 
 
 def _is_background(segmented: SegmentedImage, index: int) -> bool:
-    """Whether a class is what lies behind all things: the first one, unless its name is that of a thing."""
+    """Return true for the background class: the first one, unless its name is that of a thing."""
     return index == 0 and segmented.label(0).strip("_ ").lower() in _BACKGROUNDS
 
 
@@ -133,7 +133,7 @@ def _named(label: str, index: int) -> str:
 
 
 def _plain(text: str) -> str:
-    """What the font has: Pillow's own, the only one that is surely there, knows ASCII."""
+    """Replace characters missing in Pillow's built-in font, the only one always there: it has ASCII."""
     parts = unicodedata.normalize("NFKD", text)
     return "".join(char for char in parts if not unicodedata.combining(char)).encode("ascii", "replace").decode()
 

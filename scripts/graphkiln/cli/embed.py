@@ -64,7 +64,7 @@ def save_vectors(
         connection: To the server.
         model: Its name, and its version or nothing.
         form: How images travel.
-        normalize: Whether vectors are divided by their length; None for what the model says.
+        normalize: Divide vectors by their length; None for the model's default.
         batch_size: Most images in one request.
         concurrency: Most requests at a time.
 
@@ -72,7 +72,7 @@ def save_vectors(
         EngineUnavailable: What writes Parquet is not installed.
         InvalidInput: The file cannot be written, or something else is in its place.
         ClientError: Nothing could be embedded, or the version was replaced meanwhile.
-        typer.Exit: Some images failed, which was said; there is a file where others did not.
+        typer.Exit: Some images failed, which was reported; the others are in the file.
     """
     check_extra("embed --out", ["pyarrow"])
     from graphkiln.cli.vector_file import VectorWriter, check_replaceable, identify, replaced_file
@@ -110,7 +110,7 @@ def _ending_in_order() -> Iterator[None]:
 
 
 def _lengths(found: Sequence[float]) -> str:
-    """Tells whether vectors are normalized: some searches take it for granted."""
+    """Report whether vectors are normalized: some searches assume it."""
     if not found:
         return "none of which is finite"
     shortest, longest = (f"{length:.4g}" for length in found)
@@ -139,8 +139,8 @@ def _check_unchanged(client: Client, origin: Origin) -> None:
 
     _, now = identify(client, origin.model, origin.version)
     if now != origin:
-        said = f"{origin} was replaced while it embedded, by {now}: nothing is written"
-        raise ModelNotReady(said, hint="embed the images again")
+        message = f"{origin} was replaced while it embedded, by {now}: nothing is written"
+        raise ModelNotReady(message, hint="embed the images again")
 
 
 if TYPE_CHECKING:

@@ -44,8 +44,8 @@ def explain(
         deployment = read_deployment(folder, set_, artifacts)
         images = images_in_words(folder, artifacts)
         if as_json:
-            said = {"images": images} if images else {}
-            print_json({**_document(deployment, artifacts, plan_only=plan_only), **said})
+            extra = {"images": images} if images else {}
+            print_json({**_document(deployment, artifacts, plan_only=plan_only), **extra})
             return
         _show_settings(deployment.settings, deployment.saved)
         typer.echo(deployment.plan.explain())
@@ -70,7 +70,7 @@ def _document(deployment: Deployment, artifacts: ArtifactCache, *, plan_only: bo
 
 
 def _conversion_notes(deployment: Deployment) -> tuple[str, ...]:
-    """What the conversion had to say, such as how fast int8 was beside fp32."""
+    """Notes of the conversion, such as the speed of int8 beside fp32."""
     manifest = deployment.version.manifest
     return manifest.conversion.notes if manifest and manifest.conversion else ()
 

@@ -45,7 +45,7 @@ def health(
 
 
 def _check(client: Client) -> tuple[bool, Health | ClientError]:
-    """Whether all is ready, and the server's report or the reason why there is none."""
+    """Return readiness, with the server's report or the reason why there is none."""
     try:
         report = client.health()
     except ClientError as error:

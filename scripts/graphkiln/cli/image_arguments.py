@@ -1,4 +1,4 @@
-"""What the verbs that take images share: folders of them, progress, and errors of single images."""
+"""Images as arguments: folders, progress, and errors of single images."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | Non
 
 
 def expand_folders(images: Sequence[Path]) -> list[Path]:
-    """Files as they are; folders as the images in them, sorted. Images there of other formats are told of.
+    """Replace folders by the images in them, sorted; warn about images of other formats there.
 
     Raises:
-        InvalidInput: A folder holds none, or something is named that is no file here.
+        InvalidInput: A folder holds none, or an argument is no local file.
     """
     paths: list[Path] = []
     for image in images:
@@ -75,7 +75,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def check_place(image: Path) -> None:
-    """Refuses what is no place of a file: a URL, an image as text, and `-` for what is piped in.
+    """Refuse an argument that is no path: a URL, an image as text, and `-` for a pipe.
 
     Raises:
         InvalidInput: It is one.
@@ -98,10 +98,10 @@ def check_place(image: Path) -> None:
 def split_errors(
     paths: Sequence[Path], answers: Sequence[T | ClientError]
 ) -> tuple[list[tuple[Path, T]], list[tuple[Path, ClientError]]]:
-    """The answers and the errors, each with its image.
+    """Split answers from errors, each with its image.
 
     Raises:
-        ClientError: Nothing worked, for one reason: it is said once.
+        ClientError: All failed for the same reason, which is reported once.
     """
     pairs = list(zip(paths, answers, strict=True))
     failures = [(path, answer) for path, answer in pairs if isinstance(answer, ClientError)]
@@ -111,16 +111,16 @@ def split_errors(
 
 
 def report_failures(failures: Sequence[tuple[Path, ClientError]]) -> None:
-    """Says on stderr which images failed; exit code 1 where one did."""
+    """Report failed images on stderr; exit with code 1 if there are any."""
     for path, error in failures:
-        said = str(error)
-        say(printable(said if said.startswith(str(path)) else f"{path}: {said}"))
+        text = str(error)
+        say(printable(text if text.startswith(str(path)) else f"{path}: {text}"))
     if failures:
         raise typer.Exit(1)
 
 
 def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as_csv: bool) -> None:
-    """Refuses options that exclude one another.
+    """Refuse options that exclude one another.
 
     Raises:
         InvalidInput: They do.
@@ -136,9 +136,9 @@ def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as
 
 
 def drawing_paths(paths: Sequence[Path], draw: Path | None) -> dict[Path, Path]:
-    """Where the drawing of each image goes: into one file, or under the image's name into a folder.
+    """Destination of each image's drawing: one file, or a folder with the image's name.
 
-    Images of one name are told apart by their folders, as below the folder that they have in common.
+    Images with the same name keep their folders below the common one.
 
     Args:
         paths: The images.

@@ -56,7 +56,7 @@ def infer(
 
 
 def _declared(model: Model) -> str:
-    """What a model takes and returns, in words; empty where the server does not say."""
+    """Describe inputs and outputs of a model; "" if the server does not publish them."""
     try:
         metadata = model.metadata
     except ClientError:

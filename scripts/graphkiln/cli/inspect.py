@@ -45,7 +45,7 @@ def inspect(
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
-    """The graph of a file that lies in no version folder; None for any other path.
+    """Read the graph of a file outside of version folders; None for any other path.
 
     Raises:
         RepositoryError: The file is no graph.

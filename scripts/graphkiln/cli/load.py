@@ -49,7 +49,7 @@ def unload(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> 
 
 
 def _check_known(client: Client, model: str) -> None:
-    """Tells a misspelled name from a model that is there.
+    """Raise an error with a suggestion for a misspelled name.
 
     Raises:
         ModelNotFound: No store of the server has such a model.

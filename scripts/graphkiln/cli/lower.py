@@ -27,11 +27,11 @@ def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
 
     Args:
         path: As the user wrote it.
-        folder: Where it lies on this machine.
+        folder: Its local folder.
         artifacts: Keeps what is converted from the graphs of other frameworks.
 
     Raises:
-        LoweringError: The graph computes no request that is known, or lies where nothing can be kept beside it.
+        LoweringError: The graph computes no known request, or its folder cannot keep files.
         GraphkilnError: The version or its configuration is not usable.
     """
     from graphkiln_backend.graph.errors import LoweringError

@@ -1,4 +1,4 @@
-"""What `explain` and `lower` print with --json: settings, plan, and the session that would serve."""
+"""JSON of `explain` and `lower`: settings, plan, and the session that would serve."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
 
 
 def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
-    """How a model takes encoded images on this machine, or why it takes none; empty where it does not ask for it.
+    """Describe how a model takes encoded images on this machine, or why not; "" if not configured.
 
     Args:
         path: A model's folder or a version folder.
@@ -142,7 +142,7 @@ def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> d
 
 
 def session_document(proven: ProvenSession) -> dict[str, Any]:
-    """What serves, what really ran, and what was proven."""
+    """Serving configuration, placement, and proof."""
     return {
         **_config(proven.config),
         "placement": _placement(proven.placement) if proven.placement else None,

@@ -74,7 +74,7 @@ def _graphkiln(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Has no docstring of its own to show: the application's help stands below."""
+    """Callback for `--version`; the application's help is set where it is made."""
 
 
 def application(verbs: Iterable[str]) -> typer.Typer:
@@ -115,13 +115,13 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def main() -> None:
-    """Runs the command; a graphkiln error becomes one line on stderr and its exit code.
+    """Run the command; a graphkiln error becomes one line on stderr and its exit code.
 
-    So do the machine's own: a full disk, a folder that may not be entered, too little memory.
+    So do errors of the machine: a full disk, a folder without permission, too little memory.
     """
     log_to_stderr()
     take_any_name()
-    verbs = VERBS.keys() & sys.argv[1:2] or VERBS  # all for the help, and to tell a verb that there is not
+    verbs = VERBS.keys() & sys.argv[1:2] or VERBS  # all for the help, and to suggest one for an unknown verb
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
     warnings.filterwarnings("ignore", module=r"PIL\.")  # it speaks to programmers: of large images, of odd EXIF
     try:
@@ -130,7 +130,7 @@ def main() -> None:
     except GraphkilnError as error:
         say(printable(str(error)), logging.ERROR)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # as click ends a command whose output nobody reads any more
+    except BrokenPipeError:  # as click ends a command whose reader has ended
         sys.exit(1)
     except OSError as error:
         say(printable(_in_words(error)), logging.ERROR)

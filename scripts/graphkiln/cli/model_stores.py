@@ -23,7 +23,7 @@ def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
         paths: Folders of models; folders of one model, of a version of it, or its graph's file.
 
     Raises:
-        ServerSetupError: A path is none of these, or a folder that this user may not open.
+        ServerSetupError: A path is not one of these, or a folder that this user may not open.
     """
     for path in paths:
         _check_readable(path)

@@ -15,7 +15,7 @@ from graphkiln_backend.engines.compute_limit import DEFAULT_COMPUTE_LIMIT_S
 
 
 def version_folder(path: Path) -> Path:
-    """A version folder, or the newest one of a model's folder; of a version's graph, the folder that it lies in.
+    """Find a version folder: the folder itself, the newest of a model's folder, or that of a graph file.
 
     Raises:
         RepositoryError: There is none.
@@ -33,7 +33,7 @@ def version_folder(path: Path) -> Path:
 
 @contextmanager
 def local_path(path: str) -> Iterator[Path]:
-    """A path of this machine; what lies on `s3://` and its like is fetched into a temporary folder.
+    """Make a path local: `s3://` and the like are fetched into a temporary folder.
 
     Args:
         path: A model, a version, or a graph.

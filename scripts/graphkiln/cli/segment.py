@@ -61,8 +61,8 @@ def segment(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
         )
         pairs = zip(paths, answers, strict=True)
-        told = [_tell(path, answer, targets.get(path), whole=as_json) for path, answer in pairs]
-    found, failures = split_errors(paths, told)
+        described = [_describe(path, answer, targets.get(path), whole=as_json) for path, answer in pairs]
+    found, failures = split_errors(paths, described)
     if as_json:
         print_json([{"source": str(path), **document} for path, document in found])
     elif as_csv:
@@ -72,10 +72,10 @@ def segment(
     report_failures(failures)
 
 
-def _tell(
+def _describe(
     path: Path, answer: SegmentedImage | ClientError, target: Path | None, *, whole: bool
 ) -> Document | ClientError:
-    """What is printed of an image, with the masks or without them; it is drawn, too, if that is wanted."""
+    """Describe an image's result, with the masks or without; draw it, too, if requested."""
     if isinstance(answer, ClientError):
         return answer
     if target:

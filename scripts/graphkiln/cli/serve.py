@@ -42,7 +42,7 @@ class LoadDisplay(Closeable):
     def __init__(self, *, live: bool | None = None) -> None:
         self._is_live = sys.stderr.isatty() if live is None else live
         self._live: Live | None = None
-        self._said: dict[tuple[str, int], str] = {}
+        self._printed: dict[tuple[str, int], str] = {}
         self._shown_at = 0.0
 
     def show(self, rows: Sequence[LoadProgress]) -> None:
@@ -59,15 +59,15 @@ class LoadDisplay(Closeable):
         if self._live:
             self._live.stop()
             self._live = None
-        self._said.clear()
+        self._printed.clear()
 
     def _say(self, row: LoadProgress) -> None:
         """A line for each activity of a model that is slow, and one for its end; none is repeated."""
         key = (row.model, row.version)
-        told = self._said.get(key, "")
-        if row.activity == told or (row.seconds < _SLOW_S if not row.is_ready else not told):
+        last = self._printed.get(key, "")
+        if row.activity == last or (row.seconds < _SLOW_S if not row.is_ready else not last):
             return
-        self._said[key] = row.activity
+        self._printed[key] = row.activity
         end = f" in {row.seconds:.1f} s" if row.is_ready else ""
         say(f"{row.model} version {row.version}: {row.activity}{end}")
 
@@ -100,7 +100,7 @@ _OURS = ("text", "json")
 
 
 def tritons_flags(log_format: str) -> list[str]:
-    """What tritonserver is told of it."""
+    """Value passed on to tritonserver."""
     return [f"--log-format={log_format}"] if log_format in _TRITONS else []
 
 
@@ -111,7 +111,7 @@ def _choose(context: typer.Context, value: str) -> str:
         BadParameter: There is no such format.
     """
     if value not in (*_OURS, *_TRITONS):
-        raise typer.BadParameter(f"'{value}' is none of {', '.join((*_OURS, *_TRITONS))}")
+        raise typer.BadParameter(f"'{value}' is not one of {', '.join((*_OURS, *_TRITONS))}")
     if value == "json" and not context.resilient_parsing:
         os.environ[_VARIABLE] = value
         log_as_json()
@@ -131,7 +131,7 @@ LogFormatOption = Annotated[
 ]
 
 
-# What `serve` says once its models are loaded: a table for a person, events for a program.
+# Report of loaded models: a table for terminals, events for programs.
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -144,7 +144,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.cli")
 
 _TABLE_COLUMNS = 80
-# The whole reason stands below the table.
+# The whole reason follows below the table.
 _REASON_LENGTH = 80
 
 
@@ -165,8 +165,8 @@ def tell_states(
             served = f"{_engine(state.status)}, {state.status.precision}, loaded in {state.status.load_ms:.0f} ms"
             _log.info("version %s is ready: %s", state.version, served, extra={"model": state.model})
         else:
-            said = f"{state.state.lower()}: {state.reason or 'no reason is known'}"
-            _log.error("version %s is %s", state.version, said, extra={"model": state.model})
+            reason = state.reason or "no reason is known"
+            _log.error("version %s is %s: %s", state.version, state.state.lower(), reason, extra={"model": state.model})
     for line in _addresses(flags, page, secure=secure):
         _log.info("%s", line)
 
@@ -176,7 +176,7 @@ def _engine(status: InstanceStatus) -> str:
 
 
 def _addresses(flags: TritonFlags, page: ListenAddress | None, *, secure: bool) -> list[str]:
-    """Where everything listens, a line for the server and one for its page."""
+    """Addresses that the server listens on, a line for the server and one for its page."""
     addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
     return [("serving with TLS " if secure else "serving ") + ", ".join(addresses), *_page(page, secure=secure)]
 
@@ -205,7 +205,7 @@ def print_states(
         page: Where its page listens.
 
     Raises:
-        OSError: Nobody reads it any more, or the disk is full.
+        OSError: The reader has ended, or the disk is full.
     """
     from textwrap import shorten
 
@@ -227,7 +227,7 @@ def print_states(
             status.precision if status and ready else "-",
             f"{status.load_ms:.0f} ms" if status and ready else "-",
         )
-    with console.capture() as printed:  # rich itself would end the process where nobody reads it
+    with console.capture() as printed:  # rich itself would end the process if the reader has ended
         _print_table(console, table, states)
         for line in _addresses(flags, page, secure=secure):
             console.print(line, highlight=False, soft_wrap=True)

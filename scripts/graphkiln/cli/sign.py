@@ -25,10 +25,10 @@ def sign(
     key: Annotated[Path, typer.Option(help="Private key, in PEM: graphkiln keygen makes one.", metavar="FILE")],
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Sign the files of versions as they lie there.
+    """Sign the files of versions.
 
-    What is signed: the SHA-256 of every file of the version and of what its model's versions share, such as
-    config.pbtxt; whoever changes that signs all versions anew. It stands in attestation.json in the version's folder.
+    The signature covers the SHA-256 of every file of the version and of files that the model's versions share, such as
+    config.pbtxt: after a change of these, sign all versions anew. It is kept in attestation.json in the version's folder.
     """
     from graphkiln_backend.repository.attestation import sign_version
     from graphkiln_backend.repository.signing_keys import SigningKey, short

@@ -1,4 +1,4 @@
-"""Who signed a version, as `verify` and `inspect` say it."""
+"""Signers of a version, as `verify` and `inspect` print them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TrustedKeysOption = Annotated[
 
 
 def check_signers(version: Path, trusted: Path | None) -> str:
-    """Who signed a version whose files are as they were signed, in words.
+    """Check a version's files against its signature, and describe the signers.
 
     Args:
         version: The version folder.
-        trusted: Public keys, one of which must have signed; None where nobody must.
+        trusted: Public keys, one of which must have signed; None if no signature is required.
 
     Raises:
         RepositoryError: Files are not as they were signed, or no trusted key has signed.
@@ -63,8 +63,8 @@ def check_signers(version: Path, trusted: Path | None) -> str:
 
 
 def describe_signers(version: Path, trusted: Path | None) -> str:
-    """The same for a table: what is wrong is part of it."""
+    """Describe the signers for a table; a failed check becomes part of the text."""
     try:
         return check_signers(version, trusted)
     except (GraphkilnError, OSError) as error:
-        return f"not as it lies there: {error}"
+        return f"not these files: {error}"

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 
 def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
-    """Shows the space before it is searched, and what is to be known before.
+    """Print the space and warnings before it is searched.
 
     Args:
         tuning: What was asked.
-        as_json: Whether the result is printed as JSON.
-        dry_run: Whether the space is the result, and not told beside it on stderr.
+        as_json: The result is printed as JSON.
+        dry_run: Print the space as the result, not on stderr.
     """
     from rich.console import Console
 
@@ -51,7 +51,7 @@ def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
 
 
 def doubts(tuning: Tuning) -> Iterator[str]:
-    """What is to be known before anything is measured, a line each.
+    """Warnings before anything is measured, a line each.
 
     Args:
         tuning: What was asked.
@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 
 
 class Objective(StrEnum):
-    """What is best among the configurations that meet the target."""
+    """Criterion for the best among the configurations that meet the target."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
@@ -234,7 +234,7 @@ def tune(
 
 @dataclass(frozen=True, slots=True)
 class _Samples:
-    """What requests hold, what an int8 graph is calibrated on, and where that graph may lie."""
+    """Samples for requests and for calibration, and the temporary folder of an int8 graph."""
 
     asked: Path | None
     calibration: Path | None
@@ -337,7 +337,7 @@ _INTERRUPTED = 130  # exit code after Ctrl-C
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP end the block, which gives back what it has; then the command says how to go on."""
+    """On Ctrl-C, SIGTERM and SIGHUP end the block in order, and print how to go on."""
     from graphkiln_backend.server.signals import Stopped, stopping_in_order
 
     try:
@@ -368,10 +368,10 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
         say(f"nothing is written: what serves '{name}' today is the best")
     else:
         application.prove(candidate, tuning.subject, tuning.questions)
-        _tell(application.write(candidate, tuning.subject))
+        _report(application.write(candidate, tuning.subject))
 
 
-def _tell(applied: Applied) -> None:
+def _report(applied: Applied) -> None:
     written = [str(path) for path in (applied.config, applied.version) if path]
     for line in (f"wrote {' and '.join(written)}", *applied.notes, *_ways(applied)):
         say(line)

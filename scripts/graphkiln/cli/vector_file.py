@@ -31,14 +31,13 @@ _KEYS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What made vectors.
+    """Origin of vectors: the model version that computed them.
 
     Attributes:
         model: The model's name.
-        version: Its version; empty where the server does not say.
-        contract: Digest of what the version says of its images, such as their preprocessing; empty where it says
-            nothing.
-        graph: Digest of its graph and weights; empty where the server, or an older file, says nothing of them.
+        version: Its version; "" if unknown.
+        contract: Digest of the version's contract, such as the preprocessing of images; "" if it has none.
+        graph: Digest of its graph and weights; "" if the server, or an older file, does not give it.
     """
 
     model: str
@@ -47,18 +46,18 @@ class Origin:
     graph: str = ""
 
     def __str__(self) -> str:
-        said = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
+        names = [f"'{self.model}'", *([f"version {self.version}"] if self.version else [])]
         known = {"contract": self.contract, "graph": self.graph}
         digests = ", ".join(f"{what} {digest}" for what, digest in known.items() if digest)
-        return " ".join([*said, *([f"({digests})"] if digests else [])])
+        return " ".join([*names, *([f"({digests})"] if digests else [])])
 
     def to_metadata(self) -> dict[str, str]:
-        """As it stands in the metadata of a Parquet schema."""
+        """Format as metadata of a Parquet schema."""
         return {key: getattr(self, name) for name, key in _KEYS.items()}
 
 
 def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
-    """The version of a model that answers, pinned: no other one takes its place while it is used.
+    """Pin the model version that answers now, so that no other takes its place meanwhile.
 
     Args:
         client: To the server.
@@ -123,7 +122,7 @@ def check_replaceable(path: Path) -> None:
         InvalidInput: There is something else.
     """
     if not os.path.isfile(path):  # noqa: PTH113 - of a name that is too long, `Path.is_file` fails
-        return  # `replaced_file` tells what may not be there
+        return  # `replaced_file` reports what may not be there
     with path.open("rb") as file:
         head = file.read(len(_BEGINNING))
     if head not in (b"", _BEGINNING):
@@ -200,5 +199,5 @@ class VectorWriter:
 
 
 def _rows_of(features: int) -> int:
-    """How many vectors are held at a time."""
+    """Number of vectors that are held at a time."""
     return max(1, min(_MOST_ROWS, _PIECE_BYTES // (4 * features)))

@@ -17,7 +17,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.text import did_you_mean
 
-# What `verify` proves beside the whole graph: a version that is spread over devices, as it would be served.
+# Proof of a version that is spread over devices, as it would be served.
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.base import Placement
@@ -29,7 +29,7 @@ _KEY = "parallel"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitProof:
-    """What was proven of a version that is spread over devices.
+    """Proof of a version that is spread over devices.
 
     Attributes:
         plan: What each device computes and holds, a line each.
@@ -42,7 +42,7 @@ class SplitProof:
     placement: Placement | None = None
 
     def document(self) -> dict[str, Any]:
-        """For `--json`."""
+        """JSON form."""
         return {
             "plan": list(self.plan),
             "verdicts": [encode(verdict) for verdict in self.verdicts],
@@ -67,16 +67,16 @@ def requested_split(version: Path) -> str:
 
 
 def prove_split(version: Path, cache: str, *, precision: Precision | None, samples: Path | None) -> SplitProof:
-    """Builds a version as the server would, stages and shards among them, and compares what it computes.
+    """Build a version as the server would, with stages and shards, and compare its outputs.
 
     Args:
-        version: The version folder; its model's configuration says `parallel`.
+        version: The version folder; its model's configuration has `parallel`.
         cache: Folder of the artifact cache, which keeps the parts.
         precision: Row of the policy; None for the one that the graph was saved in.
         samples: More samples, a folder of images or an .npz, or None.
 
     Raises:
-        LoweringError: It cannot be spread on this machine as it says, or its golden samples refuse it.
+        LoweringError: It cannot be spread on this machine as configured, or its golden samples refute it.
         VerificationError: The outputs changed.
         ConversionError: The samples cannot be read.
     """

@@ -54,5 +54,5 @@ def test_text_is_left_alone(wrapped: list[None]) -> None:
 def test_another_format_is_refused_with_those_that_there_are(wrapped: list[None]) -> None:
     done = CliRunner().invoke(app, ["--log-format", "xml"])
     assert done.exit_code == 2
-    assert "'xml' is none of text, json, default, ISO8601" in " ".join(done.output.replace("│", "").split())
+    assert "'xml' is not one of text, json, default, ISO8601" in " ".join(done.output.replace("│", "").split())
     assert not wrapped

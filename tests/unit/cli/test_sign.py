@@ -74,6 +74,6 @@ def test_verify_and_inspect_say_who_signed(tmp_path: Path) -> None:
     assert f"signed: by anna ({key.key_id[:16]})\n" in run("verify", version, "--trusted-keys", public).output
     (version.parent / "config.pbtxt").write_text("max_batch_size: 2\n")
     said = json.loads(run("inspect", version, "--json").output)["signed"]
-    assert said.startswith("not as it lies there: ")
+    assert said.startswith("not these files: ")
     assert "config.pbtxt" in said
     assert isinstance(run("verify", version).exception, RepositoryError)

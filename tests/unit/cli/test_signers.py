@@ -39,4 +39,4 @@ def test_what_no_longer_holds(signed: SignedStore) -> None:
         check_signers(version, None)
     attestation.write(version)
     (version / "model.onnx").write_text("two")
-    assert describe_signers(version, None).startswith("not as it lies there: 1/model.onnx is not the file")
+    assert describe_signers(version, None).startswith("not these files: 1/model.onnx is not the file")
