@@ -28,7 +28,7 @@ def sign(
     """Sign the files of versions.
 
     The signature covers the SHA-256 of every file of the version and of files that the model's versions share, such as
-    config.pbtxt: after a change of these, sign all versions anew. It is kept in attestation.json in the version's folder.
+    config.pbtxt: after a change of these, sign all versions anew. It is in attestation.json in the version's folder.
     """
     from graphkiln_backend.repository.attestation import sign_version
     from graphkiln_backend.repository.signing_keys import SigningKey, short

@@ -5,8 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 
-from graphkiln.tuning.candidate import ENGINE, INSTANCES, PREFERRED, SESSION_KEYS, SPIN, Candidate
+import pytest
+from digits_subject import digits_subject
+
+from graphkiln.tuning.candidate import (
+    ENGINE,
+    INSTANCES,
+    PREFERRED,
+    SESSION_KEYS,
+    SPIN,
+    SPIN_ENTRY,
+    Candidate,
+    changes_of,
+    default_values,
+    version_of,
+)
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.repository.config_changes import NO_BATCHER
 
 CANDIDATE = Candidate.of({INSTANCES: 2, ENGINE: "openvino", PREFERRED: (4, 8), SPIN: False})
 
@@ -52,3 +71,86 @@ def test_a_candidate_reads_as_a_line() -> None:
     line = "engine=openvino, instances=2, preferred_batch_sizes=4+8, spin=off"
     assert str(CANDIDATE) == line
     assert str(Candidate.of({PREFERRED: ()})) == "preferred_batch_sizes=none"
+
+
+# From candidates to configurations.
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+def test_what_serves_today_is_a_candidate(subject: Subject) -> None:
+    values = default_values(subject)
+    assert values["engine"] == "onnxruntime"
+    assert values["precision"] == "fp32"
+    assert values["spin"] is True
+    assert values["instances"] == 1
+    assert values["max_batch_size"] == 32
+    assert values["max_queue_delay_us"] == 0
+
+
+def test_every_key_becomes_what_the_configuration_calls_it(subject: Subject) -> None:
+    values = {"engine": "openvino", "precision": "bf16", "threads": 2, "streams": 2, "spin": False, "instances": 3}
+    changes = changes_of(
+        Candidate.of({**values, "max_batch_size": 16, "max_queue_delay_us": 500, "preferred_batch_sizes": (4,)}),
+        subject,
+    )
+    assert changes.parameters == {
+        "engine": "openvino", "precision": "bf16", "threads": "2", "streams": "2", SPIN_ENTRY: "",
+    }  # fmt: skip
+    assert (changes.instances, changes.max_batch_size, changes.queue_delay_us) == (3, 16, 500)
+    assert changes.preferred_batch_sizes == (4,)
+
+
+def test_spinning_is_onnx_runtimes_own_entry(subject: Subject) -> None:
+    for spin, text in ((True, "1"), (False, "0")):
+        changes = changes_of(Candidate.of({"engine": "onnxruntime", "spin": spin, "streams": 1}), subject)
+        assert changes.parameters == {"engine": "onnxruntime", SPIN_ENTRY: text, "streams": ""}
+
+
+def test_keys_that_a_candidate_lacks_stay_as_they_are(subject: Subject) -> None:
+    changes = changes_of(Candidate.of({"threads": 1}), subject)
+    assert changes.parameters == {"threads": "1"}
+    assert (changes.instances, changes.max_batch_size, changes.queue_delay_us) == (None, None, None)
+
+
+def test_the_saved_precision_needs_no_request(subject: Subject) -> None:
+    assert changes_of(Candidate.of({"precision": "fp32"}), subject).parameters == {"precision": ""}
+    settings = replace(subject.deployment.settings, precision=Precision.BF16)
+    lowered = replace(subject, deployment=replace(subject.deployment, settings=settings))
+    assert changes_of(Candidate.of({"precision": "fp32"}), lowered).parameters == {"precision": "fp32"}
+
+
+def test_without_a_batcher_nothing_is_preferred(subject: Subject) -> None:
+    changes = changes_of(Candidate.of({"max_queue_delay_us": NO_BATCHER, "preferred_batch_sizes": ()}), subject)
+    assert changes.preferred_batch_sizes is None
+    assert changes.queue_delay_us == NO_BATCHER
+
+
+def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
+    several = replace(subject, single_group=False)
+    assert changes_of(Candidate.of(default_values(several)), several).instances is None
+    assert changes_of(Candidate.of(default_values(subject)), subject).instances == 1
+
+
+def test_one_stream_is_written_where_an_accelerator_asks_for_more(subject: Subject) -> None:
+    origins = {"streams": "execution accelerator openvino, num_streams"}
+    settings = replace(subject.deployment.settings, streams=2, origins=origins)
+    foreign = replace(subject, deployment=replace(subject.deployment, settings=settings))
+    written = {
+        engine: changes_of(Candidate.of({"engine": engine, "streams": 1}), foreign).parameters["streams"]
+        for engine in ("openvino", "onnxruntime")
+    }
+    assert written == {"openvino": "1", "onnxruntime": ""}
+
+
+def test_int8_is_a_version_of_its_own_and_no_request(subject: Subject, tmp_path: Path) -> None:
+    candidate = Candidate.of({"precision": "int8"})
+    assert version_of(candidate, subject) is None
+    assert changes_of(candidate, subject).parameters == {"precision": "int8"}
+    calibrated = replace(subject, int8=tmp_path)
+    assert version_of(candidate, calibrated) == tmp_path
+    assert changes_of(candidate, calibrated).parameters == {"precision": ""}
+    assert version_of(Candidate.of({"precision": "fp32"}), calibrated) is None

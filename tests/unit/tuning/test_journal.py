@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.candidate import ENGINE, Candidate
+from graphkiln.tuning.journal import Budget, Journal, RecordedTrials, load_as_json, outcome_as_json, outcome_from_json
+from graphkiln.tuning.statistics import Interval, Latency
+from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import MeasurementError
 
 SUBJECT = {"model": "abc", "machine": {"cores": 2}}
@@ -129,3 +136,277 @@ def test_a_folder_that_cannot_be_made_is_told_with_a_way_out(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(MeasurementError, match=r"cannot be opened: .*XDG_CACHE_HOME"):
         Journal(tmp_path / "file" / "journal", SUBJECT)
+
+
+# What the journal holds is not measured again, and what kills the tuner is left out in the end.
+
+CANDIDATE = Candidate.of({ENGINE: "onnxruntime"})
+
+
+class Scripted:
+    """Trials that count their calls and do what they are told; each takes two seconds."""
+
+    def __init__(self, work: Callable[[], Measured | Failed] | None = None) -> None:
+        self.calls, self.work = 0, work
+        self.warmed: list[LoadShape] = []
+
+    def clock(self) -> float:
+        return 2.0 * self.calls
+
+    def probe(self, session: Candidate) -> Bare | Failed:
+        self.calls += 1
+        return Bare(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
+
+    def warm(self, candidate: Candidate, load: LoadShape) -> None:
+        assert candidate == CANDIDATE
+        self.warmed.append(load)
+        self.calls += 1
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        del candidate, load
+        self.calls += 1
+        if self.work:
+            return self.work()
+        latency = Latency(count=seed, mean_s=1, p50_s=1, p90_s=1, p99=Interval(1, 0, float("inf")), p999_s=1)
+        return Measured(latency=latency, throughput=Interval(1, 1, 1), seconds=seconds, memory_bytes=None)
+
+
+def measure(path: Path, trials: Scripted, *loads: LoadShape) -> tuple[list[Measured | Failed], float]:
+    with Journal(path, {}) as journal:
+        recorded = RecordedTrials(trials, journal, trials.clock)
+        return [recorded.measure(CANDIDATE, load, 5.0, 7) for load in loads], recorded.spent_s
+
+
+def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
+    trials = Scripted()
+    outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(5.0), ClosedLoop(5))
+    assert outcomes[0] == outcomes[1]
+    assert trials.calls == 2
+    assert spent_s == 4.0
+
+
+def test_another_run_asks_only_what_is_new_and_spends_what_was_spent(tmp_path: Path) -> None:
+    first, _ = measure(tmp_path / "j", Scripted(), OpenLoop(5.0), OpenLoop(6.0))
+    trials = Scripted()
+    again, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0))
+    assert again == first[:1]
+    assert trials.calls == 0
+    assert spent_s == 2.0, "what was not asked for is not spent"
+
+
+def test_probes_are_kept_too(tmp_path: Path) -> None:
+    for expected in (1, 0):
+        trials = Scripted()
+        with Journal(tmp_path / "j", {}) as journal:
+            bare = RecordedTrials(trials, journal, trials.clock).probe(CANDIDATE)
+        assert bare == Bare(batch_s={1: 0.01, 8: 0.05}, accuracy="onnxruntime")
+        assert trials.calls == expected
+
+
+def test_a_measurement_in_which_the_tuner_died_three_times_has_failed(tmp_path: Path) -> None:
+    def die() -> Measured:
+        raise SystemExit
+
+    for _ in range(3):
+        with pytest.raises(SystemExit):
+            measure(tmp_path / "j", Scripted(die), OpenLoop(5.0))
+    trials = Scripted(die)
+    outcomes, _ = measure(tmp_path / "j", trials, OpenLoop(5.0))
+    (failed,) = outcomes
+    assert isinstance(failed, Failed)
+    assert failed.reason.startswith("the tuner died 3 times while it was measured")
+    assert trials.calls == 0
+
+
+def test_a_server_that_a_kill_took_is_warm_again_and_charged_to_nobody(tmp_path: Path) -> None:
+    first = Scripted()
+    measure(tmp_path / "j", first, OpenLoop(5.0), OpenLoop(6.0))
+    assert first.warmed == []
+    trials = Scripted()
+    _, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0), OpenLoop(7.0), OpenLoop(8.0))
+    assert trials.warmed == [OpenLoop(7.0)], "once: from then on it runs"
+    assert spent_s == 8.0, "as if nothing had happened"
+
+
+def test_what_was_probed_since_is_started_again_as_ever(tmp_path: Path) -> None:
+    for expected in ([], []):
+        trials = Scripted()
+        with Journal(tmp_path / "j", {}) as journal:
+            recorded = RecordedTrials(trials, journal, trials.clock)
+            recorded.measure(CANDIDATE, OpenLoop(5.0), 5.0, 7)
+            recorded.probe(CANDIDATE)
+            recorded.measure(CANDIDATE, OpenLoop(6.0 + trials.calls), 5.0, 7)
+        assert trials.warmed == expected
+
+
+def test_what_crashed_under_one_load_is_not_asked_about_another(tmp_path: Path) -> None:
+    trials = Scripted(lambda: Failed(reason="under load, tritonserver was killed or crashed"))
+    outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0))
+    assert outcomes == [Failed(reason="under load, tritonserver was killed or crashed")] * 2
+    assert (trials.calls, spent_s) == (1, 2.0)
+
+
+def test_stopping_it_by_hand_is_not_the_candidates_doing(tmp_path: Path) -> None:
+    def stop() -> Measured:
+        raise KeyboardInterrupt
+
+    for _ in range(5):
+        with pytest.raises(KeyboardInterrupt):
+            measure(tmp_path / "j", Scripted(stop), OpenLoop(5.0))
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+def test_what_the_machine_may_be_to_blame_for_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    for _ in range(5):
+        trials = Scripted(lambda: Failed(reason="port 40001 (HTTP) is in use", passing=True))
+        with Journal(tmp_path / "j", {}) as journal:
+            recorded = RecordedTrials(trials, journal, trials.clock)
+            outcomes = [recorded.measure(CANDIDATE, OpenLoop(5.0), 5.0, 7) for _ in range(2)]
+        assert outcomes == [Failed(reason="port 40001 (HTTP) is in use", passing=True)] * 2
+        assert trials.calls == 1, "once in each run"
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+def test_what_a_candidate_does_wrong_is_not_tried_again(tmp_path: Path) -> None:
+    measure(tmp_path / "j", Scripted(lambda: Failed(reason="no kernels")), OpenLoop(5.0))
+    again = Scripted()
+    assert measure(tmp_path / "j", again, OpenLoop(5.0))[0] == [Failed(reason="no kernels")]
+    assert again.calls == 0
+
+
+def test_an_error_of_the_tuner_is_not_the_candidates_doing(tmp_path: Path) -> None:
+    def fail() -> Measured:
+        raise OSError(28, "No space left on device")
+
+    for _ in range(4):
+        with pytest.raises(OSError, match="No space left"):
+            measure(tmp_path / "j", Scripted(fail), OpenLoop(5.0))
+    assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"done": {}, "took_s": 1},
+        {"other": 1},
+        {"done": {}, "outcome": {"kind": "no"}},
+        {},
+    ],
+)
+def test_an_event_that_is_none_is_told_with_its_line(tmp_path: Path, event: dict[str, object]) -> None:
+    with Journal(tmp_path / "j", {}) as journal:
+        journal.append(event)
+        with pytest.raises(MeasurementError, match="damaged at line 2"):
+            RecordedTrials(Scripted(), journal, lambda: 0.0)
+
+
+# Outcomes come back from JSON as they were, endless latencies included.
+
+ENDLESS = np.append(np.full(50, 0.01), [math.inf] * 10)
+OUTCOMES = [
+    Failed(reason="it hung"),
+    Bare(batch_s={1: 0.01, 8: 0.06}, accuracy="", accuracy_lost=None),
+    Bare(batch_s={1: 0.01}, accuracy="differs", accuracy_lost=0.01),
+    Measured(latency=Latency.of(ENDLESS), throughput=Interval(5.0, 4.0, 6.0), seconds=3.0),
+    Measured(
+        latency=Latency.of(np.full(5, math.inf)),
+        throughput=Interval.exact(0.0),
+        seconds=3.0,
+        errors={"ServerError": 5},
+        server_cores=1.5,
+        memory_bytes=1 << 30,
+        energy_j=3.5,
+        warning="busy",
+    ),
+]
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_an_outcome_comes_back(outcome: Bare | Measured | Failed) -> None:
+    text = json.dumps(outcome_as_json(outcome), allow_nan=False)
+    assert outcome_from_json(json.loads(text)) == outcome
+
+
+def test_loads_are_told_apart() -> None:
+    assert [load_as_json(load) for load in (OpenLoop(2.5), ClosedLoop(4))] == [{"rate": 2.5}, {"callers": 4}]
+
+
+def test_another_kind_is_refused() -> None:
+    with pytest.raises(KeyError):
+        outcome_from_json({"kind": "other"})
+    with pytest.raises(TypeError):
+        outcome_from_json({"kind": "failed", "cause": "x"})
+
+
+# What is left, and what still fits.
+
+ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
+
+
+def test_a_start_counts_where_another_candidate_is_served() -> None:
+    budget = Budget(100.0)
+    budget.take(ONE, 2.0, 14.0)
+    assert budget.start_s == 12
+    assert budget.needed_s(ONE, 3.0) == 4, "a second for the warm-up"
+    assert budget.needed_s(OTHER, 3.0) == 15
+    budget.take(ONE, 2.0, 2.5)  # no start: nothing is learned of starts
+    assert budget.start_s == 12
+    assert budget.needed_s(ONE, 3.0) == 3.5
+    assert budget.left_s == pytest.approx(83.5)
+
+
+def test_the_slowest_of_the_last_starts_counts() -> None:
+    budget = Budget(100.0)
+    for number, start_s in enumerate((9.0, 1.0, 4.0, 2.0)):
+        budget.take((ONE, OTHER)[number % 2], 1.0, 1.0 + start_s)
+    assert budget.start_s == 4
+
+
+def test_time_for_the_confirmation_is_kept() -> None:
+    budget = Budget(100.0)
+    budget.take(ONE, 10.0, 50.0)
+    assert budget.start_s == 40
+    assert budget.searching_s == pytest.approx(100 - 50 - (40 + 8))
+    assert budget.affords(ONE, 1.0)
+    assert not budget.affords(ONE, 1.5)
+    assert not budget.affords(OTHER, 0.0)
+
+
+def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
+    budget = Budget(100.0)
+    budget.take(ONE, 1.0, 4.0)
+    budget.take(ONE, 1.0, 30.0, failed=True)
+    assert budget.start_s == 3, "what a failure takes is no start"
+    assert budget.needed_s(ONE, 1.0) == 4
+    budget.take(ONE, 1.0, 4.0)
+    budget.take_probe(7.0)
+    assert budget.probe_s == 7
+    assert budget.needed_s(ONE, 1.0) == 4
+    assert budget.spent_s == 45
+
+
+def test_an_endless_budget_affords_everything() -> None:
+    budget = Budget(math.inf)
+    budget.take(ONE, 1e6, 1e6)
+    assert budget.affords(OTHER, 1e9)
+
+
+def test_who_serves_is_known() -> None:
+    budget = Budget(100.0)
+    assert not budget.serves(ONE)
+    budget.take(ONE, 1.0, 4.0)
+    assert (budget.serves(ONE), budget.serves(OTHER)) == (True, False)
+    budget.take_probe(1.0)
+    assert not budget.serves(ONE)
+
+
+def test_what_took_longest_is_told() -> None:
+    budget = Budget(10.0)
+    assert budget.longest == ""
+    budget.take_probe(3.0)
+    assert budget.longest == ": a session takes 3 s to be built and timed"
+    budget.take(ONE, 2.0, 14.0)
+    budget.take(ONE, 2.0, 90.0)
+    assert budget.longest == ": a server takes 12 s to start", "a long warm-up is no start"
+    budget.take(OTHER, 2.0, 60.0, failed=True)
+    assert budget.longest == ": a candidate that failed took 60 s"

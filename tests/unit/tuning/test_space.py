@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from graphkiln.tuning.candidate import ENGINE, INSTANCES, THREADS, Candidate
-from graphkiln.tuning.space import Axis, Space
+import pytest
+from digits_subject import changed, digits_subject
+
+from graphkiln.tuning.candidate import ENGINE, INSTANCES, THREADS, Candidate, Value
+from graphkiln.tuning.space import Axis, Machine, ModelSpace, Space, narrow, span_space
+from graphkiln.tuning.subject import Subject
+from graphkiln_backend.engines.base import Support
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.repository.model_config import InstanceGroup
 
 
 def within_two_cores(candidate: Candidate) -> str:
@@ -80,3 +89,166 @@ def test_what_serves_today_is_known_where_a_key_is_fixed_to_something_else() -> 
     assert (space.today, fixed.default) == (space.default, Candidate.of({"a": 2, "b": 2}))
     assert fixed.today == space.default
     assert space.only(["a"]).today == space.default
+
+
+# The space of a model on a machine.
+
+EVERYTHING = Machine(probe=lambda _name, _device: Support(ok=True), lacks=lambda _: "")
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+def span(subject: Subject, machine: Machine = EVERYTHING, p99_s: float = 0.05, rows: int = 1) -> ModelSpace:
+    return span_space(subject, p99_s=p99_s, rows=rows, machine=machine)
+
+
+def axes(spanned: ModelSpace) -> dict[str, tuple[Value, ...]]:
+    return {axis.key: axis.values for axis in spanned.space.axes}
+
+
+def objection(spanned: ModelSpace, **values: Value) -> str:
+    return spanned.space.objection(spanned.space.default.with_values(values))
+
+
+def test_what_serves_today_comes_first_and_is_legal(subject: Subject) -> None:
+    spanned = span(subject)
+    assert spanned.space.candidates[0] == spanned.space.default
+    assert {key: values[0] for key, values in axes(spanned).items()} == {
+        "engine": "onnxruntime", "precision": "fp32", "threads": subject.deployment.plan.configs[0].threads,
+        "streams": 1, "spin": True, "instances": 1, "max_batch_size": 32, "max_queue_delay_us": 0,
+    }  # fmt: skip
+
+
+def test_every_key_that_matters_has_its_values(subject: Subject) -> None:
+    found = axes(span(subject))
+    assert set(found["engine"]) == {"onnxruntime", "openvino"}
+    assert set(found["precision"]) == {"fp32", "bf16", "fp16"}
+    assert {1, 2} <= set(found["threads"])
+    assert set(found["max_batch_size"]) == {1, 2, 4, 8, 16, 32, 64}
+    assert set(found["max_queue_delay_us"]) == {-1, 0, 100, 500, 2000, 5000, 20000}
+
+
+def test_engines_and_precisions_that_are_not_here_are_left_out(subject: Subject) -> None:
+    machine = Machine(
+        probe=lambda name, _: Support(ok=name != "openvino", reason="not installed"),
+        lacks=lambda precision: f"no instructions for {precision}",
+    )
+    spanned = span(subject, machine)
+    assert axes(spanned)["engine"] == ("onnxruntime",)
+    assert axes(spanned)["precision"] == ("fp32",)
+    assert "engine openvino: not installed" in spanned.left_out
+    assert "precision bf16: no instructions for bf16" in spanned.left_out
+    assert any(line.startswith("precision int8: needs an int8 graph") for line in spanned.left_out)
+
+
+def test_a_graph_that_was_not_saved_in_fp32_stays_as_it_is(subject: Subject) -> None:
+    saved = replace(subject, deployment=replace(subject.deployment, saved=Precision.INT8))
+    spanned = span(saved)
+    assert axes(spanned)["precision"] == ("int8",)
+    assert any("saved in int8, which loading does not change" in line for line in spanned.left_out)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda s: changed(s, max_batch_size=0), "the graph is served without batches"),
+        (lambda s: replace(s, mixing="node mean takes all rows"), "node mean takes all rows"),
+    ],
+)  # fmt: skip
+def test_batches_that_cannot_be_are_not_tried(subject: Subject, make: object, reason: str) -> None:
+    assert callable(make)
+    spanned = span(make(subject))
+    assert len(axes(spanned)["max_batch_size"]) == 1
+    assert len(axes(spanned)["max_queue_delay_us"]) == 1
+    assert any(reason in line for line in spanned.left_out)
+
+
+def test_a_delay_that_takes_half_of_the_target_is_none(subject: Subject) -> None:
+    spanned = span(subject, p99_s=0.002)
+    assert set(axes(spanned)["max_queue_delay_us"]) == {0, 100, 500, -1}
+    assert any(line.startswith("max_queue_delay_us of 1000 and more") for line in spanned.left_out)
+
+
+def test_batches_hold_the_largest_request(subject: Subject) -> None:
+    assert min(int(each) for each in axes(span(subject, rows=4))["max_batch_size"] if isinstance(each, int)) == 4
+
+
+def test_groups_of_their_own_keep_their_counts(subject: Subject) -> None:
+    spanned = span(replace(subject, single_group=False))
+    assert axes(spanned)["instances"] == (1,)
+    assert any("several instance groups" in line for line in spanned.left_out)
+
+
+def test_on_a_gpu_other_keys_matter(subject: Subject) -> None:
+    group = InstanceGroup(count=1, device=Device.gpu(0))
+    spanned = span(changed(subject, instance_groups=(group,)))
+    found = axes(spanned)
+    assert set(found["engine"]) == {"onnxruntime", "tensorrt"}
+    assert "tf32" in found["precision"]
+    assert set(found["layout"]) == {"engine's", "nchw", "nhwc"}
+    assert len(found["threads"]) == 1
+    assert "TensorRT chooses itself: no layout" in objection(spanned, engine="tensorrt", layout="nhwc", spin=False)
+    assert spanned.space.objection(Candidate.of({**spanned.space.default.values, "layout": "nhwc"})) == ""
+
+
+class TestNarrowing:
+    def test_keys_that_are_not_named_stay_as_they_are(self, subject: Subject) -> None:
+        space = narrow(span(subject).space, ["max_queue_delay_us"], {})
+        assert {axis.key for axis in space.axes if len(axis.values) > 1} == {"max_queue_delay_us"}
+
+    @pytest.mark.parametrize(
+        ("only", "expected"),
+        [
+            ("engine", {"engine": "openvino"}),
+            ("instances", {"instances": 2, "threads": 1}),
+            ("threads", {"threads": 1}),
+            ("max_batch_size", {"max_batch_size": 1, "max_queue_delay_us": -1}),
+        ],
+    )
+    def test_others_follow_where_they_must(self, subject: Subject, only: str, expected: dict[str, Value]) -> None:
+        space = narrow(span(subject).space, [only], {})
+        assert [each for each in space.candidates if expected.items() <= each.values.items()]
+
+    def test_fixed_values_have_followers_too(self, subject: Subject) -> None:
+        space = narrow(span(subject).space, ["precision"], {"engine": "openvino"})
+        assert {each["precision"] for each in space.candidates} == {"fp32", "bf16", "fp16"}
+        assert {each["spin"] for each in space.candidates} == {False}
+
+    @pytest.mark.parametrize(
+        ("fixes", "known"),
+        [
+            ({"engine": "tensorrt"}, "one of onnxruntime, openvino"),
+            ({"precision": "fp8"}, "one of fp32, "),
+        ],
+    )
+    def test_words_that_are_no_values_are_refused(self, subject: Subject, fixes: dict[str, Value], known: str) -> None:
+        with pytest.raises(InvalidInput, match=known):
+            narrow(span(subject).space, [], fixes)
+
+    def test_what_leaves_nothing_is_refused(self, subject: Subject) -> None:
+        with pytest.raises(InvalidInput, match="no candidate is left: threads x instances"):
+            narrow(span(subject).space, [], {"threads": 2, "instances": 2})
+        with pytest.raises(InvalidInput, match="'engin' is not tuned"):
+            narrow(span(subject).space, ["engin"], {})
+
+
+def test_preferred_sizes_give_way_to_smaller_batches(subject: Subject) -> None:
+    preferring = changed(subject, preferred_batch_sizes=(4, 8))
+    spanned = span(preferring)
+    assert axes(spanned)["preferred_batch_sizes"] == ((4, 8), ())
+    assert "above max_batch_size" in objection(spanned, max_batch_size=2)
+    assert objection(spanned, max_batch_size=2, preferred_batch_sizes=()) == ""
+    alone = narrow(spanned.space, ["max_batch_size"], {})
+    assert {1, 2} <= {each["max_batch_size"] for each in alone.candidates}
+    assert "preferred_batch_sizes" not in axes(span(subject))
+
+
+def test_int8_is_tried_where_there_is_such_a_graph(subject: Subject, tmp_path: Path) -> None:
+    assert "int8" in axes(span(replace(subject, int8=tmp_path)))["precision"]
+    refused = span(replace(subject, no_int8="does not compute the same: 12% off"))
+    assert "int8" not in axes(refused)["precision"]
+    assert "precision int8: does not compute the same: 12% off" in refused.left_out
+    assert "precision int8: needs an int8 graph: --calibration PATH makes one of samples" in span(subject).left_out

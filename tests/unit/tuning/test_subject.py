@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from digits_subject import digits_subject
+from task_outputs import DETECTION
 
-from graphkiln.tuning.subject import check_tunable, read_subject, served_versions, vanishing_cache
-from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository.config_changes import NO_BATCHER
+from graphkiln.tuning import subject as calibration
+from graphkiln.tuning.subject import (
+    Subject,
+    check_tunable,
+    ensembles_of,
+    read_subject,
+    served_versions,
+    stage,
+    vanishing_cache,
+    with_int8,
+)
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput, RepositoryError, VerificationError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
+from graphkiln_backend.repository.version import read_version
 
 
 def test_a_version_is_read_as_the_server_would(digits: Path) -> None:
@@ -83,3 +99,136 @@ def test_ensembles_of_its_store_are_known(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "both" / "config.pbtxt").write_text(f'platform: "ensemble" max_batch_size: 4 {step}\n')
     with vanishing_cache() as cache:
         assert read_subject(tmp_path / "digits" / "1", cache).ensembles == {"both": 4}
+
+
+# What a trial serves: links, and another configuration.
+
+
+@pytest.fixture(scope="module")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+def digest(folder: Path) -> str:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def test_a_store_holds_the_version_and_the_changes(subject: Subject) -> None:
+    before = digest(subject.folder)
+    with stage(subject, ConfigChanges(max_batch_size=4)) as store:
+        assert [path.name for path in store.iterdir()] == ["digits"]
+        config = read_config(store / "digits" / "config.pbtxt")
+        assert config.max_batch_size == 4
+        assert "preprocess" in config.parameters
+        assert (store / "digits" / "1").resolve() == subject.folder / "1"
+    assert not store.exists()
+    assert digest(subject.folder) == before
+
+
+def test_only_the_version_that_is_tuned_is_there(subject: Subject, tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text('version_policy { specific { versions: [7] } } name: "digits"')
+    for version in ("1", "7"):
+        (folder / version).symlink_to(subject.folder / "1")
+    with stage(replace(subject, folder=folder), ConfigChanges()) as store:
+        assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
+        assert not read_config(store / "digits" / "config.pbtxt").HasField("version_policy")
+
+
+def test_another_graph_may_stand_in_its_place(subject: Subject, repository: Path) -> None:
+    other = repository / "model_repository" / "scenes-detector" / "1"
+    with stage(subject, ConfigChanges(), other) as store:
+        assert (store / "digits" / "1").resolve() == other
+        assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
+
+
+# Ensembles that a model is a step of.
+
+ENSEMBLE = """platform: "ensemble"
+max_batch_size: {batch}
+ensemble_scheduling {{ step [ {{ model_name: "first" model_version: -1 }}, {{ model_name: "last" }} ] }}
+"""
+
+
+def test_those_of_the_same_store_are_found_with_their_batches(tmp_path: Path) -> None:
+    configs = {
+        "first": "max_batch_size: 8\n",
+        "pipeline": ENSEMBLE.format(batch=4),
+        "single": ENSEMBLE.format(batch=0),
+        ".hidden": ENSEMBLE.format(batch=64),
+        "broken": "max_batch_size: ???\n",
+    }
+    for name, text in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.pbtxt").write_text(text)
+    (tmp_path / "bare").mkdir()
+    assert ensembles_of(tmp_path / "first") == {"pipeline": 4, "single": 0}
+    assert ensembles_of(tmp_path / "pipeline") == {}
+
+
+# An int8 graph of the model that is tuned.
+
+
+def said(subject: Subject, **contract: object) -> Subject:
+    """The subject with another contract."""
+    version = subject.deployment.version
+    changed = replace(version, contract=replace(version.contract, **contract))  # type: ignore[arg-type]
+    return replace(subject, deployment=replace(subject.deployment, version=changed))
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.npz"
+    np.savez(path, INPUT_0=np.random.default_rng(1).normal(size=(16, 1, 32, 32)).astype(np.float32))
+    return path
+
+
+@pytest.mark.slow
+def test_it_is_made_and_proven(subject: Subject, samples: Path, tmp_path: Path) -> None:
+    found = with_int8(subject, samples, None, tmp_path / "int8")
+    assert found.int8 is not None, found.no_int8
+    version = read_version(found.int8)
+    assert version.manifest is not None
+    assert version.manifest.conversion is not None
+    assert version.manifest.conversion.precision == Precision.INT8
+    assert [spec.name for spec in version.manifest.signature.inputs] == ["INPUT_0"]
+    assert version.contract.labels == subject.deployment.version.contract.labels
+
+
+def test_one_that_does_not_compute_the_same_is_left_out_with_the_reason(
+    subject: Subject, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise VerificationError("the outputs changed", report="top-1 agreement 0.5")
+
+    monkeypatch.setattr(calibration, "_convert", refuse)
+    found = with_int8(subject, samples, None, tmp_path)
+    assert found.int8 is None
+    assert found.no_int8 == "does not compute the same: the outputs changed: top-1 agreement 0.5"
+
+
+def test_it_takes_and_gives_the_tensors_of_the_model(
+    subject: Subject, samples: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = repository / "model_repository"
+    for name, fits in (("digits", True), ("scenes-detector", False)):
+        monkeypatch.setattr(calibration, "_convert", lambda *_, name=name: store / name / "1")
+        if fits:
+            assert with_int8(subject, samples, None, store).int8 == store / name / "1"
+            continue
+        with pytest.raises(InvalidInput, match="other tensors"):
+            with_int8(subject, samples, None, store)
+
+
+def test_what_is_not_saved_in_fp32_or_no_classifier_is_refused(subject: Subject, samples: Path, tmp_path: Path) -> None:
+    half = replace(subject, deployment=replace(subject.deployment, saved=Precision.BF16))
+    for refused, told in ((half, "was saved in bf16"), (said(subject, task=DETECTION), "more than scores of classes")):
+        with pytest.raises(InvalidInput, match=told):
+            with_int8(refused, samples, None, tmp_path)
+
+
+def test_samples_that_are_not_there_are_told(subject: Subject, tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=r"none\.npz"):
+        with_int8(subject, tmp_path / "none.npz", None, tmp_path / "int8")

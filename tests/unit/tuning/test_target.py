@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.candidate import Candidate, Value
+from graphkiln.tuning.target import Objective, Target, parse_fixed, parse_fixes, parse_rate, parse_share
 from graphkiln_backend.graph.errors import InvalidInput
 
 
@@ -39,3 +40,67 @@ def test_a_rate_of_which_hardly_a_request_comes_takes_a_longer_budget() -> None:
         slow.check_budget(1200.0)
     slow.check_budget(2000.0)
     Target(p99_s=1.0).check_budget(1.0)
+
+
+# Rates, shares and fixed values as people write them.
+
+DEFAULT = Candidate.of({"engine": "onnxruntime", "threads": 2, "spin": True, "preferred_batch_sizes": (4,)})
+
+
+@pytest.mark.parametrize(("text", "rate"), [("200/s", 200), ("200", 200), ("12000/min", 200), ("36/h", 0.01)])
+def test_rates(text: str, rate: float) -> None:
+    assert parse_rate(text, "--rate") == pytest.approx(rate)
+
+
+def test_shares() -> None:
+    assert parse_share("0.5%", "--accuracy-floor") == 0.005
+    assert parse_share("0%", "--accuracy-floor") == 0
+
+
+@pytest.mark.parametrize("text", ["0/s", "0", "fast", "5/year"])
+def test_what_is_no_rate_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--rate"):
+        parse_rate(text, "--rate")
+
+
+@pytest.mark.parametrize("text", ["0.5", "100%", "-1%"])
+def test_what_is_no_share_is_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="--accuracy-floor"):
+        parse_share(text, "--accuracy-floor")
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("engine=openvino", "engine", "openvino"),
+        ("threads=1", "threads", 1),
+        ("spin=off", "spin", False),
+        ("preferred_batch_sizes=2+8", "preferred_batch_sizes", (2, 8)),
+        ("preferred_batch_sizes=none", "preferred_batch_sizes", ()),
+    ],
+)
+def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Value) -> None:
+    assert parse_fixed(text, DEFAULT) == (key, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("thread=1", "threads"),
+        ("threads", "a value is missing"),
+        ("threads=", "a value is missing"),
+        ("threads=many", "expected a whole number"),
+        ("threads=0", "expected 1 or more"),
+        ("spin=maybe", "expected on or off"),
+        ("preferred_batch_sizes=a", "expected a whole number"),
+    ],
+)
+def test_mistakes_in_fixed_values_are_told(text: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        parse_fixed(text, DEFAULT)
+
+
+def test_each_key_is_fixed_once() -> None:
+    assert parse_fixes(["threads=1", "spin=off", "threads=1"], DEFAULT) == {"threads": 1, "spin": False}
+    with pytest.raises(InvalidInput, match="'threads' has another value already"):
+        parse_fixes(["threads=1", "threads=2"], DEFAULT)

@@ -1,0 +1,494 @@
+"""A candidate on a server: loaded, watched, judged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graphkiln.tuning import measure
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.measure import (
+    AnswerWatch,
+    Arriving,
+    Ask,
+    CpuTime,
+    EnergyMeter,
+    Loading,
+    Placed,
+    ServedCandidate,
+    ServerWatch,
+    describe_generator,
+    latencies_of,
+    parse_placement,
+    plan_load,
+    read_placement,
+    summarize,
+)
+from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError, Overloaded
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_client.load_generator import Recording, _Trace
+from graphkiln_client.load_job import Load
+
+GENERATOR = np.random.default_rng(1)
+ANSWERS = tuple({"Y": GENERATOR.normal(size=(1, 50)).astype(np.float32)} for _ in range(3))
+FEEDS = tuple({"X": np.full((1, 1), number, np.float32)} for number in range(3))
+QUESTIONS = Questions(origin="test", feeds=FEEDS, answers=ANSWERS, saved=Precision.FP32)
+CANDIDATE = Candidate.of({"engine": "openvino", "precision": "fp32"})
+
+
+class FakeClient:
+    """Answers right, or as it is told."""
+
+    factor = 1.0
+
+    @classmethod
+    @contextmanager
+    def open(cls, **_: Any) -> Iterator[FakeClient]:
+        yield cls()
+
+    def model(self, *_: str) -> FakeClient:
+        return self
+
+    def infer(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"Y": ANSWERS[int(feeds["X"][0, 0])]["Y"] * self.factor}
+
+
+class FakeWatch:
+    """A server's processes."""
+
+    dead = ""
+    cpu = 1.0
+
+    def death(self) -> str:
+        return self.dead
+
+    def cpu_s(self) -> float:
+        self.cpu += 1.0
+        return self.cpu
+
+    def memory_bytes(self) -> int:
+        return 4096
+
+
+def record(_target: object, _samples: object, load: Load, at_start: Callable[[], None]) -> Recording:
+    at_start()
+    moments = load.arrivals if load.arrivals is not None else np.arange(0, 2, 0.1)
+    responses = [(float(moment), float(moment) + 0.01) for moment in moments]
+    return Recording(traces=[_Trace(responses=responses)], begin=0.5, end=0.5 + load.seconds, cpu_s=0.2)
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> ServedCandidate:
+    monkeypatch.setattr(measure, "Client", FakeClient.open)
+    watch: Any = FakeWatch()
+    return ServedCandidate(
+        candidate=CANDIDATE, model="m", client={"url": "grpc://h:1"}, asking={"url": "http://h:2"},
+        loading=Loading(questions=QUESTIONS, record=record), watch=watch,
+        placed=Placed(engine="openvino", precision="fp32", device="cpu"),
+    )  # fmt: skip
+
+
+def test_a_rate_is_measured_from_when_requests_were_due(served: ServedCandidate) -> None:
+    found = served.measure(OpenLoop(100), 4.0, 1)
+    assert isinstance(found, Measured)
+    assert found.latency.count == pytest.approx(400, rel=0.2)
+    assert found.latency.p99.value == pytest.approx(0.01)
+    assert found.throughput.value == pytest.approx(100, rel=0.2)
+    assert found.memory_bytes == 4096
+    assert found.server_cores is not None
+    assert found.client_cores == pytest.approx(0.05)
+    assert found.placed == "openvino on cpu in fp32"
+    assert found.warning == ""
+
+
+def test_callers_are_measured_by_their_responses(served: ServedCandidate) -> None:
+    found = served.measure(ClosedLoop(1), 1.0, 1)
+    assert isinstance(found, Measured)
+    assert found.latency.count == 10
+
+
+def test_another_seed_is_another_load(served: ServedCandidate) -> None:
+    counts = {served.measure(OpenLoop(50), 4.0, seed).requests for seed in range(4)}  # type: ignore[union-attr]
+    assert len(counts) > 1
+
+
+def test_wrong_answers_are_out_however_fast(served: ServedCandidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeClient, "factor", 1.01)
+    found = served.measure(OpenLoop(100), 1.0, 1)
+    assert isinstance(found, Failed)
+    assert "its answers under load are wrong: openvino" in found.reason or "answers under load" in found.reason
+    assert "relative L2" in found.reason
+
+
+def test_a_server_that_crashes_is_a_candidate_that_failed(
+    served: ServedCandidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeWatch, "dead", "tritonserver was killed or crashed")
+    assert served.measure(OpenLoop(100), 1.0, 1) == Failed(reason="under load, tritonserver was killed or crashed")
+
+
+def test_questions_go_on_where_they_stopped(served: ServedCandidate) -> None:
+    served.measure(OpenLoop(100), 1.0, 1)
+    first = served._asked
+    served.measure(OpenLoop(100), 1.0, 1)
+    assert served._asked > first > 0
+
+
+def test_elsewhere_memory_is_not_known(served: ServedCandidate) -> None:
+    served.watch, served.placed = None, None
+    found = served.measure(OpenLoop(100), 1.0, 1)
+    assert isinstance(found, Measured)
+    assert (found.memory_bytes, found.server_cores, found.placed) == (None, None, "")
+
+
+def test_a_load_generator_that_takes_the_machine_is_told() -> None:
+    assert describe_generator(0.9, 2) == ""
+    assert describe_generator(1.5, 2) == "the load generator took 75% of the cores"
+
+
+def test_meters_are_read_while_the_load_lasts(served: ServedCandidate) -> None:
+    """What comes after it, such as the end of its processes, would make every figure of a second smaller."""
+    read = threading.Event()
+
+    class Watch(FakeWatch):
+        def memory_bytes(self) -> int:
+            read.set()
+            return 4096
+
+    def record_longer(target: object, samples: object, load: Load, at_start: Callable[[], None]) -> Recording:
+        recording = record(target, samples, load, at_start)
+        assert read.wait(60), "read at the end of the measurement, though the load goes on"
+        return recording
+
+    watch: Any = Watch()
+    served.watch, served.loading = watch, replace(served.loading, record=record_longer)
+    found = served.measure(OpenLoop(100), 0.05, 1)
+    assert isinstance(found, Measured)
+    assert found.memory_bytes == 4096
+    assert watch.cpu == 3.0, "CPU time was read once at each end"
+
+
+# Answers under load.
+
+
+def answer(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+    return ANSWERS[int(feeds["X"][0, 0])]
+
+
+def watch_of(ask: Ask, first: int = 0, rate: float = 0.0) -> AnswerWatch:
+    return AnswerWatch(ask, QUESTIONS, first, rate, engine="onnxruntime", precision="fp32")
+
+
+class Asked:
+    """Answers, wrongly at some moments, and says when it was asked often enough."""
+
+    def __init__(self, enough: int, wrong: tuple[int, ...] = ()) -> None:
+        self.numbers: list[int] = []
+        self.enough, self._count, self._wrong = threading.Event(), enough, wrong
+
+    def __call__(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        self.numbers.append(int(feeds["X"][0, 0]))
+        if len(self.numbers) >= self._count:
+            self.enough.set()
+        factor = np.float32(1.01) if len(self.numbers) in self._wrong else np.float32(1)
+        return {"Y": answer(feeds)["Y"] * factor}
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for between two questions."""
+    monkeypatch.setattr("graphkiln.tuning.measure._PAUSE_S", 0)
+    monkeypatch.setattr("graphkiln.tuning.measure._SHARE", 1e9)
+
+
+def test_answers_are_held_to_those_of_the_graph() -> None:
+    with watch_of(answer, first=1) as watch:
+        pass
+    assert watch.objection() == ""
+    assert (watch.next_question, watch.judged) == (2, 1)
+
+
+def test_a_wrong_one_is_told() -> None:
+    with watch_of(Asked(1, wrong=(1,))) as watch:
+        pass
+    assert "Y: relative L2" in watch.objection()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_questions_go_on_while_the_load_lasts() -> None:
+    ask = Asked(7)
+    with watch_of(ask) as watch:
+        assert ask.enough.wait(10)
+    assert ask.numbers[:7] == [0, 1, 2, 0, 1, 2, 0]
+    assert watch.objection() == ""
+    assert watch.judged == len(ask.numbers)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("wrong", [4, 5, 6])
+def test_one_that_was_wrong_for_a_moment_is_told(wrong: int) -> None:
+    """The same question is answered right before and after."""
+    ask = Asked(12, wrong=(wrong,))
+    with watch_of(ask) as watch:
+        watch._thread.join(10)  # it stops asking where it saw it
+    assert "Y: relative L2" in watch.objection()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_answers_between_which_others_fail_are_judged_too() -> None:
+    """Only the first question is answered, and wrongly the second time: no block is ever full."""
+    ask = Asked(12, wrong=(4,))
+
+    def some(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        found = ask(feeds)
+        if feeds["X"][0, 0]:
+            raise Overloaded("too much")
+        return found
+
+    with watch_of(some) as watch:
+        watch._thread.join(10)
+    assert "Y: relative L2" in watch.objection()
+
+
+def test_a_server_that_answers_nothing_is_an_objection() -> None:
+    def ask(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise Overloaded("too much")
+
+    with watch_of(ask) as watch:
+        pass
+    assert "too much" in watch.objection()
+
+
+def test_what_is_wrong_with_asking_is_raised() -> None:
+    def ask(_: Mapping[str, Any]) -> Mapping[str, Any]:
+        raise ZeroDivisionError
+
+    with watch_of(ask) as watch:
+        pass
+    with pytest.raises(ZeroDivisionError):
+        watch.objection()
+
+
+def test_questions_are_few_beside_the_load() -> None:
+    assert watch_of(answer, rate=2)._pause_s == 25
+    assert watch_of(answer, rate=1000)._pause_s == 0.2
+
+
+# What a server's processes do to the machine.
+
+METRICS = """# HELP graphkiln_instance_info What the instance serves with
+graphkiln_instance_info{device="cpu",engine="openvino",instance="m_0_0",model="m",precision="bf16",version="1"} 1.000000
+graphkiln_instance_info{device="cpu",engine="openvino",instance="m_0_1",model="m",precision="fp32",version="1"} 1
+graphkiln_instance_info{device="cpu",engine="onnxruntime",instance="n",model="n",precision="fp32",version="1"} 1
+nv_inference_count{model="m",version="1"} 7
+"""
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen(["bash", "-c", "exec -a tritonserver sleep 60"])
+time.sleep(0.2); print(child.pid, flush=True)
+try: time.sleep(60)
+finally: child.kill()
+"""
+
+
+@pytest.fixture
+def parent() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+        if process.stdout:
+            process.stdout.close()
+
+
+def test_each_instance_says_what_it_serves_with() -> None:
+    assert parse_placement(METRICS, "m") == (
+        Placed(engine="openvino", precision="bf16", device="cpu"),
+        Placed(engine="openvino", precision="fp32", device="cpu"),
+    )
+    assert parse_placement(METRICS, "other") == ()
+    assert str(parse_placement(METRICS, "n")[0]) == "onnxruntime on cpu in fp32"
+
+
+def test_a_server_that_does_not_tell_is_an_error() -> None:
+    with pytest.raises(MeasurementError, match="metrics cannot be read"):
+        read_placement("http://127.0.0.1:9/metrics", "m")
+
+
+def test_memory_and_cpu_time_are_those_of_the_whole_family(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    watch = ServerWatch(parent.pid)
+    memory = watch.memory_bytes()
+    pss = sum(_pss(pid) for pid in (parent.pid, child))
+    assert memory == pytest.approx(pss, rel=0.3)
+    assert watch.cpu_s() > 0
+    assert watch.death() == ""
+
+
+def test_a_process_that_dies_is_named(parent: subprocess.Popen[str]) -> None:
+    assert parent.stdout
+    child = int(parent.stdout.readline())
+    watch = ServerWatch(parent.pid)
+    subprocess.run(["kill", "-9", str(child)], check=True)
+    end = time.monotonic() + 10
+    while not watch.death() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert watch.death() == "tritonserver was killed or crashed"
+    parent.kill()
+    parent.wait()
+    assert watch.death() == "the server ended"
+
+
+def test_cores_are_seconds_by_seconds() -> None:
+    begin, end = CpuTime(moment_s=10, cpu_s=5), CpuTime(moment_s=14, cpu_s=11)
+    assert begin.cores_until(end) == 1.5
+    assert end.cores_until(begin) == 0
+
+
+def _pss(pid: int) -> int:
+    rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("Pss:")) << 10
+
+
+# The machine's own counters of energy.
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "energy_uj").write_text("1000000\n")
+        (folder / "max_energy_range_uj").write_text("9000000\n")
+    return tmp_path
+
+
+def test_whole_processors_are_counted(powercap: Path) -> None:
+    meter = EnergyMeter(powercap, dict)
+    meter.begin()
+    for name, value in (("intel-rapl:0", 3_000_000), ("intel-rapl:1", 1_500_000), ("intel-rapl:0:0", 9_000_000)):
+        (powercap / name / "energy_uj").write_text(str(value))
+    assert meter.joules() == pytest.approx(2.5)
+
+
+def test_a_counter_starts_again_beyond_its_range(powercap: Path) -> None:
+    meter = EnergyMeter(powercap, dict)
+    meter.begin()
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("500000")
+    assert meter.joules() == pytest.approx(8.5)
+
+
+def test_gpus_count_beside_them(powercap: Path) -> None:
+    read = iter([{"gpu:0": 10.0}, {"gpu:0": 14.0}])
+    meter = EnergyMeter(powercap, lambda: next(read))
+    meter.begin()
+    assert meter.joules() == pytest.approx(4)
+
+
+def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path, powercap: Path) -> None:
+    meter = EnergyMeter(tmp_path / "none", dict)
+    meter.begin()
+    assert meter.joules() is None
+    for folder in powercap.glob("intel*"):
+        (folder / "energy_uj").write_text("not for you")
+    meter = EnergyMeter(powercap, dict)
+    meter.begin()
+    assert meter.joules() is None
+
+
+# When requests of a trial come, and what becomes of each.
+
+
+def recording(
+    responses: list[tuple[float, float]], errors: Sequence[tuple[float, float]] = (), unsent: Sequence[float] = ()
+) -> Recording:
+    trace = _Trace(responses=responses, errors=[(*moments, "ServerError") for moments in errors])
+    return Recording(traces=[trace], begin=10.0, end=20.0, cpu_s=1.0, unsent=list(unsent))
+
+
+class TestMoments:
+    def test_a_rate_is_kept_and_a_seed_moves_them(self) -> None:
+        arriving = Arriving()
+        moments = arriving.moments(200, 50, 1)
+        assert len(moments) == pytest.approx(10_000, rel=0.05)
+        assert moments[0] != arriving.moments(200, 50, 2)[0]
+        np.testing.assert_array_equal(moments, arriving.moments(200, 50, 1))
+
+    def test_bursts(self) -> None:
+        moments = Arriving(burst=4).moments(100, 50, 0)
+        assert {size % 4 for size in np.unique(moments, return_counts=True)[1]} == {0}
+
+    def test_a_trace_is_stretched_to_the_rate(self) -> None:
+        trace = np.array([0, 1, 1.5, 4.0])
+        arriving = Arriving(trace=trace)
+        moments = arriving.moments(30, 100, 3)
+        assert len(moments) == pytest.approx(3000, rel=0.01)
+        gaps = np.unique(np.diff(moments).round(9))
+        np.testing.assert_allclose(gaps, np.array([0.5, 1.0, 2.5]) * 0.75 / 30)
+        assert moments[0] != arriving.moments(30, 100, 4)[0]
+
+    def test_options_that_contradict_each_other(self, tmp_path: Path) -> None:
+        trace = tmp_path / "trace"
+        trace.write_text("0\n1\n")
+        with pytest.raises(InvalidInput, match="both say when"):
+            Arriving.of(4, trace)
+        trace.write_text("5\n5\n")
+        with pytest.raises(InvalidInput, match="all requests come at once"):
+            Arriving.of(None, trace)
+
+    def test_it_says_in_words_what_it_is(self) -> None:
+        assert str(Arriving()) == "Poisson arrivals"
+        assert str(Arriving(burst=8)) == "bursts of 8 at random moments"
+        assert "recorded" in str(Arriving(trace=np.array([0.0, 1.0])))
+
+
+class TestLoad:
+    def test_a_rate_is_an_open_loop(self) -> None:
+        load = plan_load(OpenLoop(100), Arriving(), seconds=4, warmup_s=1, seed=0)
+        assert load.arrivals is not None
+        assert len(load.arrivals) == pytest.approx(500, rel=0.2)
+        assert (load.seconds, load.warmup_s) == (4, 1)
+
+    def test_callers_are_a_closed_one(self) -> None:
+        load = plan_load(ClosedLoop(3), Arriving(), seconds=4, warmup_s=1, seed=0)
+        assert (load.callers, load.arrivals) == (3, None)
+
+
+class TestLatencies:
+    def test_they_count_from_when_a_request_was_due(self) -> None:
+        found = recording([(11.0, 11.5), (9.9, 10.5), (10.5, 25.0)])
+        assert latencies_of(found, is_open=True).tolist() == [14.5, 0.5]
+
+    def test_a_closed_loop_counts_what_was_answered_in_time(self) -> None:
+        found = recording([(11.0, 11.5), (9.9, 10.5), (10.5, 25.0)])
+        assert latencies_of(found, is_open=False).tolist() == pytest.approx([0.6, 0.5])
+
+    def test_what_failed_or_was_never_sent_took_for_ever_in_its_place(self) -> None:
+        failed = [(12.0, 12.5), (9.0, 14.0), (18.0, 40.0)]  # the second was due before the beginning, the third hung
+        found = recording([(11.0, 11.5), (19.0, 19.25)], errors=failed, unsent=[13.0])
+        assert latencies_of(found, is_open=True).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
+        assert latencies_of(found, is_open=False).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25, np.inf]
+
+    def test_a_summary_has_both(self) -> None:
+        found = recording([(10 + 0.1 * number, 10.01 + 0.1 * number) for number in range(100)])
+        latency, throughput = summarize(found, is_open=True)
+        assert latency.count == 100
+        assert latency.p50_s == pytest.approx(0.01)
+        assert throughput.value == pytest.approx(10)
+
+    def test_nothing_at_all_is_endless(self) -> None:
+        latency, throughput = summarize(recording([]), is_open=True)
+        assert latency.p99.value == np.inf
+        assert throughput.value == 0
