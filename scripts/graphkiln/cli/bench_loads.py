@@ -107,7 +107,7 @@ class LoadOptions:
 
 
 def _check_size(rate: float, seconds: float) -> None:
-    """Refuses runs without an end, and those of more requests than anybody sends."""
+    """Refuse runs that are too long or have too many requests."""
     if not (seconds <= _LONGEST_S and rate * seconds <= _MOST_REQUESTS):  # nor NaN
         wanted = f"{rate:g} requests a second for {seconds:g} s" if rate else f"a run of {seconds:g} s"
         raise InvalidInput(f"{wanted} would not end, or be too many", hint="a lower --rate, or a shorter --duration")

@@ -102,7 +102,7 @@ def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
 
 
 def parse_size(text: str) -> int:
-    """Parses a size such as `500M` or `20G` (powers of 1024) into bytes.
+    """Parse a size such as `500M` or `20G` (powers of 1024) into bytes.
 
     Raises:
         ServerSetupError: The text is not a size.

@@ -58,7 +58,7 @@ class ConnectionOptions:
     )
 
     def connect(self) -> Client:
-        """Creates the client.
+        """Create the client.
 
         Raises:
             InvalidInput: The URL, a header or a file cannot be used.
@@ -110,7 +110,7 @@ _HINTS = get_type_hints(ConnectionOptions, include_extras=True)
 def with_connection(
     *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False, url: OptionInfo | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a verb the options of a connection in place of its parameter `connection`.
+    """Replace a verb's parameter `connection` by the options of a connection.
 
     `--url` takes the parameter's place; the others follow the verb's own options.
 
@@ -149,7 +149,7 @@ def _parameter(name: str, default: ConnectionOptions) -> inspect.Parameter:
 
 
 def _check_tls(options: ConnectionOptions) -> None:
-    """Refuses options of TLS for a connection without it, which would be plain all the same.
+    """Refuse options of TLS for a connection without it, which would be plain all the same.
 
     Raises:
         InvalidInput: There are some.

@@ -29,7 +29,7 @@ Html = Annotated[Path | None, typer.Option(help="Also write the report as one fi
 
 
 def check_html(html: Path | None) -> None:
-    """Refuses a report that could not be written, before anything is measured.
+    """Refuse a report that could not be written, before anything is measured.
 
     Raises:
         InvalidInput: There is no such folder, or nothing can be written there.
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 
 def say(line: str, level: int = logging.INFO) -> None:
-    """Prints one line on stderr; an event of the log where that is JSON.
+    """Print one line on stderr; an event of the log where that is JSON.
 
     Args:
         line: The message.

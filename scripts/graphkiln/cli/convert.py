@@ -141,7 +141,7 @@ if TYPE_CHECKING:
 
 
 def show_conversion(folder: Path, manifest: Manifest) -> None:
-    """Prints what `graphkiln convert` wrote."""
+    """Print what `graphkiln convert` wrote."""
     console = Console()
     if manifest.conversion:
         console.print(_passes_table(manifest.conversion))
@@ -177,7 +177,7 @@ def _output(manifest: Manifest, spec: TensorSpec) -> str:
 
 
 def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
-    """Prints all passes and when they run."""
+    """Print all passes and when they run."""
     table = Table("pass", "what it does", "runs")
     for graph_pass, when in passes:
         table.add_row(graph_pass.name, graph_pass.summary, when)

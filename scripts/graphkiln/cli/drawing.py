@@ -112,7 +112,7 @@ def _draw_label(
     *,
     above: bool = True,
 ) -> float:
-    """Writes on a plate above a corner, or below where there is no room, inside the image; returns where it ends."""
+    """Write on a plate above a corner, or below where there is no room, inside the image; returns where it ends."""
     text = _plain(text)
     left, top, right, bottom = canvas.textbbox((0, 0), text, font=font)
     pad = max(1, (bottom - top) // 5)

@@ -56,7 +56,7 @@ def save_vectors(
     batch_size: int,
     concurrency: int,
 ) -> None:
-    """Writes the vectors of images, each once, sorted by path; all of them come from one version.
+    """Write the vectors of images, each once, sorted by path; all of them come from one version.
 
     Args:
         images: Files, and folders of them.
@@ -99,7 +99,7 @@ def save_vectors(
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """Ends the block where SIGTERM or SIGHUP comes, too: the unfinished file would stay, under a hidden name."""
+    """End the block where SIGTERM or SIGHUP comes, too: the unfinished file would stay, under a hidden name."""
     from graphkiln_backend.server.signals import Stopped, stopping_in_order
 
     try:
@@ -126,7 +126,7 @@ def _write(pairs: Iterable[tuple[Path, Answer]], writer: VectorWriter) -> Iterat
 
 
 def _check_any(rows: int, failures: Failures) -> None:
-    """Ends the command where every image failed."""
+    """End the command where every image failed."""
     if not rows:
         split_errors([path for path, _ in failures], [error for _, error in failures])
         report_failures(failures)
@@ -134,7 +134,7 @@ def _check_any(rows: int, failures: Failures) -> None:
 
 
 def _check_unchanged(client: Client, origin: Origin) -> None:
-    """Checks that the version was not replaced by another of the same number, whose vectors are others."""
+    """Check that the version was not replaced by another of the same number, whose vectors are others."""
     from graphkiln.cli.vector_file import identify
 
     _, now = identify(client, origin.model, origin.version)

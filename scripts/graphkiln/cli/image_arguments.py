@@ -174,7 +174,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def save_drawing(image: Image.Image, target: Path) -> None:
-    """Writes a drawing, and the folder that it belongs to.
+    """Write a drawing, and the folder that it belongs to.
 
     Raises:
         InvalidInput: It is larger than what its format holds.

@@ -23,7 +23,7 @@ _WHOLE = "parallel="
 
 
 def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
-    """Measures the nodes of a model, and writes `node_times.json` beside its graph; what was done, in a line.
+    """Measure the nodes of a model, and write `node_times.json` beside its graph; returns a summary line.
 
     Args:
         path: As the user wrote it.

@@ -53,7 +53,7 @@ def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[Arti
 
 
 def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactCache) -> Deployment:
-    """Reads and plans a version as the server would.
+    """Read and plan a version as the server would.
 
     Args:
         path: A model's folder or a version folder.

@@ -46,7 +46,7 @@ class LoadDisplay(Closeable):
         self._shown_at = 0.0
 
     def show(self, rows: Sequence[LoadProgress]) -> None:
-        """Shows the state of every model; called as often as one likes."""
+        """Show the state of every model; called as often as one likes."""
         if not self._is_live:
             for row in rows:
                 self._say(row)
@@ -55,7 +55,7 @@ class LoadDisplay(Closeable):
             self._refresh(_table(rows))
 
     def close(self) -> None:
-        """Takes the table off the terminal: the server is live, or has ended."""
+        """Take the table off the terminal: the server is live, or has ended."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -105,7 +105,7 @@ def tritons_flags(log_format: str) -> list[str]:
 
 
 def _choose(context: typer.Context, value: str) -> str:
-    """Turns standard error into JSON at once, so that what other options do wrong is JSON, too.
+    """Turn standard error into JSON at once, so that errors of other options are JSON, too.
 
     Raises:
         BadParameter: There is no such format.
@@ -195,7 +195,7 @@ def print_states(
     secure: bool,
     page: ListenAddress | None = None,
 ) -> None:
-    """Prints a table of what is served, and where, on stdout.
+    """Print a table of what is served, and where, on stdout.
 
     Args:
         states: Every model's.

@@ -49,7 +49,7 @@ Given: TypeAlias = "Mapping[str, AnyArray | Literal]"
 
 
 def parse_inputs(texts: Sequence[str]) -> Given:
-    """Reads the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with an array for each input.
+    """Read the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with an array for each input.
 
     Raises:
         InvalidInput: One is none of these, or names an input that another one has named.
@@ -64,7 +64,7 @@ def parse_inputs(texts: Sequence[str]) -> Given:
 
 
 def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
-    """Makes arrays of what was written out, of the types and shapes that the model declares.
+    """Make arrays of what was written out, of the types and shapes that the model declares.
 
     Args:
         given: What `parse_inputs` read.

@@ -97,7 +97,7 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
 
 
 def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None) -> None:
-    """Prints what was found, and writes its page.
+    """Print the result, and write its page.
 
     Args:
         document: As `document_of` makes it.

@@ -116,7 +116,7 @@ def replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuses to take the place of anything but Parquet: of the first image, where `--out` was followed by `*.jpg`.
+    """Refuse to take the place of anything but Parquet: of the first image, where `--out` was followed by `*.jpg`.
 
     Raises:
         InvalidInput: There is something else.
@@ -160,7 +160,7 @@ class VectorWriter:
             self._writer.close()
 
     def add(self, source: Path, vector: npt.NDArray[np.float32]) -> None:
-        """Adds a row; bytes of a name that are not UTF-8 are written in hexadecimal.
+        """Add a row; bytes of a name that are not UTF-8 are written in hexadecimal.
 
         Raises:
             ProtocolError: The vector has no elements, or more or less than those before.
@@ -176,7 +176,7 @@ class VectorWriter:
             self._flush()
 
     def _flush(self) -> None:
-        """Writes what was added since as one row group."""
+        """Write what was added since as one row group."""
         if not self._sources:
             return
         schema = self._schema()

@@ -123,7 +123,7 @@ class LoadContest:
         return unit.get(self._target.objective, f"p99 {-score * 1e3:.3g} ms")
 
     def _measured(self, standing: Standing, seconds: float) -> Standing:
-        """Measures; once more where it may have been the machine that stood still for a moment, not the candidate.
+        """Measure; once more where it may have been the machine that stood still for a moment, not the candidate.
 
         The second time lasts so long that a single stall is no hundredth of it, and what stands still again and again
         shows that. It begins with the same arrivals: a load that comes all at once comes so again.

@@ -57,41 +57,41 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """What is left; below 0 where it was overrun."""
+        """Seconds left; negative if it was overrun."""
         return self.total_s - self.spent_s
 
     @property
     def searching_s(self) -> float:
-        """What is left for all but the confirmation."""
+        """Seconds left for all but the confirmation."""
         if math.isinf(self.total_s):
             return self.left_s
         return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
 
     @property
     def start_s(self) -> float:
-        """What a measurement takes beside its own seconds where another candidate is served."""
+        """Overhead of a measurement that starts a server."""
         return max(self._starts, default=_GUESS_S)
 
     @property
     def probe_s(self) -> float:
-        """What a bare session takes; 0 before there was one."""
+        """Seconds of a bare session; 0 before the first."""
         return max(self._probes, default=0.0)
 
     def serves(self, candidate: Candidate) -> bool:
-        """Whether a server of the candidate runs: the measurement before was of it."""
+        """Return true if a server of the candidate runs, from the measurement before."""
         return candidate == self._served
 
     def needed_s(self, candidate: Candidate, seconds: float) -> float:
-        """What a measurement of so many seconds takes."""
+        """Seconds of a measurement, with its overhead."""
         return seconds + (max(self._warmups, default=_WARMUP_S) if self.serves(candidate) else self.start_s)
 
     def affords(self, candidate: Candidate, seconds: float) -> bool:
-        """Whether a measurement fits before the time that is kept for the confirmation."""
+        """Return true if a measurement leaves the time that is kept for the confirmation."""
         return self.needed_s(candidate, seconds) <= self.searching_s
 
     @property
     def longest(self) -> str:
-        """What took longest beside what was to be measured, to go on a sentence with; empty where there was nothing."""
+        """Largest overhead so far, as the end of a sentence; "" if there was none."""
         what = max(self._longest, key=lambda each: self._longest[each], default="")
         return f": {what.format(self._longest[what])}" if what else ""
 
@@ -134,7 +134,7 @@ def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """What `outcome_as_json` wrote.
+    """Read what `outcome_as_json` wrote.
 
     Raises:
         KeyError: A field is missing, or the kind is unknown.
@@ -177,11 +177,11 @@ _LIMIT = 256 * MIB
 
 
 class Journal(Closeable):
-    """A journal that is open, and locked.
+    """An open and locked journal.
 
     Args:
         path: The file; it and its folder are made where they are not there.
-        subject: What is searched, as JSON data by names that people understand, such as `model` and `machine`.
+        subject: Identity of the search, as JSON data by readable names such as `model` and `machine`.
 
     Raises:
         MeasurementError: Another process has it open, it belongs to another search, it is damaged, or it cannot be
@@ -199,7 +199,7 @@ class Journal(Closeable):
             raise
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Writes an event; it is on the disk when this returns.
+        """Write an event; it is on the disk when this returns.
 
         Raises:
             MeasurementError: It cannot be written.
@@ -222,7 +222,7 @@ class Journal(Closeable):
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Lets others have it."""
+        """Release the lock."""
         os.close(self._descriptor)
 
     def _read(self, subject: Mapping[str, Any]) -> None:
@@ -263,7 +263,7 @@ def _open_locked(path: Path) -> int:
 
 
 def _sync_folder(path: Path) -> None:
-    """Puts the name of a new file on the disk, too."""
+    """Put the name of a new file on the disk, too."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -313,8 +313,8 @@ class RecordedTrials:
     """Implements `Trials` on top of others.
 
     Args:
-        trials: What measures.
-        journal: What was measured before, and what will be.
+        trials: Trials that measure.
+        journal: Earlier measurements; new ones are appended.
         clock: Seconds since any moment; differences are what is spent.
 
     Attributes:
@@ -345,7 +345,7 @@ class RecordedTrials:
 
     @property
     def count(self) -> int:
-        """How many measurements were asked for."""
+        """Number of measurements that were asked for."""
         return len(self._asked)
 
     @property
@@ -379,21 +379,21 @@ class RecordedTrials:
         return outcome
 
     def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """As `Trials.warm`; nothing is kept of it."""
+        """As `Trials.warm`; not recorded."""
         self._trials.warm(candidate, load)
 
     def _stop(self) -> None:
-        """A bare session is timed alone."""
+        """Note that no server runs while a bare session is timed."""
         self._running = None
 
     def _keep_warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Where the tuner died since a server ran that would run now, another one takes its place."""
+        """Warm a server that would still run, had the tuner not died since."""
         if self.budget.serves(candidate) and self._running != candidate:
             self._trials.warm(candidate, load)
         self._running = candidate
 
     def _is_first(self, task: dict[str, Any]) -> bool:
-        """Whether this run asks for it for the first time."""
+        """Return true if this run asks for it for the first time."""
         key = _key(task)
         is_first = key not in self._asked
         self._asked.add(key)
@@ -426,7 +426,7 @@ class RecordedTrials:
         return self._finish(task, outcome, self._clock() - begun_s)
 
     def _finish(self, task: dict[str, Any], outcome: Outcome, seconds: float) -> tuple[Outcome, float]:
-        """Keeps an outcome; what is gone on with is what another run will read."""
+        """Append an outcome, and return it as another run will read it."""
         kept = outcome_as_json(outcome)
         self._journal.append({"done": task, "took_s": seconds, "outcome": kept})
         return outcome_from_json(kept), seconds

@@ -498,7 +498,7 @@ class ServedCandidate:
     _asked: int = 0
 
     def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Loads it.
+        """Load it.
 
         Args:
             shape: What requests come.
