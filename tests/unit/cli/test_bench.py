@@ -226,9 +226,7 @@ class TestTables:
     ) -> None:
         loads.results = [measurement(answered=answered)]
         out = " ".join(run("bench", "--model", "m").out.split())
-        told = (
-            f"1: requests answered: {answered}; so few that {few} {'are' if ',' in few else 'is'} the slowest alone"
-        )
+        told = f"1: requests answered: {answered}; so few that {few} {'are' if ',' in few else 'is'} the slowest alone"
         assert (told in out) is bool(few)
         assert ("so few" in out) is bool(few)
 
