@@ -13,7 +13,7 @@ from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.encoded_images import Form
-from graphkiln_client.model_info import versions_in
+from graphkiln_client.metadata import versions_in
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import Transport

@@ -28,7 +28,7 @@ from graphkiln_client.encoded_images import Form
 from graphkiln_client.image_requests import ImageRequests
 from graphkiln_client.image_tasks import Detections, ImageTasks, Vector
 from graphkiln_client.inference import Inference, new_request_id
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.ordered_map import map_in_tasks
 from graphkiln_client.results import Result
 from graphkiln_client.shared_memory import RegionPool

@@ -13,11 +13,9 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.images.decoding import ImageLike, Prepared, describe, upright_size
 from graphkiln_client.connection import Connection
-from graphkiln_client.download import download
-from graphkiln_client.encoded_images import Form, check_form, choose_encoded
+from graphkiln_client.encoded_images import Form, check_form, choose_encoded, download
 from graphkiln_client.inference import Inference
-from graphkiln_client.metadata import published_image_model, published_tensor_model
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo, published_image_model, published_tensor_model
 from graphkiln_client.served_version import ServedVersion, StaleVersion, is_contract_changed, read_served_version
 from graphkiln_client.transports.base import InferResponse, RequestedOutput
 

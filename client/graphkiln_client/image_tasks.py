@@ -27,7 +27,7 @@ from graphkiln_backend.images.answers import (
 from graphkiln_backend.images.decoding import ImageLike, Prepared
 from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_client.classification import split_samples
-from graphkiln_client.classification_plan import image_input, is_batching, max_batch_size, takes_several
+from graphkiln_client.classifier import image_input, is_batching, max_batch_size, takes_several
 from graphkiln_client.encoded_images import to_tensor
 from graphkiln_client.image_requests import ImageRequests, batch_of
 from graphkiln_client.inference import new_request_id

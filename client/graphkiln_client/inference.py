@@ -14,7 +14,7 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client.connection import Connection
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse, RequestedOutput
 

@@ -15,8 +15,14 @@ from graphkiln_backend.graph.contract import Contract, ContractChanged
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking, Task
-from graphkiln_client.metadata import has_labels, published_contracts, published_ranking, published_spec, published_task
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import (
+    ModelInfo,
+    has_labels,
+    published_contracts,
+    published_ranking,
+    published_spec,
+    published_task,
+)
 
 Labels = tuple[str, ...]
 

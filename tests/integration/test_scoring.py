@@ -15,7 +15,7 @@ from pyarrow import parquet
 from running import free_ports, run_command
 
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
-from graphkiln.scoring.run_progress import Progress
+from graphkiln.scoring.run_state import Progress
 from graphkiln_backend.graph.decoding import decode
 
 pytestmark = pytest.mark.slow

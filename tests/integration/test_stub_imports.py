@@ -29,7 +29,6 @@ FORBIDDEN = {
     "csv",
     "difflib",
     "email",
-    "graphkiln_backend.engines.onnxruntime.session",
     "graphkiln_backend.proof.decision",
     "graphkiln_backend.proof.tasks",
     "graphkiln_backend.repository.agreement",

@@ -14,8 +14,8 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.task import Ranking, Reading, is_classification
-from graphkiln_backend.proof.decision import score_indices
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
+from graphkiln_backend.proof.ranks import score_indices
 
 if TYPE_CHECKING:
     import numpy.typing as npt

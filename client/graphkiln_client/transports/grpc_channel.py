@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.admin_key import needs_admin_key
 from graphkiln_client.deadline import Deadline
-from graphkiln_client.transports import failures
+from graphkiln_client.transports import limits as failures
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcRequest, grpc_error
 from graphkiln_client.transports.limits import infer_limit, too_large

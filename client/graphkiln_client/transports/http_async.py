@@ -11,7 +11,7 @@ import aiohttp
 import yarl
 
 from graphkiln_client.deadline import Deadline
-from graphkiln_client.transports import failures
+from graphkiln_client.transports import limits as failures
 from graphkiln_client.transports.base import Call
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress

@@ -137,7 +137,7 @@ def local_cpu_seconds(url: str) -> Callable[[], float] | None:
 
 
 if TYPE_CHECKING:
-    from graphkiln_client.load_generator import Measurement
+    from graphkiln.bench.generator import Measurement
 
 _PERCENTILES = ("p50", "p90", "p99", "p99.9")
 # Of the requests that were due: a share, and a number, that are on their way at the end.
@@ -241,9 +241,9 @@ def bench(
     Throughput, latencies, and where the server spends the time. A rate or a trace is an open loop: latencies count from
     the moment when a request was due. Exit code 1 when a request failed.
     """
+    from graphkiln.bench import processes as load_processes
+    from graphkiln.bench.job import Target
     from graphkiln.cli.bench_inputs import RANDOM, read_feeds, read_samples
-    from graphkiln_client import load_processes
-    from graphkiln_client.load_job import Target
 
     check_html(html)
     if samples and input_:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln_client.arrivals import Moments
-    from graphkiln_client.load_job import Load
+    from graphkiln.bench.arrivals import Moments
+    from graphkiln.bench.job import Load
 
 # Seconds of a run.
 DEFAULT_S = 10.0
@@ -85,7 +85,7 @@ class LoadOptions:
         return f"{rate:g}/s{' even' if self.arrivals is Arrivals.CONSTANT else ''}"
 
     def _arrivals(self, rate: float, seconds: float) -> Moments:
-        from graphkiln_client.arrivals import bursts, constant, poisson
+        from graphkiln.bench.arrivals import bursts, constant, poisson
 
         whole = self.warmup_s + seconds
         if self.burst:
@@ -96,7 +96,7 @@ class LoadOptions:
         """The trace from its start, for its length or `seconds`; before it, a warm-up at its mean rate."""
         import numpy as np
 
-        from graphkiln_client.arrivals import constant, read_trace
+        from graphkiln.bench.arrivals import constant, read_trace
 
         moments = read_trace(file)
         seconds = self.seconds or max(float(moments[-1]) + 1e-3, 0.5)  # the last one counts, too
@@ -128,14 +128,14 @@ def _checked(load: Load) -> Load:
 
 
 def _closed(callers: int, seconds: float, warmup_s: float) -> Load:
-    from graphkiln_client.load_job import Load
+    from graphkiln.bench.job import Load
 
     return Load(callers=callers, seconds=seconds, warmup_s=warmup_s)
 
 
 def _open(arrivals: Moments, seconds: float, warmup_s: float) -> Load:
-    from graphkiln_client.load_generator import MAX_CALLERS
-    from graphkiln_client.load_job import Load
+    from graphkiln.bench.generator import MAX_CALLERS
+    from graphkiln.bench.job import Load
 
     return Load(callers=MAX_CALLERS, seconds=seconds, warmup_s=warmup_s, arrivals=arrivals)
 

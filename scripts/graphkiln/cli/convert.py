@@ -11,9 +11,6 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperCommand
 
 from graphkiln.cli.console import command_line
@@ -27,6 +24,7 @@ from graphkiln_backend.graph.signature import TensorSpec
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+    from rich.table import Table
 
 
 class RecipeCommand(TyperCommand):
@@ -142,6 +140,10 @@ if TYPE_CHECKING:
 
 def show_conversion(folder: Path, manifest: Manifest) -> None:
     """Print what `graphkiln convert` wrote."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
     console = Console()
     if manifest.conversion:
         console.print(_passes_table(manifest.conversion))
@@ -154,6 +156,9 @@ def show_conversion(folder: Path, manifest: Manifest) -> None:
 
 
 def _passes_table(conversion: Conversion) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("pass", "nodes before", "after", "note")
     for record in conversion.passes:
         table.add_row(record.name, str(record.nodes_before), str(record.nodes_after), escape(record.note))
@@ -178,6 +183,9 @@ def _output(manifest: Manifest, spec: TensorSpec) -> str:
 
 def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
     """Print all passes and when they run."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("pass", "what it does", "runs")
     for graph_pass, when in passes:
         table.add_row(graph_pass.name, graph_pass.summary, when)

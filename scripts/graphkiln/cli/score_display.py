@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-    from graphkiln.scoring.run_progress import Progress
+    from graphkiln.scoring.run_state import Progress
 
 _LINES_EVERY_S = 10.0
 _JSON_EVERY_S = 1.0

@@ -16,18 +16,18 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("machine", "graphkiln.doctor.machine:check_processor"),
     ("machine", "graphkiln.doctor.machine:check_memory"),
     ("machine", "graphkiln.doctor.machine:check_system"),
-    ("limits", "graphkiln.doctor.limits:check_limits"),
+    ("limits", "graphkiln.doctor.machine:check_limits"),
     ("packages", "graphkiln.doctor.packages:check_packages"),
     ("engines", "graphkiln.doctor.models:check_engines"),
-    ("gpu", "graphkiln.doctor.gpu:check_gpu"),
-    ("triton", "graphkiln.doctor.triton:check_triton"),
+    ("gpu", "graphkiln.doctor.machine:check_gpu"),
+    ("triton", "graphkiln.doctor.packages:check_triton"),
     ("ports", "graphkiln.doctor.ports:check_ports"),
     ("storage", "graphkiln.doctor.storage:check_temporary_folder"),
     ("storage", "graphkiln.doctor.storage:check_shared_memory"),
     ("leftovers", "graphkiln.doctor.storage:check_leftovers"),
-    ("cache", "graphkiln.doctor.artifact_cache:check_cache"),
+    ("cache", "graphkiln.doctor.storage:check_cache"),
     ("models", "graphkiln.doctor.models:check_models"),
-    ("models", "graphkiln.doctor.remote_stores:check_remote_stores"),
+    ("models", "graphkiln.doctor.storage:check_remote_stores"),
 )
 DEADLINE_S = 20.0  # far longer than all checks take: only what hangs, such as a dead network file system, is given up
 

@@ -12,8 +12,7 @@ from graphkiln.scoring.extra import check_extra
 if TYPE_CHECKING:
     from graphkiln.scoring.options import ScoreOptions
     from graphkiln.scoring.record import RunRecord
-    from graphkiln.scoring.run_progress import Progress
-    from graphkiln.scoring.run_state import RunState
+    from graphkiln.scoring.run_state import Progress, RunState
     from graphkiln_backend.scoring.destinations.base import Destination, Lease
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.verify import Verification

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from graphkiln.reporting.charts import Bar, Span, bar_chart, log_across, span_chart
-from graphkiln.reporting.templates import environment
+from graphkiln.reporting.report import environment
 from graphkiln.story.variants import REPORTED_TOTAL
 
 _TITLE_WIDTH = 21

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
+from graphkiln.bench.job import hear, tell
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
@@ -24,7 +25,6 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
-from graphkiln_client.load_job import hear, tell
 
 # A candidate's session without a server, in a child process: a graph may crash its process, or never end, and the
 # tuner must survive both.

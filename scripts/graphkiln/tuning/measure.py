@@ -15,6 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
+from graphkiln.bench.arrivals import Moments, bursts, poisson, read_trace
+from graphkiln.bench.generator import MAX_CALLERS, Recording
+from graphkiln.bench.job import Load, Target
+from graphkiln.bench.processes import record_load
 from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.statistics import Interval, Latency, throughput
@@ -23,10 +27,6 @@ from graphkiln_backend.graph.errors import ClientError, InvalidInput, Measuremen
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
-from graphkiln_client.arrivals import Moments, bursts, poisson, read_trace
-from graphkiln_client.load_generator import MAX_CALLERS, Recording
-from graphkiln_client.load_job import Load, Target
-from graphkiln_client.load_processes import record_load
 
 # The load of a trial: arrival times of requests, and the summary of a recording.
 

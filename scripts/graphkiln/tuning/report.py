@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln.reporting.axes import Axis, linear_axis, log_axis
+from graphkiln.reporting.charts import Axis, linear_axis, log_axis
 from graphkiln.reporting.json_text import finite
 from graphkiln.reporting.report import Table as HtmlTable
-from graphkiln.reporting.templates import environment
+from graphkiln.reporting.report import environment
 from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.questions import undecided
 from graphkiln.tuning.result import Point, Result, Row

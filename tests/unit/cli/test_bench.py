@@ -13,10 +13,10 @@ import pytest
 from commands import FakeClient, FakeModel, RunVerb
 from PIL import Image
 
+from graphkiln.bench import processes as load_processes
+from graphkiln.bench.generator import Measurement
+from graphkiln.bench.job import Feeds, Load, Target
 from graphkiln_backend.graph.errors import ConnectionFailed, ServerError
-from graphkiln_client import load_processes
-from graphkiln_client.load_generator import Measurement
-from graphkiln_client.load_job import Feeds, Load, Target
 
 LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 

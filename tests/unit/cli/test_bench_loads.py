@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphkiln.bench.job import Load
 from graphkiln.cli.bench_loads import Arrivals, LoadOptions
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client.load_job import Load
 
 
 def test_numbers_of_callers() -> None:

@@ -21,8 +21,7 @@ from graphkiln.cli.score_display import (
     in_time,
     open_display,
 )
-from graphkiln.scoring.run_progress import Progress, WorkerProgress
-from graphkiln.scoring.run_state import RunState
+from graphkiln.scoring.run_state import Progress, RunState, WorkerProgress
 
 WORKER = WorkerProgress(node="node-1", pid=7, session="onnxruntime on cpu in fp32", units=2, rows=200, rows_per_s=50)
 PROGRESS = Progress(

@@ -10,7 +10,7 @@ from task_outputs import DETECTION, EMBEDDING, SEGMENTATION
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.task import Classification, Ranking, Task
-from graphkiln_client.classification_plan import plan_classification
+from graphkiln_client.classifier import plan_classification
 from graphkiln_client.metadata import ALL_CLASSES
 from graphkiln_client.served_version import ServedVersion
 from graphkiln_client.transports.base import PLAIN

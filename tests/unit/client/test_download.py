@@ -12,8 +12,8 @@ import trustme
 from canned import CannedHttp, hang_up, http, silence, trickle
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
-from graphkiln_client import download as module
-from graphkiln_client.download import download
+from graphkiln_client import encoded_images as module
+from graphkiln_client.encoded_images import download
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from graphkiln_backend.images.decoding import Prepared
 from graphkiln_client.connection import Connection
 from graphkiln_client.image_requests import ImageRequests, batch_of
 from graphkiln_client.inference import Inference
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.runner import run
 from graphkiln_client.served_version import ServedVersion, StaleVersion
 

@@ -13,7 +13,7 @@ from fake_transport import FakeTransport, echo
 from graphkiln_backend.graph.errors import InvalidInput, Overloaded
 from graphkiln_client.connection import Connection
 from graphkiln_client.inference import Inference, new_request_id
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.runner import run
 from graphkiln_client.transports.base import PLAIN
 

@@ -9,7 +9,7 @@ from fake_transport import FakeTransport
 
 from graphkiln_backend.graph.errors import ConnectionFailed, ProtocolError
 from graphkiln_client.connection import Connection
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.runner import run
 
 METADATA = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1]}], "outputs": []}

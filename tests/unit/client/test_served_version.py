@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_client.connection import Connection
-from graphkiln_client.model_info import ModelInfo
+from graphkiln_client.metadata import ModelInfo
 from graphkiln_client.runner import run
 from graphkiln_client.served_version import ServedVersion, StaleVersion, is_contract_changed, read_served_version
 

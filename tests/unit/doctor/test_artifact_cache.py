@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.doctor import artifact_cache as module
-from graphkiln.doctor.artifact_cache import check_cache
+from graphkiln.doctor import storage as module
 from graphkiln.doctor.finding import Finding, Level, Request
+from graphkiln.doctor.storage import check_cache
 from graphkiln_backend.cache.store import ArtifactCache
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.doctor import gpu as module
+from graphkiln.doctor import machine as module
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.gpu import check_gpu, find_cuda, find_gpus, installed_cuda, read_driver_cuda
+from graphkiln.doctor.machine import check_gpu, find_cuda, find_gpus, installed_cuda, read_driver_cuda
 
 
 def test_none_is_no_fault() -> None:

@@ -7,7 +7,7 @@ import resource
 import pytest
 
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.limits import LIMITS, check_limits, find_limit
+from graphkiln.doctor.machine import LIMITS, check_limits, find_limit
 
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.subject)

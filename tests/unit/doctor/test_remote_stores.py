@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.remote_stores import check_remote_stores, is_one_model
+from graphkiln.doctor.storage import check_remote_stores, is_one_model
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 

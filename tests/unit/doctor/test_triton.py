@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.triton import check_triton, read_version
+from graphkiln.doctor.packages import check_triton, read_version
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import installation
 

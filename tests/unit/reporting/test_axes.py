@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.reporting.axes import linear_axis, log_axis
+from graphkiln.reporting.charts import linear_axis, log_axis
 
 
 def test_a_linear_axis_begins_at_0() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jinja2
 import pytest
 
-from graphkiln.reporting.templates import environment
+from graphkiln.reporting.report import environment
 
 
 @pytest.mark.parametrize("room", ["graphkiln.story", "graphkiln.tuning"])

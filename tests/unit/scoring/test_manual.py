@@ -16,7 +16,7 @@ from typer.main import get_command
 import graphkiln
 from graphkiln.cli.main import app
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
-from graphkiln.scoring.run_progress import Progress, WorkerProgress
+from graphkiln.scoring.run_state import Progress, WorkerProgress
 from graphkiln.scoring.sizing import size_fleet
 
 RAY_JOB_KEYS = {

@@ -7,8 +7,7 @@ import json
 import pytest
 from score_events import RUN, Clock
 
-from graphkiln.scoring.run_progress import Progress
-from graphkiln.scoring.run_state import RunState
+from graphkiln.scoring.run_state import Progress, RunState
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import ManifestError
 

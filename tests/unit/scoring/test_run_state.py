@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from score_events import ENDED, FACTS, PLANNED, RUN, Clock, committed
 
-from graphkiln.scoring.run_progress import Progress
-from graphkiln.scoring.run_state import RunState
+from graphkiln.scoring.run_state import Progress, RunState
 from graphkiln_backend.scoring.events import (
     NodeLost,
     NodeRefused,

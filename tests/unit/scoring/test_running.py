@@ -13,7 +13,7 @@ from score_events import PLANNED, RUN
 import graphkiln
 from graphkiln.scoring import score
 from graphkiln.scoring.metrics import RunMetrics
-from graphkiln.scoring.run_progress import Progress
+from graphkiln.scoring.run_state import Progress
 from graphkiln_backend.scoring import run as backend_run
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
 from graphkiln_backend.scoring.events import Event, Report

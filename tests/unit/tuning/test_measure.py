@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from graphkiln.bench.generator import Recording, _Trace
+from graphkiln.bench.job import Load
 from graphkiln.tuning import measure
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.measure import (
@@ -38,8 +40,6 @@ from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
 from graphkiln_backend.graph.errors import InvalidInput, MeasurementError, Overloaded
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_client.load_generator import Recording, _Trace
-from graphkiln_client.load_job import Load
 
 GENERATOR = np.random.default_rng(1)
 ANSWERS = tuple({"Y": GENERATOR.normal(size=(1, 50)).astype(np.float32)} for _ in range(3))

@@ -15,7 +15,7 @@ from tritonclient.grpc import service_pb2
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
-from graphkiln_client.transports import grpc_codec
+from graphkiln_client.transports import grpc_wire as grpc_codec
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
 
 ARRAYS = [

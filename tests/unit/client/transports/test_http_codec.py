@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
-from graphkiln_client.transports import http_codec
+from graphkiln_client.transports import http_wire as http_codec
 from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
 
 ARRAYS = [

@@ -12,19 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO
 
+from graphkiln.bench.generator import Recording, Timing, record_closed_loop, record_open_loop
+from graphkiln.bench.job import Job, Target, hear, tell
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_client.client import Client
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S
-from graphkiln_client.load_generator import Recording, Timing, record_closed_loop, record_open_loop
-from graphkiln_client.load_grpc import GrpcSender
-from graphkiln_client.load_job import Job, Target, hear, tell
 from graphkiln_client.model import Model
-from graphkiln_client.transports.base import InferRequest
-from graphkiln_client.transports.endpoint import Endpoint
-from graphkiln_client.transports.grpc_wire import GrpcWire
 
 _TERMINATED = 128 + signal.SIGTERM  # as shells say it
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 
 
 def work(orders: IO[bytes], reports: IO[bytes]) -> None:
@@ -32,32 +26,14 @@ def work(orders: IO[bytes], reports: IO[bytes]) -> None:
     job: Job = hear(orders)
     with ExitStack() as stack:
         try:
-            send = in_turn(_requests(stack, job))
+            model = _open(stack, job.target)
+            send = in_turn([model.repeatable(feeds) for feeds in job.samples])
             send()  # connects
         except GraphkilnError as error:
             tell(reports, str(error))
             return
         tell(reports, None)
         tell(reports, _record(job, send, hear(orders)))
-
-
-def _requests(stack: ExitStack, job: Job) -> list[Callable[[], object]]:
-    """A function for each sample that sends it."""
-    target = job.target
-    endpoint = Endpoint.parse(target.client["url"], target.client.get("headers"))
-    if endpoint.scheme != "grpc" or target.shared_memory or _is_proxied(endpoint):
-        model = _open(stack, target)
-        return [model.repeatable(feeds) for feeds in job.samples]
-    timeout_s = float(target.client.get("timeout_s", DEFAULT_TIMEOUT_S))
-    requests = [InferRequest(model=target.model, version=target.version, inputs=feeds) for feeds in job.samples]
-    calls = [GrpcWire().infer(request, timeout_s, binary=True).request for request in requests]
-    sender = stack.enter_context(GrpcSender(endpoint, timeout_s))
-    return [sender.repeatable(call) for call in calls]
-
-
-def _is_proxied(endpoint: Endpoint) -> bool:
-    """Whether gRPC may go through a proxy, which only the library knows."""
-    return not endpoint.is_local and any(name in os.environ for name in _PROXIES)
 
 
 def _open(stack: ExitStack, target: Target) -> Model:

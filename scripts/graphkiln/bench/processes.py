@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from graphkiln.bench.generator import Measurement, Recording
+from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_client.load_generator import Measurement, Recording
-from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
 
 _PROCESSES_PER_CORE = 2
 _MOST_PROCESSES = 16
@@ -25,7 +25,7 @@ _END_S = 10
 _STOP_S = 2  # of a load that is stopped: what hangs longer is killed
 # Ctrl-C is for the process that starts it, also while it imports what it needs.
 _PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln_client.load_worker import main; main()"
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln.bench.worker import main; main()"
 )
 
 Worker = subprocess.Popen[bytes]

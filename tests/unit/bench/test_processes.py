@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
+from graphkiln.bench import processes as load_processes
+from graphkiln.bench.arrivals import constant
+from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
+from graphkiln.bench.processes import measure_load, process_count, record_load, share
 from graphkiln_backend.graph.errors import MeasurementError
-from graphkiln_client import load_processes
-from graphkiln_client.arrivals import constant
-from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
-from graphkiln_client.load_processes import measure_load, process_count, record_load, share
 
 Started = Callable[[], list[psutil.Process]]
 SAMPLES: list[Feeds] = [{"X": np.full((1, 2), number, np.float32)} for number in range(3)]

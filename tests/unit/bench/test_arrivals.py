@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from graphkiln.bench.arrivals import bursts, constant, poisson, read_trace
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client.arrivals import bursts, constant, poisson, read_trace
 
 
 @pytest.fixture

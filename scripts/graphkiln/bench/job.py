@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
+from graphkiln.bench.arrivals import Moments
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_client.arrivals import Moments
 
 Feeds = Mapping[str, AnyArray]
 

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_backend.graph.errors import Overloaded
-from graphkiln_client.arrivals import poisson
-from graphkiln_client.load_generator import (
+from graphkiln.bench.arrivals import poisson
+from graphkiln.bench.generator import (
     Measurement,
     Recording,
     Timing,
@@ -21,6 +20,7 @@ from graphkiln_client.load_generator import (
     record_closed_loop,
     record_open_loop,
 )
+from graphkiln_backend.graph.errors import Overloaded
 
 
 def nothing() -> None:

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pytest
 
-from graphkiln_client.load_job import Job, Load, Target, hear, tell
+from graphkiln.bench.job import Job, Load, Target, hear, tell
 
 
 def test_shares_of_a_closed_loop_are_all_callers() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_client import load_worker
-from graphkiln_client.arrivals import Moments
-from graphkiln_client.load_generator import Recording
-from graphkiln_client.load_job import Feeds, Job, Load, Target, hear, tell
+from graphkiln.bench import worker as load_worker
+from graphkiln.bench.arrivals import Moments
+from graphkiln.bench.generator import Recording
+from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
 
 SAMPLES: list[Feeds] = [{"X": np.full((1,), number)} for number in range(3)]
 
@@ -119,34 +119,3 @@ def test_shared_memory_is_opened_where_it_is_wanted(monkeypatch: pytest.MonkeyPa
             target = Target(client={"url": "u"}, model="m", version="3", shared_memory=shared)
             assert load_worker._open(stack, target) == ("m", "3")
     assert opened == [{"url": "u"}, {"url": "u"}, "shared", "closed", "closed"]
-
-
-@pytest.mark.parametrize(
-    ("url", "shared", "environment", "own"),
-    [
-        ("grpc://localhost:1", False, {}, True),
-        ("grpc://localhost:1", False, {"http_proxy": "http://p"}, True),
-        ("grpc://triton.test:1", False, {}, True),
-        ("grpc://triton.test:1", False, {"https_proxy": "http://p"}, False),
-        ("grpc://localhost:1", True, {}, False),
-        ("grpcs://localhost:1", False, {}, False),
-        ("http://localhost:1", False, {}, False),
-    ],
-)
-def test_plain_grpc_goes_without_the_library(
-    model: FakeModel, monkeypatch: pytest.MonkeyPatch, url: str, *, shared: bool, environment: dict[str, str], own: bool
-) -> None:
-    for name in load_worker._PROXIES:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    target = Target(client={"url": url, "headers": {}}, model="m", shared_memory=shared)
-    job = Job(target=target, load=Load(callers=1, seconds=1, warmup_s=0), samples=SAMPLES)
-    with load_worker.ExitStack() as stack:
-        requests = load_worker._requests(stack, job)
-        assert len(requests) == 3
-        if own:
-            assert model.sent == []
-        else:
-            requests[1]()
-            assert model.sent == [1]
