@@ -18,7 +18,7 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.contest import RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
-from graphkiln.tuning.result import Result, Standing
+from graphkiln.tuning.result import CandidateScore, Result
 from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Target
@@ -100,7 +100,7 @@ def tuned(course: Course) -> Choice:
 
 def found_without_proof(result: Result) -> Candidate | None:
     """What reached the highest rate, where the budget was spent before it was proven; other searches prove nothing."""
-    reached = [row.standing for row in result.rows if row.standing.score.lower > 0]
+    reached = [row.scored for row in result.rows if row.scored.score.lower > 0]
     best = max(reached, key=lambda each: each.score.lower, default=None)
     return best.candidate if best else None
 
@@ -147,7 +147,7 @@ def _best_of(course: Course, name: str) -> tuple[Choice, int, int]:
     return choice, len(settled), len(viable)
 
 
-def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candidate]) -> Iterator[Standing]:
+def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candidate]) -> Iterator[CandidateScore]:
     """Measures candidates, each until its rate is known, for as long as the budget lasts."""
     reference, longest_s = Reference(recorded, course.shortest_s, course.seed), _LONGEST * course.shortest_s
     contest = RateContest(reference, course.target, course.shortest_s, longest_s)
@@ -158,7 +158,7 @@ def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candi
         yield contest.settle(contest.enter(candidate, math.inf), -math.inf)
 
 
-def _rates(settled: Iterable[Standing]) -> dict[Candidate, float]:
+def _rates(settled: Iterable[CandidateScore]) -> dict[Candidate, float]:
     """Those that met the target at any rate."""
     return {each.candidate: each.score.lower for each in settled if each.score.lower > 0}
 

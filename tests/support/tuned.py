@@ -9,7 +9,7 @@ from typing import Any
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.report import Costs, document_of
-from graphkiln.tuning.result import Point, Result, Row, Standing
+from graphkiln.tuning.result import CandidateScore, Point, Result, Row
 from graphkiln.tuning.space import Machine, Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.subject import Subject
@@ -35,8 +35,8 @@ def measured(rate: float, p99_s: float, **more: Any) -> Measured:
 def row(candidate: Candidate, rate: float, p99_s: float, lost: str = "", **more: Any) -> Row:
     """A candidate that was measured once."""
     point = Point(load=OpenLoop(rate), measured=measured(rate, p99_s, **more))
-    standing = Standing(candidate=candidate, score=Interval(rate, rate, rate), points=(point,), lost=lost)
-    return Row(standing=standing, score=f"{rate:g} requests per second", limit="the cores: busy")
+    scored = CandidateScore(candidate=candidate, score=Interval(rate, rate, rate), points=(point,), lost=lost)
+    return Row(scored=scored, score=f"{rate:g} requests per second", limit="the cores: busy")
 
 
 def finished(space: Space, target: Target, *, met: bool = True) -> Result:
@@ -62,8 +62,8 @@ def finished(space: Space, target: Target, *, met: bool = True) -> Result:
 
 def _missed(found: Row) -> Row:
     """The same of a candidate that no load met the target with."""
-    score = found.standing.score
-    return replace(found, standing=replace(found.standing, score=Interval(score.value, 0.0, score.upper)))
+    score = found.scored.score
+    return replace(found, scored=replace(found.scored, score=Interval(score.value, 0.0, score.upper)))
 
 
 def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:

@@ -14,7 +14,7 @@ from functools import partial
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.result import Point, Race, Standing
+from graphkiln.tuning.result import CandidateScore, Point, Race
 from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
@@ -55,39 +55,39 @@ class LoadContest:
         self._shortest_s, self._longest_s = shortest_s, longest_s
         self.load: LoadShape = OpenLoop(target.rate) if target.rate else ClosedLoop(1)
 
-    def enter(self, candidate: Candidate, rate_bound: float) -> Standing:
+    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
         """See `Contest`."""
-        return Standing(candidate=candidate, score=Interval(0.0, -math.inf, math.inf), rate_bound=rate_bound)
+        return CandidateScore(candidate=candidate, score=Interval(0.0, -math.inf, math.inf), rate_bound=rate_bound)
 
-    def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         """See `Contest`."""
         del reached  # the load is the same for all: nothing is gained by knowing the best
         enough_s = _FEWEST / self._target.rate if self._target.rate else 0.0
-        return self._measured(standing, min(max(seconds, enough_s), self._longest_s))
+        return self._measured(scored, min(max(seconds, enough_s), self._longest_s))
 
-    def settle(self, standing: Standing, reached: float) -> Standing:
+    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
         """See `Contest`: twice as long each time, until the bounds on p99 say on which side of the target it lies."""
         del reached
-        seconds = self._needed_s(standing)
+        seconds = self._needed_s(scored)
         enough_s, longest_s = seconds, max(self._longest_s, 4 * seconds)  # a low rate takes its time
         for _ in range(_DOUBLINGS):
-            if standing.lost or (standing.points and self._is_settled(standing, enough_s)):
+            if scored.lost or (scored.points and self._is_settled(scored, enough_s)):
                 break
-            if not self._reference.affords(standing.candidate, min(seconds, longest_s)):
+            if not self._reference.affords(scored.candidate, min(seconds, longest_s)):
                 break
-            standing = self._measured(standing, min(seconds, longest_s))
+            scored = self._measured(scored, min(seconds, longest_s))
             if seconds >= longest_s:
                 break
             seconds *= 2
-        return self._judge_widely(standing)
+        return self._judge_widely(scored)
 
-    def is_tie(self, standing: Standing, best: Standing) -> bool:
+    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
         """See `Contest`."""
-        score, alike = standing.score, _ALIKE.get(self._target.objective, 0.0)
+        score, alike = scored.score, _ALIKE.get(self._target.objective, 0.0)
         is_near = score.value >= best.score.value * (1 + alike)
         return math.isfinite(score.lower) and (is_near or not best.score.is_above(score))
 
-    def race(self, best: Standing) -> Race | None:
+    def race(self, best: CandidateScore) -> Race | None:
         """See `Contest`: under the load that is given, by what is asked to be small."""
         what = _RACED.get(self._target.objective)
         if what is None:
@@ -108,9 +108,9 @@ class LoadContest:
     def _cost(self, measured: Measured) -> float:
         return max(-self._score(measured).value, 1e-9)
 
-    def _is_near(self, standing: Standing, best: Standing) -> bool:
-        has_met = not standing.lost and math.isfinite(standing.score.lower)
-        return has_met and (self.is_tie(standing, best) or standing.score.value >= _NEAR * best.score.value)
+    def _is_near(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        has_met = not scored.lost and math.isfinite(scored.score.lower)
+        return has_met and (self.is_tie(scored, best) or scored.score.value >= _NEAR * best.score.value)
 
     def describe(self, score: float) -> str:
         """See `Contest`."""
@@ -122,16 +122,16 @@ class LoadContest:
         }
         return unit.get(self._target.objective, f"p99 {-score * 1e3:.3g} ms")
 
-    def _measured(self, standing: Standing, seconds: float) -> Standing:
+    def _measured(self, scored: CandidateScore, seconds: float) -> CandidateScore:
         """Measure; once more where it may have been the machine that stood still for a moment, not the candidate.
 
         The second time lasts so long that a single stall is no hundredth of it, and what stands still again and again
         shows that. It begins with the same arrivals: a load that comes all at once comes so again.
         """
-        asked = self._measured_once(standing, seconds)
+        asked = self._measured_once(scored, seconds)
         again_s = min(max(_LONGER * seconds, self._needed_s(asked)), max(self._longest_s, seconds))
-        may_ask = asked.points != standing.points and self._is_strange(asked.points[-1].measured)
-        if not may_ask or again_s < 2 * seconds or not self._reference.affords(standing.candidate, again_s):
+        may_ask = asked.points != scored.points and self._is_strange(asked.points[-1].measured)
+        if not may_ask or again_s < 2 * seconds or not self._reference.affords(scored.candidate, again_s):
             return asked
         return self._measured_once(replace(asked, lost=""), again_s)
 
@@ -140,29 +140,29 @@ class LoadContest:
         is_quick = measured.latency.p50_s <= self._target.p99_s / 2
         return is_quick and measured.keeps_up and measured.latency.p99.lower > self._target.p99_s
 
-    def _measured_once(self, standing: Standing, seconds: float) -> Standing:
-        outcome = self._reference.measure(standing.candidate, self.load, seconds)
+    def _measured_once(self, scored: CandidateScore, seconds: float) -> CandidateScore:
+        outcome = self._reference.measure(scored.candidate, self.load, seconds)
         if isinstance(outcome, Failed):
-            return standing.out(outcome.reason)
-        standing = replace(standing, points=(*standing.points, Point(load=self.load, measured=outcome)))
+            return scored.out(outcome.reason)
+        scored = replace(scored, points=(*scored.points, Point(load=self.load, measured=outcome)))
         score = self._score(outcome)
         if not math.isfinite(score.value) and self._target.objective is not Objective.LATENCY:
-            return standing.out(f"its {_UNKNOWN[self._target.objective]} cannot be read here")
+            return scored.out(f"its {_UNKNOWN[self._target.objective]} cannot be read here")
         if reason := self._missed(outcome):
-            return replace(standing, score=Interval(score.value, -math.inf, score.upper)).out(reason)
+            return replace(scored, score=Interval(score.value, -math.inf, score.upper)).out(reason)
         meets = outcome.latency.p99.upper <= self._target.p99_s
-        return replace(standing, score=score if meets else Interval(score.value, -math.inf, score.upper))
+        return replace(scored, score=score if meets else Interval(score.value, -math.inf, score.upper))
 
-    def _judge_widely(self, standing: Standing) -> Standing:
+    def _judge_widely(self, scored: CandidateScore) -> CandidateScore:
         """Judge by the wide bound if the distribution-free one stays undecided."""
-        if standing.lost or not standing.points or math.isfinite(standing.score.lower):
-            return standing
-        latency, score = standing.points[-1].measured.latency, standing.score
+        if scored.lost or not scored.points or math.isfinite(scored.score.lower):
+            return scored
+        latency, score = scored.points[-1].measured.latency, scored.score
         if latency.p99_at_most_s > self._target.p99_s:
-            return standing
+            return scored
         if self._target.objective is Objective.LATENCY:
-            return replace(standing, score=Interval(score.value, -latency.p99_at_most_s, score.upper))
-        return replace(standing, score=self._score(standing.points[-1].measured))
+            return replace(scored, score=Interval(score.value, -latency.p99_at_most_s, score.upper))
+        return replace(scored, score=self._score(scored.points[-1].measured))
 
     def _missed(self, measured: Measured) -> str:
         """Return why the target is significantly missed; "" if it may be met."""
@@ -182,15 +182,15 @@ class LoadContest:
         p99 = measured.latency.p99
         return Interval(-p99.value, -p99.upper, -p99.lower)
 
-    def _needed_s(self, standing: Standing) -> float:
+    def _needed_s(self, scored: CandidateScore) -> float:
         """Seconds for a bound that five requests may exceed, at the rate that is given or was reached."""
-        reached = standing.points[-1].measured.throughput.value if standing.points else 1 / self._target.p99_s
+        reached = scored.points[-1].measured.throughput.value if scored.points else 1 / self._target.p99_s
         return max(self._shortest_s, requests_needed(5) / (self._target.rate or max(reached, 1e-3)))
 
-    def _is_settled(self, standing: Standing, seconds: float) -> bool:
+    def _is_settled(self, scored: CandidateScore, seconds: float) -> bool:
         """Return true if it was measured that long and meets the target."""
-        last = standing.points[-1].measured
-        return math.isfinite(standing.score.lower) and last.seconds >= seconds * 0.99
+        last = scored.points[-1].measured
+        return math.isfinite(scored.score.lower) and last.seconds >= seconds * 0.99
 
 
 def _negated(value: float | None, noise: float) -> Interval:
@@ -270,42 +270,42 @@ class RateContest:
         self._reference, self._target = reference, target
         self._shortest_s, self._longest_s = shortest_s, longest_s
 
-    def enter(self, candidate: Candidate, rate_bound: float) -> Standing:
+    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
         """See `Contest`."""
-        return Standing(candidate=candidate, score=Interval(rate_bound, 0.0, rate_bound), rate_bound=rate_bound)
+        return CandidateScore(candidate=candidate, score=Interval(rate_bound, 0.0, rate_bound), rate_bound=rate_bound)
 
-    def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         """See `Contest`.
 
         Where no rate is reached yet, the first measurement finds the capacity: callers that fill every batch of every
         instance. Where one is, the first question is whether the candidate meets the target at that rate, too.
         """
-        if not standing.points and not reached > 0:
-            candidate = standing.candidate
+        if not scored.points and not reached > 0:
+            candidate = scored.candidate
             callers = 2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE))
-            return self._measured(standing, ClosedLoop(callers), max(seconds, self._shortest_s))
-        bracket = self.bracket(standing)
+            return self._measured(scored, ClosedLoop(callers), max(seconds, self._shortest_s))
+        bracket = self.bracket(scored)
         untried = bracket.passed < reached < bracket.failed
         rate = reached if untried else bracket.next_rate
-        return self._ask(standing, rate, seconds)
+        return self._ask(scored, rate, seconds)
 
-    def settle(self, standing: Standing, reached: float) -> Standing:
+    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
         """See `Contest`."""
         for _ in range(_STEPS):
-            bracket = self.bracket(standing)
-            slowest = _capacity(standing) * _SLOWEST if standing.points else 0.0
-            if standing.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest) or self._is_flat(standing):
+            bracket = self.bracket(scored)
+            slowest = _capacity(scored) * _SLOWEST if scored.points else 0.0
+            if scored.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest) or self._is_flat(scored):
                 break
-            if not self._affords(standing, bracket.next_rate):
+            if not self._affords(scored, bracket.next_rate):
                 break
-            standing = self.advance(standing, 0.0, reached)
-        return standing
+            scored = self.advance(scored, 0.0, reached)
+        return scored
 
-    def is_tie(self, standing: Standing, best: Standing) -> bool:
+    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
         """See `Contest`: both reached a rate, no further apart than rates are told apart."""
-        return standing.score.lower * RESOLUTION >= best.score.lower > 0
+        return scored.score.lower * RESOLUTION >= best.score.lower > 0
 
-    def race(self, best: Standing) -> Race:
+    def race(self, best: CandidateScore) -> Race:
         """See `Contest`: at the rate of the best, by the p99."""
         rate = float(f"{best.score.lower:.4g}")
         return Race(
@@ -324,11 +324,11 @@ class RateContest:
         """See `Contest`."""
         return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
 
-    def bracket(self, standing: Standing) -> Bracket:
+    def bracket(self, scored: CandidateScore) -> Bracket:
         """Bracket from a candidate's points; of two contradictory ones the later counts."""
         passes: list[float] = []
         fails: dict[float, bool] = {}
-        for point in standing.points:
+        for point in scored.points:
             if isinstance(point.load, OpenLoop):
                 rate, p99 = point.load.rate, point.measured.latency.p99
                 keeps_up = point.measured.keeps_up
@@ -338,7 +338,7 @@ class RateContest:
                 else:
                     fails[rate] = not keeps_up or p99.lower > self._target.p99_s
                     passes = [each for each in passes if each < rate]
-        capacity = max([_capacity(standing), *passes])
+        capacity = max([_capacity(scored), *passes])
         return Bracket(
             passed=max(passes, default=0.0),
             failed=min([capacity, *fails]),
@@ -346,73 +346,71 @@ class RateContest:
             capacity=capacity,
         )
 
-    def _measured(self, standing: Standing, load: LoadShape, seconds: float, seed: int = 0) -> Standing:
-        outcome = self._reference.measure(standing.candidate, load, seconds, seed)
+    def _measured(self, scored: CandidateScore, load: LoadShape, seconds: float, seed: int = 0) -> CandidateScore:
+        outcome = self._reference.measure(scored.candidate, load, seconds, seed)
         if isinstance(outcome, Failed):
-            return standing.out(outcome.reason)
-        longer = replace(standing, points=(*standing.points, Point(load=load, measured=outcome)))
+            return scored.out(outcome.reason)
+        longer = replace(scored, points=(*scored.points, Point(load=load, measured=outcome)))
         bracket = self.bracket(longer)
         guess = math.sqrt(bracket.passed * bracket.failed) if bracket.passed else self._hope(longer, bracket)
         return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
 
-    def _ask(self, standing: Standing, rate: float, seconds: float) -> Standing:
+    def _ask(self, scored: CandidateScore, rate: float, seconds: float) -> CandidateScore:
         """Measure a rate; once more if it failed where no queue can be the cause.
 
         Far below what callers get there is no queue that takes long. What fails there may be a stall of the
         machine: taken for an answer, it would cut off all rates above.
         """
-        asked = self._ask_once(standing, rate, seconds)
+        asked = self._ask_once(scored, rate, seconds)
         is_strange = self._is_strange(asked, rate) and len({each.load for each in self._standstills(asked)}) <= _EXCUSED
         if asked.lost or not (is_strange and self._affords(asked, rate)):
             return asked
         return self._ask_once(asked, rate, seconds, _AGAIN)
 
-    def _is_strange(self, standing: Standing, rate: float) -> bool:
+    def _is_strange(self, scored: CandidateScore, rate: float) -> bool:
         """Return true if a rate failed far below the capacity and far above `passed`, with quick median requests."""
-        bracket = self.bracket(standing)
+        bracket = self.bracket(scored)
         is_far = rate > _NEARBY * bracket.passed
-        return is_far and bracket.failed <= rate and standing.points[-1] in self._standstills(standing)
+        return is_far and bracket.failed <= rate and scored.points[-1] in self._standstills(scored)
 
-    def _standstills(self, standing: Standing) -> list[Point]:
+    def _standstills(self, scored: CandidateScore) -> list[Point]:
         """Points with quick median requests and slow ones that no queue explains; repeated ones are the candidate's."""
-        highest, target_s = _IDLE * _capacity(standing), self._target.p99_s
-        idle = [each for each in standing.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
+        highest, target_s = _IDLE * _capacity(scored), self._target.p99_s
+        idle = [each for each in scored.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
         latencies = [(each, each.measured.latency) for each in idle]
         return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
 
-    def _is_flat(self, standing: Standing) -> bool:
+    def _is_flat(self, scored: CandidateScore) -> bool:
         """Return true if half the rate does not lower p99, so that the queue is not the cause."""
-        if self.bracket(standing).passed:
+        if self.bracket(scored).passed:
             return False
         p99_s = {
-            each.load.rate: each.measured.latency.p99.value
-            for each in standing.points
-            if isinstance(each.load, OpenLoop)
+            each.load.rate: each.measured.latency.p99.value for each in scored.points if isinstance(each.load, OpenLoop)
         }
         lowest = sorted(p99_s)[:2]
         if len(p99_s) < _FLAT:
             return False
         return p99_s[lowest[0]] > max(_NO_LOWER * p99_s[lowest[1]], 2 * self._target.p99_s)
 
-    def _ask_once(self, standing: Standing, rate: float, seconds: float, seed: int = 0) -> Standing:
+    def _ask_once(self, scored: CandidateScore, rate: float, seconds: float, seed: int = 0) -> CandidateScore:
         """Measure a rate, after a short measurement that shows a clear failure early."""
         long_s = self._long_enough(seconds, rate)
         short_s = max(self._shortest_s, _FEWEST / rate)
         if long_s > 3 * short_s:
-            standing = self._measured(standing, OpenLoop(rate), short_s, seed)
-            if standing.lost or self.bracket(standing).refuted <= rate:
-                return standing
-        return self._measured(standing, OpenLoop(rate), long_s, seed)
+            scored = self._measured(scored, OpenLoop(rate), short_s, seed)
+            if scored.lost or self.bracket(scored).refuted <= rate:
+                return scored
+        return self._measured(scored, OpenLoop(rate), long_s, seed)
 
-    def _affords(self, standing: Standing, rate: float) -> bool:
-        return self._reference.affords(standing.candidate, self._long_enough(0.0, rate))
+    def _affords(self, scored: CandidateScore, rate: float) -> bool:
+        return self._reference.affords(scored.candidate, self._long_enough(0.0, rate))
 
-    def _hope(self, standing: Standing, bracket: Bracket) -> float:
+    def _hope(self, scored: CandidateScore, bracket: Bracket) -> float:
         """A guess before any rate met the target: less than the capacity by as much as callers waited too long there.
 
         Callers that fill every batch show how long a request takes at most when batches are full.
         """
-        full_s = [each.measured.latency.p99.value for each in standing.points if isinstance(each.load, ClosedLoop)]
+        full_s = [each.measured.latency.p99.value for each in scored.points if isinstance(each.load, ClosedLoop)]
         share = min([1.0, *(math.sqrt(self._target.p99_s / each) for each in full_s)])
         return bracket.next_rate * share
 
@@ -421,7 +419,7 @@ class RateContest:
         return min(max(seconds, self._shortest_s, requests_needed(_SLOWER) / rate), self._longest_s)
 
 
-def _capacity(standing: Standing) -> float:
+def _capacity(scored: CandidateScore) -> float:
     """The highest rate that is not out of reach: what callers in a closed loop got, and what bare sessions allow."""
-    closed = [point.measured for point in standing.points if isinstance(point.load, ClosedLoop)]
-    return min([standing.rate_bound, *(measured.throughput.upper * _MARGIN for measured in closed)])
+    closed = [point.measured for point in scored.points if isinstance(point.load, ClosedLoop)]
+    return min([scored.rate_bound, *(measured.throughput.upper * _MARGIN for measured in closed)])

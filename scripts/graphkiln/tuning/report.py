@@ -279,7 +279,7 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
             for each in result.exclusions
             if each.by_budget
         ],
-        "front": [row.standing.candidate.id for row in result.front],
+        "front": [row.scored.candidate.id for row in result.front],
         "curve": [describe.point(point) for point in result.curve],
         "knee": result.knee,
         "readings": [{"spent_s": each.spent_s, "rate": each.rate, "level": each.level} for each in result.readings],
@@ -309,17 +309,17 @@ class _Describing:
     def row(self, row: Row | None) -> dict[str, Any] | None:
         if row is None:
             return None
-        candidate = row.standing.candidate
+        candidate = row.scored.candidate
         return {
             "id": candidate.id,
             "configuration": candidate.as_json(),
             "changes": in_words(candidate, self.default),
             "score": row.score,
             "limit": row.limit,
-            "lost": row.standing.lost,
+            "lost": row.scored.lost,
             "accuracy_lost": row.accuracy_lost,
             "best": self.point(row.best_point),
-            "points": [self.point(point) for point in row.standing.points],
+            "points": [self.point(point) for point in row.scored.points],
         }
 
     def point(self, point: Point | None) -> dict[str, Any] | None:
@@ -357,7 +357,7 @@ def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
 
 
 def _warnings(result: Result) -> list[str]:
-    measured = [point.measured for row in result.rows for point in row.standing.points]
+    measured = [point.measured for row in result.rows for point in row.scored.points]
     found = [each for each in measured if each.warning]
     worst = max(found, key=lambda each: each.client_cores, default=None)
     return [f"{len(found)} of {len(measured)} measurements: {worst.warning}"] if worst else []

@@ -26,7 +26,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing:
+class CandidateScore:
     """A candidate in a contest.
 
     Attributes:
@@ -44,7 +44,7 @@ class Standing:
     points: tuple[Point, ...] = ()
     lost: str = ""
 
-    def out(self, reason: str) -> Standing:
+    def out(self, reason: str) -> CandidateScore:
         """Return this score marked as lost."""
         return replace(self, lost=reason)
 
@@ -71,8 +71,8 @@ class Race:
     seconds: float
     cost: Callable[[Measured], float]
     what: str
-    is_near: Callable[[Standing], bool]
-    reached: Callable[[Standing], Interval]
+    is_near: Callable[[CandidateScore], bool]
+    reached: Callable[[CandidateScore], Interval]
     sure: Callable[[int], float]
     fewest: int
     spread: float
@@ -82,23 +82,23 @@ class Race:
 class Contest(Protocol):
     """Comparison of candidates by one objective."""
 
-    def enter(self, candidate: Candidate, rate_bound: float) -> Standing:
+    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
         """Return the score before the first measurement; the bound comes from the bare session."""
         ...
 
-    def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         """Make one measurement of about `seconds`; `reached` is the best score of another candidate."""
         ...
 
-    def settle(self, standing: Standing, reached: float) -> Standing:
+    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
         """Measure until the score is as exact as it gets, or significantly below `reached`."""
         ...
 
-    def is_tie(self, standing: Standing, best: Standing) -> bool:
+    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
         """Return true if the measurements of two that meet the target do not differ significantly."""
         ...
 
-    def race(self, best: Standing) -> Race | None:
+    def race(self, best: CandidateScore) -> Race | None:
         """Rules for racing near-ties of the best; None if measuring them again gives no new information."""
         ...
 
@@ -112,13 +112,13 @@ class Row:
     """A candidate in the table of results.
 
     Attributes:
-        standing: Its points and its score; `lost` says why it was not chosen.
+        scored: Its points and its score; `lost` says why it was not chosen.
         score: In words.
         limit: What keeps it from doing better, in words.
         accuracy_lost: Share of the labelled samples' accuracy that it loses; None where unknown.
     """
 
-    standing: Standing
+    scored: CandidateScore
     score: str
     limit: str
     accuracy_lost: float | None = None
@@ -126,9 +126,9 @@ class Row:
     @property
     def best_point(self) -> Point | None:
         """The point that counts: of rates that were reached, the highest, or else the load with the lowest p99."""
-        points = self.standing.points
+        points = self.scored.points
         reached = [
-            each for each in points if isinstance(each.load, OpenLoop) and _rate(each) <= self.standing.score.lower
+            each for each in points if isinstance(each.load, OpenLoop) and _rate(each) <= self.scored.score.lower
         ]
         if reached:
             return max(reached, key=_rate)
@@ -180,7 +180,7 @@ class Result:
     @property
     def candidate(self) -> Candidate | None:
         """The configuration that was chosen."""
-        return self.chosen.standing.candidate if self.chosen else None
+        return self.chosen.scored.candidate if self.chosen else None
 
 
 def pareto_front(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -188,7 +188,7 @@ def pareto_front(rows: Sequence[Row]) -> tuple[Row, ...]:
 
     Rows that reached nothing are left out.
     """
-    judged = [(row, _respects(row)) for row in rows if row.standing.points and _has_reached(row)]
+    judged = [(row, _respects(row)) for row in rows if row.scored.points and _has_reached(row)]
     return tuple(row for row, own in judged if not any(_dominates(other, own) for _, other in judged))
 
 
@@ -227,7 +227,7 @@ def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def _has_reached(row: Row) -> bool:
-    lower = row.standing.score.lower
+    lower = row.scored.score.lower
     return math.isfinite(lower) and lower != 0
 
 

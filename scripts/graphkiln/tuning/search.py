@@ -24,7 +24,7 @@ from graphkiln.tuning.candidate import QUEUE_DELAY_US, SESSION_KEYS, Candidate
 from graphkiln.tuning.contest import LoadContest, RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Budget, RecordedTrials
-from graphkiln.tuning.result import Contest, Point, Race, Result, Row, Standing, knee, pareto_front
+from graphkiln.tuning.result import CandidateScore, Contest, Point, Race, Result, Row, knee, pareto_front
 from graphkiln.tuning.space import Exclusion, Space, bound_of, objection
 from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
@@ -143,29 +143,29 @@ class Ladder:
     ) -> None:
         self._contest, self._reference, self._has_time, self._keep = contest, reference, has_time, frozenset(keep)
 
-    def climb(self, entered: Sequence[Standing], seconds: float) -> list[Standing]:
+    def climb(self, entered: Sequence[CandidateScore], seconds: float) -> list[CandidateScore]:
         """Measure candidates until at most `FINALISTS` are in the contest, or the time is up.
 
         Args:
-            entered: The standings to begin with.
+            entered: Initial scores.
             seconds: Of the first rung's measurements; each next rung's are twice as long.
 
         Returns:
             All of them, those that are in the contest first, the best of them first.
         """
-        standings = list(entered)
+        scores = list(entered)
         for number in range(RUNGS):
-            running = [each for each in standings if not each.lost]
+            running = [each for each in scores if not each.lost]
             is_first = number == 0  # there are no scores before that
             if (len(running) <= FINALISTS and not is_first) or not self._has_time():
                 break
             rung_s = seconds * 2**number
             climbed = self._halve(self._rung(running, rung_s), rung_s)
-            standings = [*climbed, *(each for each in standings if each.lost)]
-        return sorted(standings, key=lambda each: (bool(each.lost), -each.score.value))
+            scores = [*climbed, *(each for each in scores if each.lost)]
+        return sorted(scores, key=lambda each: (bool(each.lost), -each.score.value))
 
-    def _rung(self, running: Sequence[Standing], seconds: float) -> list[Standing]:
-        done: list[Standing] = []
+    def _rung(self, running: Sequence[CandidateScore], seconds: float) -> list[CandidateScore]:
+        done: list[CandidateScore] = []
         for start in range(0, len(running), _CHUNK):
             chunk = running[start : start + _CHUNK]
             if not self._has_time():
@@ -174,15 +174,15 @@ class Ladder:
             done += self._reference.steadily(partial(self._advance_all, chunk, seconds, reached))
         return done
 
-    def _advance_all(self, chunk: Sequence[Standing], seconds: float, reached: float) -> list[Standing]:
+    def _advance_all(self, chunk: Sequence[CandidateScore], seconds: float, reached: float) -> list[CandidateScore]:
         return [self._advance(each, seconds, reached) for each in chunk]
 
-    def _advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+    def _advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         if self._has_time():
-            return self._contest.advance(standing, seconds, reached)
-        return standing if standing.points else standing.out(NO_TIME)
+            return self._contest.advance(scored, seconds, reached)
+        return scored if scored.points else scored.out(NO_TIME)
 
-    def _halve(self, rung: Sequence[Standing], seconds: float) -> list[Standing]:
+    def _halve(self, rung: Sequence[CandidateScore], seconds: float) -> list[CandidateScore]:
         reached = best_reached(rung)
         judged = [each if each.lost else each.out(self._beaten(each, reached)) for each in rung]
         running = sorted((each for each in judged if not each.lost), key=lambda each: -each.score.value)
@@ -199,18 +199,17 @@ class Ladder:
             *(each for each in judged if each.lost),
         ]
 
-    def _beaten(self, standing: Standing, reached: float) -> str:
-        if standing.score.upper >= reached:
+    def _beaten(self, scored: CandidateScore, reached: float) -> str:
+        if scored.score.upper >= reached:
             return ""
         return (
-            f"{self._contest.describe(standing.score.upper)} at best, where another has "
-            f"{self._contest.describe(reached)}"
+            f"{self._contest.describe(scored.score.upper)} at best, where another has {self._contest.describe(reached)}"
         )
 
 
-def best_reached(standings: Sequence[Standing]) -> float:
-    """The best score that was reached; minus infinity where there are no standings."""
-    return max((each.score.lower for each in standings), default=-math.inf)
+def best_reached(scores: Sequence[CandidateScore]) -> float:
+    """The best score that was reached; minus infinity where there are no scores."""
+    return max((each.score.lower for each in scores), default=-math.inf)
 
 
 # The last measurement of what was chosen: other arrivals, longer, and the machine as it is.
@@ -234,12 +233,12 @@ _LONGER = 2
 _CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
 
 
-def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: float) -> tuple[Point | None, str]:
+def confirm(trials: RecordedTrials, scored: CandidateScore, target: Target, level: float) -> tuple[Point | None, str]:
     """Measure a candidate under the load that is to be promised; lower a free rate until it holds.
 
     Args:
         trials: What measures, within its budget; one measurement is made whatever that says.
-        standing: Of the candidate.
+        scored: Score of the candidate from the search.
         target: What must be met.
         level: Speed of the machine now, as a share of that of the scores.
 
@@ -248,17 +247,17 @@ def confirm(trials: RecordedTrials, standing: Standing, target: Target, level: f
         reason.
     """
     is_free = target.objective is Objective.THROUGHPUT
-    rate = standing.score.lower * min(level, 1.0) if is_free else target.rate
-    budget, candidate = trials.budget, standing.candidate
+    rate = scored.score.lower * min(level, 1.0) if is_free else target.rate
+    budget, candidate = trials.budget, scored.candidate
     reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
-    inflation, doubt = _inflation_of(standing, target.p99_s), ""
+    inflation, doubt = _inflation_of(scored, target.p99_s), ""
     for number in range(_TRIES):
         if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
             return None, f"{reason}, and the budget is spent"
         if rate and is_free and not _fits_twice(budget, candidate, _enough_s(slice_s, rate, inflation)):
             rate *= _LARGE_STEP  # the last one that fits: rather a lower promise than none
         load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
-        per_s = _requests_per_s(load, standing)
+        per_s = _requests_per_s(load, scored)
         seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1))
         outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
         if isinstance(outcome, Failed):
@@ -313,9 +312,9 @@ def _missed(measured: Measured, p99_s: float) -> str:
     return f"measured again, its p99 was {p99_ms:.3g} ms in {latency.count} requests: too few to be sure of the target"
 
 
-def _inflation_of(standing: Standing, p99_s: float) -> float:
+def _inflation_of(scored: CandidateScore, p99_s: float) -> float:
     """Number of requests that carry the information of one, in points that met the target; 1 if unknown."""
-    latencies = [point.measured.latency for point in standing.points if isinstance(point.load, OpenLoop)]
+    latencies = [point.measured.latency for point in scored.points if isinstance(point.load, OpenLoop)]
     within = [each for each in latencies if each.p99.value <= p99_s and each.count >= _COUNTED]
     return statistics.median(each.inflation for each in within) if within else 1.0
 
@@ -340,10 +339,10 @@ def _seconds_for(slower: int, requests_per_s: float) -> float:
     return requests_needed(slower) / requests_per_s
 
 
-def _requests_per_s(load: LoadShape, standing: Standing) -> float:
+def _requests_per_s(load: LoadShape, scored: CandidateScore) -> float:
     if isinstance(load, OpenLoop):
         return load.rate
-    reached = standing.points[-1].measured.throughput.value if standing.points else 1.0
+    reached = scored.points[-1].measured.throughput.value if scored.points else 1.0
     return max(reached, 1e-3)
 
 
@@ -354,25 +353,25 @@ def _requests_per_s(load: LoadShape, standing: Standing) -> float:
 _MUCH = 0.5
 
 
-def limit_of(standing: Standing, bare: Bare, target: Target, cores: int) -> str:
+def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> str:
     """Describe what limits a candidate.
 
     Args:
-        standing: With what was measured of it.
+        scored: Its score, with its points.
         bare: Its session.
         target: What it was to meet.
         cores: Of the machine.
     """
-    point = _hardest(standing, target)
+    point = _hardest(scored, target)
     if point is None:
-        return standing.lost
+        return scored.lost
     measured, run_s = point.measured, min(bare.batch_s.values())
     if measured.errors:
         kind, count = max(measured.errors.items(), key=lambda each: each[1])
         return f"errors: {count} requests ended with {kind}"
     if isinstance(point.load, OpenLoop) and not measured.keeps_up:
         return f"throughput: {measured.throughput.value:.3g} of {point.load.rate:.3g} requests per second are answered"
-    return _slowest_part(standing.candidate, measured, run_s, cores)
+    return _slowest_part(scored.candidate, measured, run_s, cores)
 
 
 def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:
@@ -389,25 +388,25 @@ def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores:
     return f"a run under load takes {measured.latency.p50_s * 1e3:.3g} ms, alone {run_s * 1e3:.3g} ms"
 
 
-def _hardest(standing: Standing, target: Target) -> Point | None:
+def _hardest(scored: CandidateScore, target: Target) -> Point | None:
     """The point that shows the limit: the lowest rate that missed the target, or else the last one.
 
     Where every load missed it, the one that came closest.
     """
-    if standing.points and all(each.measured.latency.p99.value > target.p99_s for each in standing.points):
-        return min(standing.points, key=lambda each: each.measured.latency.p99.value)
+    if scored.points and all(each.measured.latency.p99.value > target.p99_s for each in scored.points):
+        return min(scored.points, key=lambda each: each.measured.latency.p99.value)
     missed = [
         each
-        for each in standing.points
+        for each in scored.points
         if isinstance(each.load, OpenLoop) and each.measured.latency.p99_at_most_s > target.p99_s
     ]
     rates = {each.load.rate: each for each in missed if isinstance(each.load, OpenLoop)}
-    return rates[min(rates)] if rates else (standing.points[-1] if standing.points else None)
+    return rates[min(rates)] if rates else (scored.points[-1] if scored.points else None)
 
 
-def has_reached(standing: Standing, target: Target) -> bool:
+def has_reached(scored: CandidateScore, target: Target) -> bool:
     """Return true if a candidate met the target under some load."""
-    lower = standing.score.lower
+    lower = scored.score.lower
     return math.isfinite(lower) and (lower > 0 or target.objective is not Objective.THROUGHPUT)
 
 
@@ -430,49 +429,49 @@ class Conclusion:
     contest: Contest
     probes: Probes
     settled: Collection[Candidate]
-    chosen: Standing | None
+    chosen: CandidateScore | None
     cores: int
 
-    def row(self, standing: Standing) -> Row:
+    def row(self, scored: CandidateScore) -> Row:
         """A candidate that was measured."""
-        bare, chosen = self.probes.bare(standing.candidate), self.chosen
-        if chosen and standing.candidate != chosen.candidate and not standing.lost:
-            standing = standing.out(self._why_not(standing, chosen))
-        is_met = has_reached(standing, self.target)
-        words = self.contest.describe(standing.score.lower if is_met else standing.score.value)
-        limit = limit_of(standing, bare, self.target, self.cores)
+        bare, chosen = self.probes.bare(scored.candidate), self.chosen
+        if chosen and scored.candidate != chosen.candidate and not scored.lost:
+            scored = scored.out(self._why_not(scored, chosen))
+        is_met = has_reached(scored, self.target)
+        words = self.contest.describe(scored.score.lower if is_met else scored.score.value)
+        limit = limit_of(scored, bare, self.target, self.cores)
         score = words if is_met else f"{words}; no load met the target"
-        return Row(standing=standing, score=score, limit=limit, accuracy_lost=bare.accuracy_lost)
+        return Row(scored=scored, score=score, limit=limit, accuracy_lost=bare.accuracy_lost)
 
     def closest(self, rows: Sequence[Row]) -> Row | None:
         """Row to report if nothing was proven: the best unproven one that met the target, else the lowest p99."""
-        met = [row for row in rows if has_reached(row.standing, self.target)]
+        met = [row for row in rows if has_reached(row.scored, self.target)]
         measured = [row for row in rows if row.best_point]
         lowest = min(measured, key=lambda row: row.best_point.measured.latency.p99.value, default=None)  # type: ignore[union-attr]
-        return max(met, key=lambda row: row.standing.score.lower) if met else lowest
+        return max(met, key=lambda row: row.scored.score.lower) if met else lowest
 
-    def _why_not(self, standing: Standing, chosen: Standing) -> str:
-        if self.contest.is_tie(standing, chosen) and self._is_simpler(chosen, standing):
+    def _why_not(self, scored: CandidateScore, chosen: CandidateScore) -> str:
+        if self.contest.is_tie(scored, chosen) and self._is_simpler(chosen, scored):
             return "no significant difference from the chosen one, which is simpler"
         best = self.contest.describe(chosen.score.lower)
-        if standing.candidate not in self.settled:
+        if scored.candidate not in self.settled:
             return "the budget was spent before it was compared with the chosen one"
-        if not has_reached(standing, self.target):
+        if not has_reached(scored, self.target):
             return f"did not meet the target at the load of the chosen one: {best}"
-        return f"{self.contest.describe(standing.score.lower)}, the chosen one {best}"
+        return f"{self.contest.describe(scored.score.lower)}, the chosen one {best}"
 
-    def _is_simpler(self, one: Standing, other: Standing) -> bool:
+    def _is_simpler(self, one: CandidateScore, other: CandidateScore) -> bool:
         return self.space.simplicity(one.candidate) < self.space.simplicity(other.candidate)
 
 
-def unmeasured(candidate: Candidate, standing: Standing | None) -> Exclusion:
+def unmeasured(candidate: Candidate, scored: CandidateScore | None) -> Exclusion:
     """A candidate that has no row.
 
     Args:
         candidate: Which.
-        standing: What is known of it; None where it never took part.
+        scored: Its score; None where it never took part.
     """
-    reason = standing.lost if standing else ""
+    reason = scored.lost if scored else ""
     words = reason or "not measured: the budget went to more promising ones"
     return Exclusion(candidate=candidate, reason=words, by_budget=reason in ("", NO_TIME))
 
@@ -515,14 +514,14 @@ _ROUNDS = 5
 
 
 def rematch(
-    near: Sequence[Standing],
-    best: Standing,
+    near: Sequence[CandidateScore],
+    best: CandidateScore,
     reference: Reference,
     has_time: Callable[[], bool],
     race: Race,
     *,
     simplicity: Simplicity,
-) -> list[Standing]:
+) -> list[CandidateScore]:
     """Race near-ties until they differ significantly.
 
     Args:
@@ -580,7 +579,7 @@ def _most(reference: Reference, race: Race) -> int:
 
 
 def _round(
-    running: Sequence[Standing], measure: Callable[[Candidate, int], float | None], number: int
+    running: Sequence[CandidateScore], measure: Callable[[Candidate, int], float | None], number: int
 ) -> dict[Candidate, float]:
     """Measure each once; returns fewer if the time is up."""
     found = {}
@@ -592,7 +591,9 @@ def _round(
     return found
 
 
-def _left(running: Sequence[Standing], costs: Mapping[Candidate, Sequence[float]], race: Race) -> list[Standing]:
+def _left(
+    running: Sequence[CandidateScore], costs: Mapping[Candidate, Sequence[float]], race: Race
+) -> list[CandidateScore]:
     """Drop candidates that are significantly worse than the leader."""
     lead = min(running, key=lambda each: statistics.fmean(costs[each.candidate]))
     return [each for each in running if not _is_worse(costs[each.candidate], costs[lead.candidate], race)]
@@ -608,7 +609,9 @@ def _is_worse(one: Sequence[float], lead: Sequence[float], race: Race) -> bool:
     return statistics.fmean(differences) > race.sure(len(differences)) * spread / math.sqrt(len(differences))
 
 
-def _reason(lost: Standing, winner: Standing, costs: Mapping[Candidate, Sequence[float]], race: Race) -> str:
+def _reason(
+    lost: CandidateScore, winner: CandidateScore, costs: Mapping[Candidate, Sequence[float]], race: Race
+) -> str:
     own, rounds = costs[lost.candidate], costs[winner.candidate]
     if not all(map(math.isfinite, own)):
         return "more than 1 in 100 of its requests failed when near-ties were measured again"
@@ -661,7 +664,7 @@ class Search:
             self._reference, target, self._reading_s, longest_s
         )
         self._probes = Probes(sessions={})
-        self._standings: dict[Candidate, Standing] = {}
+        self._scores: dict[Candidate, CandidateScore] = {}
         self._settled: set[Candidate] = set()
         self._winner: Candidate | None = None
         self._notes: list[str] = []
@@ -694,7 +697,7 @@ class Search:
         return self._has_time(_LADDER) and self._budget.searching_s >= self._budget.start_s + self._reading_s
 
     def _climb(self) -> None:
-        left = [each for each in self._probes.viable if each not in self._standings]
+        left = [each for each in self._probes.viable if each not in self._scores]
         default = [each for each in left if each == self._space.default]
         probes = replace(self._probes, viable=tuple(left))
         reading = self._reference.readings[0].spent_s if self._reference.readings else self._trials.spent_s
@@ -702,47 +705,47 @@ class Search:
         most = max(_FEWEST, int(_FIRST_RUNG * self._budget.total_s / each_s))
         ladder = Ladder(self._contest, self._reference, self._has_time_to_climb, default)
         entered = [self._enter(each) for each in shortlist(probes, most, default)]
-        for standing in ladder.climb(entered, self._reading_s):
-            self._keep(standing)
+        for scored in ladder.climb(entered, self._reading_s):
+            self._keep(scored)
 
-    def _settle(self, standings: Sequence[Standing]) -> None:
+    def _settle(self, scores: Sequence[CandidateScore]) -> None:
         """Measure the best first, so that the others need to be measured against it only.
 
         While nothing meets the target, failures count against their session: candidates of others come first, so that
         a budget is not spent on twenty configurations of the one that looks fast and does not last.
         """
-        left = list(standings)
+        left = list(scores)
         while left:
-            standing = min(left, key=self._failures)
-            left.remove(standing)
-            reached = best_reached(list(self._standings.values()))
-            is_late = len(left) + 1 < len(standings) and self._budget.left_s <= 0  # one is tried, however late it is
-            must = not is_late and not any(each.points for each in self._standings.values())
-            if standing.score.upper >= reached and (must or self._affords(standing)):
-                begun = self._contest.advance(standing, 0.0, reached) if must else standing
+            scored = min(left, key=self._failures)
+            left.remove(scored)
+            reached = best_reached(list(self._scores.values()))
+            is_late = len(left) + 1 < len(scores) and self._budget.left_s <= 0  # one is tried, however late it is
+            must = not is_late and not any(each.points for each in self._scores.values())
+            if scored.score.upper >= reached and (must or self._affords(scored)):
+                begun = self._contest.advance(scored, 0.0, reached) if must else scored
                 self._keep(self._reference.steadily(partial(self._contest.settle, begun, reached)))
-                self._settled.add(standing.candidate)
+                self._settled.add(scored.candidate)
 
-    def _failures(self, standing: Standing) -> int:
+    def _failures(self, scored: CandidateScore) -> int:
         """Count failures of its session while nothing has met the target.
 
         Today's configuration comes before all others then, as a fallback.
         """
-        if not self._settled or any(has_reached(each, self._target) for each in self._standings.values()):
+        if not self._settled or any(has_reached(each, self._target) for each in self._scores.values()):
             return 0
-        if standing.candidate == self._space.default:
+        if scored.candidate == self._space.default:
             return -1
-        own = standing.candidate.restricted_to(SESSION_KEYS)
+        own = scored.candidate.restricted_to(SESSION_KEYS)
         return sum(each.restricted_to(SESSION_KEYS) == own for each in self._settled)
 
-    def _affords(self, standing: Standing) -> bool:
+    def _affords(self, scored: CandidateScore) -> bool:
         share = _SEARCHING
-        return self._has_time(share) and self._reference.affords(standing.candidate, self._reading_s)
+        return self._has_time(share) and self._reference.affords(scored.candidate, self._reading_s)
 
     def _come_closer(self) -> None:
         """If nothing met the target, settle the nearest candidates, to report how near they come."""
         for _ in range(_CONFIRMED):
-            left = [each for each in self._standings.values() if each.points and each.candidate not in self._settled]
+            left = [each for each in self._scores.values() if each.points and each.candidate not in self._settled]
             if self._best() or not left or not self._has_time(1.0):
                 return
             p99_s = {each.candidate: min(point.measured.latency.p99.value for point in each.points) for each in left}
@@ -755,7 +758,7 @@ class Search:
         while best is not None:
             nearby = [each for each in self._space.neighbors(best.candidate) if each not in self._settled]
             viable = set(self._probes.viable)
-            unsettled = [self._standings.get(each, self._enter(each)) for each in nearby if each in viable]
+            unsettled = [self._scores.get(each, self._enter(each)) for each in nearby if each in viable]
             self._settle([replace(each, lost="") for each in unsettled])
             found = self._best()
             if found is None or found.candidate == best.candidate or not self._has_time(_SEARCHING):
@@ -775,40 +778,40 @@ class Search:
         near.sort(key=lambda each: -each.score.value)
         has_time, simplicity = partial(self._has_time, _REMATCH), self._space.simplicity
         raced = rematch([*today, *near], best, self._reference, has_time, race, simplicity=simplicity)
-        for standing in raced:
-            self._keep(standing)
+        for scored in raced:
+            self._keep(scored)
         self._winner = raced[0].candidate if raced else None
 
-    def _measured(self) -> list[Standing]:
+    def _measured(self) -> list[CandidateScore]:
         return [each for each in self._by_score() if each.points]
 
-    def _defends(self, standing: Standing) -> bool:
+    def _defends(self, scored: CandidateScore) -> bool:
         """Return true for today's configuration if it met the target: noise may have made it look worse."""
-        return standing.candidate == self._space.today and has_reached(standing, self._target)
+        return scored.candidate == self._space.today and has_reached(scored, self._target)
 
-    def _may_win(self, standing: Standing) -> bool:
-        return not standing.lost or standing.candidate in self._settled
+    def _may_win(self, scored: CandidateScore) -> bool:
+        return not scored.lost or scored.candidate in self._settled
 
     def _settle_default(self) -> None:
         """Settle the default configuration, which the choice is compared with."""
-        default = self._standings.get(self._space.default)
+        default = self._scores.get(self._space.default)
         if default is not None and default.points and self._has_time(_SEARCHING):
             settled = self._contest.settle(replace(default, lost=""), -math.inf)
             self._keep(replace(settled, lost=settled.lost or default.lost))
 
-    def _best(self) -> Standing | None:
+    def _best(self) -> CandidateScore | None:
         """The winner of the last race, or else the simplest of those that nothing is surely better than."""
-        raced = self._standings[self._winner] if self._winner else None
+        raced = self._scores[self._winner] if self._winner else None
         if raced and not raced.lost:
             return raced
-        running = [each for each in self._standings.values() if not each.lost]
+        running = [each for each in self._scores.values() if not each.lost]
         best = max(running, key=lambda each: each.score.lower, default=None)
         if best is None or not has_reached(best, self._target):
             return None
         ties = [each for each in running if each is best or self._contest.is_tie(each, best)]
         return min(ties, key=lambda each: self._space.simplicity(each.candidate))
 
-    def _confirm(self) -> tuple[Standing | None, Point | None]:
+    def _confirm(self) -> tuple[CandidateScore | None, Point | None]:
         """The best one whose figures hold when it is measured again, and what it did."""
         for number in range(_CONFIRMED):
             best = self._best()
@@ -821,23 +824,23 @@ class Search:
             self._keep(best.out(reason))
         return None, None
 
-    def _enter(self, candidate: Candidate) -> Standing:
+    def _enter(self, candidate: Candidate) -> CandidateScore:
         return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
 
-    def _keep(self, standing: Standing) -> None:
-        self._standings[standing.candidate] = standing
+    def _keep(self, scored: CandidateScore) -> None:
+        self._scores[scored.candidate] = scored
 
-    def _by_score(self) -> list[Standing]:
+    def _by_score(self) -> list[CandidateScore]:
         return sorted(
-            self._standings.values(),
+            self._scores.values(),
             key=lambda each: (bool(each.lost), self._distance(each), -each.score.lower, -each.score.value),
         )
 
-    def _distance(self, standing: Standing) -> int:
+    def _distance(self, scored: CandidateScore) -> int:
         """0 for what was measured, 1 for what a server runs with at the beginning."""
-        return 0 if standing.points else 1 if standing.candidate == self._reference.candidate else 2
+        return 0 if scored.points else 1 if scored.candidate == self._reference.candidate else 2
 
-    def _result(self, chosen: Standing | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
+    def _result(self, chosen: CandidateScore | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
         found = Conclusion(
             space=self._space,
             target=self._target,
@@ -849,7 +852,7 @@ class Search:
         )
         rows = {each.candidate: found.row(each) for each in self._by_score() if each.points}
         bounds = bound_notes(self._space, self._probes, self._target)
-        untried = [unmeasured(each, self._standings.get(each)) for each in self._probes.viable if each not in rows]
+        untried = [unmeasured(each, self._scores.get(each)) for each in self._probes.viable if each not in rows]
         return Result(
             target=self._target,
             chosen=rows.get(chosen.candidate) if chosen else None,
@@ -867,7 +870,7 @@ class Search:
             measurements=self._trials.count,
         )
 
-    def _budget_notes(self, chosen: Standing | None) -> list[str]:
+    def _budget_notes(self, chosen: CandidateScore | None) -> list[str]:
         """Describe what the budget did not allow."""
         notes, budget = [], self._budget
         if budget.left_s < -0.5:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny import convert, run, write_source
 
+from graphkiln.cli.convert import show_conversion, show_passes
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord, Provenance, Verification
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.passes.pipeline import catalog
 
 
 @pytest.fixture(scope="module")
@@ -63,3 +69,108 @@ def test_an_error_is_ours(tmp_path: Path) -> None:
     finished = run("convert", tmp_path / "missing.onnx", "--name", "m", "--model-store", tmp_path)
     assert isinstance(finished.exception, ConversionError)
     assert "there is no file" in str(finished.exception)
+
+
+# The tables of a conversion: every fact is there, in 80 columns, and text from outside is no markup.
+
+VERIFICATION = Verification(
+    step="export",
+    samples=6,
+    batch_sizes=(1, 3),
+    relative_l2=1e-7,
+    relative_l2_limit=1e-5,
+    worst_element=1e-6,
+    worst_element_limit=1e-3,
+    verdict="export: error 1e-07 of signal (limit 1e-05), 6 samples, batch sizes 1, 3 - PASS",
+)
+CONVERSION = Conversion(
+    recipe={},
+    precision=Precision.BF16,
+    passes=(PassRecord(name="clean-up", nodes_before=31, nodes_after=7, note="2 left [why]"),),
+    output_errors={"scores": 1.25e-7},
+    graph_bytes=5 << 20,
+    seconds=1.26,
+    notes=("kept in fp32: [/bold] conv_1",),
+)
+MANIFEST = Manifest(
+    format_version=1,
+    graph_file="model.onnx",
+    sha256="0" * 64,
+    signature=Signature(
+        inputs=(TensorSpec(name="image", dtype=DType.FP32, shape=("batch", 3, 8, 8)),),
+        outputs=(
+            TensorSpec(name="scores", dtype=DType.FP32, shape=("batch", 4)),
+            TensorSpec(name="features", dtype=DType.FP16, shape=("batch", 2)),
+        ),
+    ),
+    preprocess=None,
+    labels=None,
+    provenance=Provenance(source="net.py", command="graphkiln convert"),
+    verification=(VERIFICATION,),
+    golden=None,
+    conversion=CONVERSION,
+)
+
+
+def shown(capsys: pytest.CaptureFixture[str], manifest: Manifest = MANIFEST) -> str:
+    show_conversion(Path("models/net/1"), manifest)
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "clean-up",
+        "31",
+        "image FP32[batch,3,8,8]",
+        "scores FP32[batch,4]: error 1.2e-07",
+        "features FP16[batch,2]",
+        "bf16, 5.0 MB",
+        "1.3 s",
+        "models/net/1",
+    ],
+)
+def test_every_fact_is_there(capsys: pytest.CaptureFixture[str], words: str) -> None:
+    assert words in shown(capsys)
+
+
+def test_the_verdict_is_there_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(shown(capsys).replace("│", " ").split())
+    assert VERIFICATION.verdict in text
+
+
+def test_an_output_that_was_not_compared_has_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = (line for line in shown(capsys).splitlines() if "features" in line)
+    assert "error" not in line
+
+
+def test_text_in_brackets_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of nodes come from outside: `[/bold]` must neither vanish nor fail."""
+    text = shown(capsys)
+    assert "kept in fp32: [/bold] conv_1" in text
+    assert "[why]" in text
+
+
+def test_eighty_columns_are_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    assert max(map(len, shown(capsys).splitlines())) <= 80
+
+
+def test_a_graph_of_another_maker_has_no_conversion(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, replace(MANIFEST, conversion=None))
+    assert "nodes before" not in text
+    assert "scores FP32[batch,4]" in text
+    assert "MB" not in text
+
+
+def test_every_pass_is_listed_with_when_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    show_passes(catalog())
+    text = capsys.readouterr().out
+    assert all(graph_pass.name in text for graph_pass, _ in catalog())
+    assert text.count("always") >= 5
+    assert "--top-k" in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
 from commands import RunVerb
 from running import free_ports
 from statuses import instance_status
+from typer.testing import CliRunner
 
+from graphkiln.cli import serve as load_display
+from graphkiln.cli import serve as module
+from graphkiln.cli.serve import LoadDisplay, LogFormatOption, tritons_flags
 from graphkiln.page import launch
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
@@ -19,8 +26,10 @@ from graphkiln_backend.server import supervisor as supervising
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
+from graphkiln_backend.server.load_progress import LoadProgress
 from graphkiln_backend.server.probe import ModelState
 from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
+from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
 
 PORTS = ("http-port", "grpc-port", "metrics-port")
 FLAGS = dict.fromkeys((*PORTS, "http-address", "allow-metrics", "model-repository", "log-verbose"), True)
@@ -376,3 +385,93 @@ class TestAccess:
 def port_flags() -> list[str]:
     """Ports that nobody holds."""
     return [f"--{name}={port}" for name, port in zip(PORTS, free_ports(3), strict=True)]
+
+
+# How far models are, on a terminal and in a log.
+
+
+def row(activity: str, seconds: float, model: str = "m") -> LoadProgress:
+    return LoadProgress(model=model, version=2, activity=activity, seconds=seconds)
+
+
+def test_a_log_has_a_line_for_each_activity_of_a_slow_model(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = [("lowering", 0.2), ("lowering", 1.1), ("lowering", 1.2), ("proving onnxruntime on cpu", 2.0)]
+    with LoadDisplay(live=False) as display:
+        for step in (*steps, ("ready", 2.5), ("ready", 2.5)):
+            display.show([row(*step), row("ready", 0.1, model="fast")])
+    assert capsys.readouterr().err.splitlines() == [
+        "graphkiln: m version 2: lowering",
+        "graphkiln: m version 2: proving onnxruntime on cpu",
+        "graphkiln: m version 2: ready in 2.5 s",
+    ]
+
+
+def test_the_next_start_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    display = LoadDisplay(live=False)
+    for _ in range(2):
+        display.show([row("lowering", 5)])
+        display.close()
+    assert capsys.readouterr().err.count("m version 2: lowering") == 2
+
+
+def test_a_terminal_has_a_table_that_goes_away(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_display, "_REFRESH_S", -1)
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    with LoadDisplay(live=True) as display:
+        display.show([])
+        display.show([row("lowering", 0.1)])
+        display.show([row("ready", 3.21), row("lowering", 0.5, model="[odd]")])
+    shown = capsys.readouterr().err
+    for words in ("lowering", "3.2", "[odd]"):
+        assert words in shown
+    assert "\x1b[2K" in shown, "erased"
+
+
+# `--log-format`: ours and tritonserver's.
+
+app = typer.Typer()
+
+
+@app.command()
+def verb(number: Annotated[int, typer.Option()] = 0, log_format: LogFormatOption = "text") -> None:
+    typer.echo(f"{log_format} {number} {os.environ.get(LOG_FORMAT_VARIABLE, '')}")
+
+
+@pytest.fixture(autouse=True)
+def wrapped(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """How often standard error was made JSON."""
+    calls: list[None] = []
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "text")  # so that it is as before afterwards
+    monkeypatch.setattr(module, "log_as_json", lambda: calls.append(None))
+    return calls
+
+
+@pytest.mark.parametrize(("value", "flags"), [("text", []), ("json", []), ("ISO8601", ["--log-format=ISO8601"])])
+def test_tritonserver_gets_its_own(value: str, flags: list[str]) -> None:
+    assert tritons_flags(value) == flags
+
+
+def test_json_begins_before_other_options_are_read_and_is_handed_on(wrapped: list[None]) -> None:
+    done = CliRunner().invoke(app, ["--number", "many", "--log-format", "json"])
+    assert (done.exit_code, len(wrapped)) == (2, 1)
+    assert CliRunner().invoke(app, ["--log-format", "json"]).output == "json 0 json\n"
+
+
+def test_the_environment_chooses_too(wrapped: list[None]) -> None:
+    assert CliRunner().invoke(app, [], env={LOG_FORMAT_VARIABLE: "json"}).exit_code == 0
+    assert len(wrapped) == 1
+
+
+def test_text_is_left_alone(wrapped: list[None]) -> None:
+    assert CliRunner().invoke(app, []).output == "text 0 text\n"
+    assert not wrapped
+
+
+def test_another_format_is_refused_with_those_that_there_are(wrapped: list[None]) -> None:
+    done = CliRunner().invoke(app, ["--log-format", "xml"])
+    assert done.exit_code == 2
+    assert "'xml' is not one of text, json, default, ISO8601" in " ".join(done.output.replace("│", "").split())
+    assert not wrapped

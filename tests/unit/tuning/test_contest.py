@@ -13,7 +13,7 @@ from graphkiln.tuning import contest as contest_module
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.contest import RESOLUTION, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.result import Point, Standing
+from graphkiln.tuning.result import CandidateScore, Point
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target
@@ -43,8 +43,8 @@ def contest(reference_of: Callable[[SimulatedServer], Reference], server: Simula
     return contest_of(reference_of(server))
 
 
-def standing(space: Space, *points: Point) -> Standing:
-    return Standing(candidate=space.default, score=Interval(0, 0, 200), rate_bound=200, points=points)
+def scored(space: Space, *points: Point) -> CandidateScore:
+    return CandidateScore(candidate=space.default, score=Interval(0, 0, 200), rate_bound=200, points=points)
 
 
 def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> None:
@@ -54,21 +54,21 @@ def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> 
         point(OpenLoop(90), Interval(0.09, 0.07, math.inf)),  # missed, by its estimate alone
         point(OpenLoop(98), Interval(0.12, 0.10, math.inf)),
     )
-    bracket = contest.bracket(standing(space, *points))
+    bracket = contest.bracket(scored(space, *points))
     assert (bracket.passed, bracket.failed, bracket.refuted) == (50, 90, 98)
     assert bracket.capacity == pytest.approx(105)
     assert bracket.next_rate == pytest.approx(math.sqrt(50 * 90))
 
 
 def test_a_rate_that_is_not_answered_is_refuted_however_fast_the_rest(contest: RateContest, space: Space) -> None:
-    bracket = contest.bracket(standing(space, point(OpenLoop(90), Interval(0.01, 0.01, 0.02), answered=70)))
+    bracket = contest.bracket(scored(space, point(OpenLoop(90), Interval(0.01, 0.01, 0.02), answered=70)))
     assert bracket.refuted == 90
 
 
 def test_of_two_that_contradict_each_other_the_later_one_counts(contest: RateContest, space: Space) -> None:
     passes, fails = point(OpenLoop(60), Interval.exact(0.05)), point(OpenLoop(50), Interval.exact(0.09))
-    assert contest.bracket(standing(space, passes, fails)).passed == 0
-    assert contest.bracket(standing(space, fails, passes)).failed == 200
+    assert contest.bracket(scored(space, passes, fails)).passed == 0
+    assert contest.bracket(scored(space, fails, passes)).failed == 200
 
 
 def test_settling_finds_the_rate(contest: RateContest, server: SimulatedServer, space: Space) -> None:
@@ -92,7 +92,7 @@ def test_one_that_fails_at_the_rate_of_another_is_asked_no_other_rate(
 
 def test_one_that_ties_is_told_from_one_that_does_not(contest: RateContest, space: Space) -> None:
     best, near, far = (
-        Standing(candidate=space.default, score=Interval(rate, rate, 300)) for rate in (100, 100 / RESOLUTION, 90)
+        CandidateScore(candidate=space.default, score=Interval(rate, rate, 300)) for rate in (100, 100 / RESOLUTION, 90)
     )
     assert contest.is_tie(near, best)
     assert not contest.is_tie(far, best)

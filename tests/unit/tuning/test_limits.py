@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkiln.tuning.candidate import QUEUE_DELAY_US, Candidate
-from graphkiln.tuning.result import Point, Standing
+from graphkiln.tuning.result import CandidateScore, Point
 from graphkiln.tuning.search import limit_of
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Target
@@ -21,8 +21,8 @@ MEASURED = Measured(latency=LATENCY, throughput=Interval.exact(100.0), seconds=1
 def limit(measured: Measured, *, delay_us: int = 0) -> str:
     candidate = Candidate.of({QUEUE_DELAY_US: delay_us})
     point = Point(load=OpenLoop(100.0), measured=measured)
-    standing = Standing(candidate=candidate, score=Interval(90, 80, 100), points=(point,))
-    return limit_of(standing, BARE, TARGET, cores=2)
+    scored = CandidateScore(candidate=candidate, score=Interval(90, 80, 100), points=(point,))
+    return limit_of(scored, BARE, TARGET, cores=2)
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_a_batcher_that_waits_is_named() -> None:
 
 
 def test_what_was_not_measured_is_limited_by_why() -> None:
-    standing = Standing(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
-    assert limit_of(standing, BARE, TARGET, cores=2) == "it did not load"
+    scored = CandidateScore(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
+    assert limit_of(scored, BARE, TARGET, cores=2) == "it did not load"

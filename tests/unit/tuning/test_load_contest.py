@@ -17,7 +17,7 @@ from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE
 from graphkiln.tuning.contest import LoadContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.measure import Arriving
-from graphkiln.tuning.result import Standing
+from graphkiln.tuning.result import CandidateScore
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
@@ -38,7 +38,7 @@ def test_the_load_is_the_given_one_or_one_caller(reference_of: MakeReference) ->
 
 def test_a_rate_that_is_met_is_proven(reference_of: MakeReference, space: Space) -> None:
     target = Target(p99_s=0.08, rate=30.0, objective=Objective.LATENCY)
-    settled = contest(reference_of, target).settle(Standing(candidate=space.default, score=Interval(0, 0, 0)), 0)
+    settled = contest(reference_of, target).settle(CandidateScore(candidate=space.default, score=Interval(0, 0, 0)), 0)
     assert settled.lost == ""
     assert settled.points[-1].measured.latency.p99.upper <= 0.08
     assert settled.score.lower == -settled.points[-1].measured.latency.p99.upper
@@ -127,7 +127,7 @@ ARRIVALS = {
 class TestStandstills:
     """A first look of a second, of two with bursts, which begins 2.5 s after the server is started."""
 
-    def look(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> Standing:
+    def look(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> CandidateScore:
         judge, seconds = LoadContest(reference_of(server), AT_60, 1.0, 60.0), float(server.arriving.burst)
         return judge.advance(judge.enter(space.fixed({"engine": "openvino"}).default, 1000.0), seconds, 0.0)
 
@@ -221,7 +221,7 @@ def test_latencies_that_are_nearer_than_two_starts_of_a_server_are_alike(
 ) -> None:
     judge = contest(reference_of, AT_60)
     best, near, far = (
-        Standing(candidate=space.default, score=Interval(-p99_s, -p99_s * 1.01, -p99_s * 0.99))
+        CandidateScore(candidate=space.default, score=Interval(-p99_s, -p99_s * 1.01, -p99_s * 0.99))
         for p99_s in (0.020, 0.0219, 0.0225)
     )
     assert judge.is_tie(near, best)

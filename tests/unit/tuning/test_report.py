@@ -56,7 +56,7 @@ def test_it_says_what_was_asked_and_found(subject: Subject, tmp_path: Path) -> N
 def test_it_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
     result = finished(asked.spanned.space, asked.target)
-    (point,) = result.rows[0].standing.points
+    (point,) = result.rows[0].scored.points
     endless = replace(point.measured.latency, p99=Interval(0.1, 0.1, math.inf))
     odd = replace(point, measured=replace(point.measured, latency=endless))
     result = replace(result, promise=odd)
@@ -95,9 +95,9 @@ def test_doubtful_measurements_are_counted(subject: Subject, tmp_path: Path) -> 
     asked = tuning(subject, tmp_path)
     result = finished(asked.spanned.space, asked.target)
     first = result.rows[0]
-    point = first.standing.points[0]
+    point = first.scored.points[0]
     warned = replace(point, measured=replace(point.measured, warning="the load generator took 80% of the cores"))
-    rows = (replace(first, standing=replace(first.standing, points=(warned,))), *result.rows[1:])
+    rows = (replace(first, scored=replace(first.scored, points=(warned,))), *result.rows[1:])
     found = document_of(replace(result, rows=rows), asked, "tune", Costs())
     assert found["notes"][-1] == "1 of 3 measurements: the load generator took 80% of the cores"
 
@@ -108,9 +108,9 @@ def test_the_largest_share_of_the_generator_is_told(subject: Subject, tmp_path: 
     shares = {60: 1.2, 110: 2.2, 75: 1.5}
     rows = []
     for row, (share, cores) in zip(result.rows, shares.items(), strict=True):
-        (point,) = row.standing.points
+        (point,) = row.scored.points
         said = replace(point.measured, client_cores=cores, warning=f"the load generator took {share}% of the cores")
-        rows.append(replace(row, standing=replace(row.standing, points=(replace(point, measured=said),))))
+        rows.append(replace(row, scored=replace(row.scored, points=(replace(point, measured=said),))))
     found = document_of(replace(result, rows=tuple(rows)), asked, "tune", Costs())
     assert found["notes"][-1] == "3 of 3 measurements: the load generator took 110% of the cores"
 

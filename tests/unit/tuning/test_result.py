@@ -7,7 +7,7 @@ import math
 import pytest
 
 from graphkiln.tuning.candidate import ENGINE, Candidate
-from graphkiln.tuning.result import Point, Row, Standing, knee, pareto_front
+from graphkiln.tuning.result import CandidateScore, Point, Row, knee, pareto_front
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.trials import ClosedLoop, Measured, OpenLoop
 
@@ -19,14 +19,14 @@ def point(rate: float, p99_s: float, memory: int | None = 1) -> Point:
 
 
 def row(name: str, rate: float, p99_s: float, memory: int | None = 1, lost: float = 0.0) -> Row:
-    standing = Standing(
+    scored = CandidateScore(
         candidate=Candidate.of({ENGINE: name}), score=Interval.exact(rate), points=(point(rate, p99_s, memory),)
     )
-    return Row(standing=standing, score="", limit="", accuracy_lost=lost)
+    return Row(scored=scored, score="", limit="", accuracy_lost=lost)
 
 
 def names(rows: tuple[Row, ...]) -> str:
-    return "".join(str(each.standing.candidate[ENGINE]) for each in rows)
+    return "".join(str(each.scored.candidate[ENGINE]) for each in rows)
 
 
 def test_only_what_another_beats_in_every_respect_is_not_in_front() -> None:
@@ -49,17 +49,17 @@ def test_memory_that_is_unknown_says_nothing() -> None:
 
 
 def test_what_reached_nothing_is_not_in_front() -> None:
-    none = Standing(candidate=Candidate.of({}), score=Interval(50.0, 0.0, 60.0), points=(point(50, 0.01),))
-    assert pareto_front([Row(standing=none, score="", limit="")]) == ()
+    none = CandidateScore(candidate=Candidate.of({}), score=Interval(50.0, 0.0, 60.0), points=(point(50, 0.01),))
+    assert pareto_front([Row(scored=none, score="", limit="")]) == ()
 
 
 def test_the_point_that_counts_is_the_highest_rate_that_was_reached() -> None:
     points = (point(50, 0.01), point(80, 0.04), point(120, 0.5))
-    standing = Standing(candidate=Candidate.of({}), score=Interval(90, 80, 120), points=points)
-    assert Row(standing=standing, score="", limit="").best_point == points[1]
+    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(90, 80, 120), points=points)
+    assert Row(scored=scored, score="", limit="").best_point == points[1]
     closed = Point(load=ClosedLoop(1), measured=points[0].measured)
-    standing = Standing(candidate=Candidate.of({}), score=Interval(90, 0, 120), points=(points[2], closed))
-    assert Row(standing=standing, score="", limit="").best_point == closed
+    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(90, 0, 120), points=(points[2], closed))
+    assert Row(scored=scored, score="", limit="").best_point == closed
 
 
 def test_the_knee_is_where_latency_turns_up() -> None:

@@ -32,7 +32,7 @@ from graphkiln.tuning.candidate import (
 from graphkiln.tuning.contest import LoadContest, RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
-from graphkiln.tuning.result import Point, Race, Result, Standing, knee
+from graphkiln.tuning.result import CandidateScore, Point, Race, Result, knee
 from graphkiln.tuning.search import (
     FINALISTS,
     NO_TIME,
@@ -70,15 +70,15 @@ def test_it_finds_the_best_and_says_why_each_other_one_lost(tune, best_rate, spa
     assert share_of_best(result, best_rate) >= 0.95
     assert result.spent_s <= BUDGET_S
     assert result.chosen is not None
-    assert result.chosen.standing.lost == ""
-    assert all(row.standing.lost for row in result.rows if row is not result.chosen)
+    assert result.chosen.scored.lost == ""
+    assert all(row.scored.lost for row in result.rows if row is not result.chosen)
     assert all(row.limit and row.score for row in result.rows)
     assert result.front
 
 
 def test_every_point_of_the_space_is_in_the_table_or_left_out_with_a_reason(tune, small: Space) -> None:
     result = tune(SimulatedServer(cores=CORES), budget_s=300)
-    told = [*(row.standing.candidate for row in result.rows), *(each.candidate for each in result.exclusions)]
+    told = [*(row.scored.candidate for row in result.rows), *(each.candidate for each in result.exclusions)]
     assert len(told) == len(set(told)) == small.points
     assert all(each.reason for each in result.exclusions)
 
@@ -126,7 +126,7 @@ def test_candidates_that_fail_are_reasons(tune, tiny: Space, fault: str, reason:
     assert not bad(result.candidate)
     failed = [each for each in result.exclusions if bad(each.candidate) and reason in each.reason]
     assert failed
-    assert not any(bad(row.standing.candidate) for row in result.rows)
+    assert not any(bad(row.scored.candidate) for row in result.rows)
 
 
 def test_the_default_that_fails_is_replaced_as_the_reference(tune, tiny: Space) -> None:
@@ -156,8 +156,8 @@ def test_a_p99_below_a_run_of_the_model_names_what_comes_closest(tune) -> None:
     model = SimulatedModel(fixed_s=0.02)
     result = tune(SimulatedServer(cores=CORES, model=model), target=Target(p99_s=0.0113), budget_s=500)
     assert result.candidate is None
-    assert result.closest.standing.candidate[PRECISION] == "bf16"
-    assert result.closest.standing.candidate[ENGINE] == "openvino"
+    assert result.closest.scored.candidate[PRECISION] == "bf16"
+    assert result.closest.scored.candidate[ENGINE] == "openvino"
     assert result.closest.limit.startswith(("the model: a run of one sample takes", "a run under load"))
 
 
@@ -296,13 +296,13 @@ class Known:
     def __init__(self, reference: Reference, order: list[Candidate]) -> None:
         self.reference, self.order, self.seconds = reference, order, []
 
-    def advance(self, standing: Standing, seconds: float, reached: float) -> Standing:
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         del reached
         self.seconds.append(seconds)
-        self.reference.measure(standing.candidate, ClosedLoop(1), seconds)
-        value = float(100 - self.order.index(standing.candidate))
+        self.reference.measure(scored.candidate, ClosedLoop(1), seconds)
+        value = float(100 - self.order.index(scored.candidate))
         is_exact = seconds > 1
-        return replace(standing, score=Interval(value, value if is_exact else 0.0, value if is_exact else 200.0))
+        return replace(scored, score=Interval(value, value if is_exact else 0.0, value if is_exact else 200.0))
 
     def describe(self, score: float) -> str:
         return f"{score:g}"
@@ -313,34 +313,36 @@ def reference(reference_of: Callable[[SimulatedServer], Reference]) -> Reference
     return reference_of(SimulatedServer(cores=2))
 
 
-def climb(reference: Reference, space: Space, keep: list[Candidate], has_time: Callable[[], bool]) -> list[Standing]:
+def climb(
+    reference: Reference, space: Space, keep: list[Candidate], has_time: Callable[[], bool]
+) -> list[CandidateScore]:
     order = list(space.candidates[:36])
     contest = Known(reference, order)
-    entered = [Standing(candidate=each, score=Interval(200, 0, 200)) for each in reversed(order)]
+    entered = [CandidateScore(candidate=each, score=Interval(200, 0, 200)) for each in reversed(order)]
     return Ladder(contest, reference, has_time, keep).climb(entered, 1.0)  # type: ignore[arg-type]
 
 
 def test_the_best_are_left_and_the_others_say_why(reference: Reference, space: Space) -> None:
-    standings = climb(reference, space, [], lambda: True)
-    assert len(standings) == 36
-    left = [each.candidate for each in standings if not each.lost]
+    scores = climb(reference, space, [], lambda: True)
+    assert len(scores) == 36
+    left = [each.candidate for each in scores if not each.lost]
     assert left == list(space.candidates[:1]), "exact scores tell all others from the best"
-    reasons = {each.candidate: each.lost for each in standings}
+    reasons = {each.candidate: each.lost for each in scores}
     assert reasons[space.candidates[35]] == "ranks 36 of 36 after 1 s"
     assert reasons[space.candidates[5]] == "95 at best, where another has 100"
 
 
 def test_some_leave_only_when_they_are_surely_worse(reference: Reference, space: Space) -> None:
     last = space.candidates[35]
-    standings = climb(reference, space, [last], lambda: True)
-    assert next(each.lost for each in standings if each.candidate == last) == "65 at best, where another has 100"
+    scores = climb(reference, space, [last], lambda: True)
+    assert next(each.lost for each in scores if each.candidate == last) == "65 at best, where another has 100"
 
 
 def test_without_time_what_was_not_measured_is_out(reference: Reference, space: Space) -> None:
     turns = iter([True] * (1 + 9 + 9))  # the rung, and each of two chunks with its measurements
-    standings = climb(reference, space, [], lambda: next(turns, False))
-    assert sum("budget was spent" in each.lost for each in standings) == 36 - 16
-    assert sum(not each.lost for each in standings) >= FINALISTS
+    scores = climb(reference, space, [], lambda: next(turns, False))
+    assert sum("budget was spent" in each.lost for each in scores) == 36 - 16
+    assert sum(not each.lost for each in scores) >= FINALISTS
 
 
 def test_the_best_of_none_is_nothing() -> None:
@@ -392,8 +394,8 @@ def server() -> SimulatedServer:
     return SimulatedServer(cores=2, noise=0.02)
 
 
-def standing(space: Space, rate: float) -> Standing:
-    return Standing(candidate=space.default, score=Interval.exact(rate))
+def scored(space: Space, rate: float) -> CandidateScore:
+    return CandidateScore(candidate=space.default, score=Interval.exact(rate))
 
 
 Within = Callable[[SimulatedServer, float], RecordedTrials]
@@ -415,7 +417,7 @@ def recorded(tmp_path: Path) -> Iterator[Within]:
 
 def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.5 * true_rate(server, space.default, TARGET.p99_s)
-    promise, reason = confirm(recorded(server, 1000.0), standing(space, rate), TARGET, 1.0)
+    promise, reason = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
     assert reason == ""
     assert promise is not None
     assert promise.load == OpenLoop(float(f"{rate:.4g}"))
@@ -424,21 +426,21 @@ def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, re
 
 def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     true = true_rate(server, space.default, TARGET.p99_s)
-    promise, _ = confirm(recorded(server, 1000.0), standing(space, 1.3 * true), TARGET, 1.0)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 1.3 * true), TARGET, 1.0)
     assert promise is not None
     assert isinstance(promise.load, OpenLoop)
     assert 0.5 * true <= promise.load.rate <= true * 1.03
 
 
 def test_a_slower_machine_is_promised_less(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    promise, _ = confirm(recorded(server, 1000.0), standing(space, 40.0), TARGET, 0.5)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 40.0), TARGET, 0.5)
     assert promise is not None
     assert promise.load == OpenLoop(20.0)
 
 
 def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     target = Target(p99_s=0.08, rate=500.0, objective=Objective.COST)
-    promise, reason = confirm(recorded(server, 100.0), standing(space, -1.0), target, 1.0)
+    promise, reason = confirm(recorded(server, 100.0), scored(space, -1.0), target, 1.0)
     assert promise is None
     assert reason.startswith("its p99 did not hold")
     assert {call[1] for call in server.measured} == {OpenLoop(500.0)}
@@ -446,7 +448,7 @@ def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, reco
 
 def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, recorded: Within) -> None:
     trials = recorded(server, 12.0)
-    promise, reason = confirm(trials, standing(space, 1000.0), TARGET, 1.0)
+    promise, reason = confirm(trials, scored(space, 1000.0), TARGET, 1.0)
     assert promise is None
     assert reason.endswith("and the budget is spent")
     assert trials.spent_s <= 12.0
@@ -454,7 +456,7 @@ def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, r
 
 def test_a_failure_is_the_reason(server: SimulatedServer, space: Space, recorded: Within) -> None:
     server.fault = lambda _: "crash"
-    assert confirm(recorded(server, 100.0), standing(space, 10.0), TARGET, 1.0) == (
+    assert confirm(recorded(server, 100.0), scored(space, 10.0), TARGET, 1.0) == (
         None,
         "the server died with signal 11",
     )
@@ -462,7 +464,7 @@ def test_a_failure_is_the_reason(server: SimulatedServer, space: Space, recorded
 
 def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
-    promise, _ = confirm(recorded(server, 1000.0), standing(space, rate), TARGET, 1.0)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
     assert promise is not None
     curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
     assert failure == ""
@@ -480,7 +482,7 @@ def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_
 ) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
     trials = recorded(server, 1100 / rate + 8)
-    promise, reason = confirm(trials, standing(space, rate), TARGET, 1.0)
+    promise, reason = confirm(trials, scored(space, rate), TARGET, 1.0)
     assert reason == ""
     assert promise is not None
     assert promise.load == OpenLoop(float(f"{0.75 * rate:.4g}"))
@@ -507,7 +509,7 @@ class Growing(SimulatedServer):
 
 
 def test_a_queue_that_grows_is_no_promise(space: Space, recorded: Within) -> None:
-    promise, reason = confirm(recorded(Growing(cores=2), 1000.0), standing(space, 100.0), TARGET, 1.0)
+    promise, reason = confirm(recorded(Growing(cores=2), 1000.0), scored(space, 100.0), TARGET, 1.0)
     assert promise is None
     assert reason == "measured again, 60 of 100 requests per second were answered: their queue grows"
 
@@ -519,14 +521,14 @@ def test_requests_that_wait_for_each_other_take_more_of_them(
     """Where the search met the target: of a queue that grows, how many say as much as one is no guide."""
     seen = tuned.measured(40.0, p99_s)
     seen = replace(seen, latency=replace(seen.latency, inflation=7.0))
-    asked = replace(standing(space, 40.0), points=(Point(load=OpenLoop(40.0), measured=seen),))
+    asked = replace(scored(space, 40.0), points=(Point(load=OpenLoop(40.0), measured=seen),))
     confirm(recorded(server, 210.0), asked, TARGET, 1.0)
     slice_s = (210.0 - 5.0) / 5
     assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)
 
 
 def test_a_failure_beside_the_promise_is_told(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    promise, _ = confirm(recorded(server, 1000.0), standing(space, 20.0), TARGET, 1.0)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 20.0), TARGET, 1.0)
     assert promise is not None
     server.fault = lambda _: "crash"
     curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
@@ -545,7 +547,7 @@ def test_a_load_that_is_given_is_tried_twice_the_second_time_for_longer(
     server.stalls = [(3.0, 2.0)]
     if stands_still_by_itself:
         server.stalls, server.pauses = [], lambda _: (4.0, 0.5)
-    promise, reason = confirm(recorded(server, 300.0), standing(space, -1.0), AT_RATE, 1.0)
+    promise, reason = confirm(recorded(server, 300.0), scored(space, -1.0), AT_RATE, 1.0)
     assert reason.startswith("its p99 did not hold when it was measured again")
     assert (promise is None) is stands_still_by_itself
     first_s, second_s = (call[2] for call in server.measured)
@@ -560,17 +562,17 @@ WORSE_RATE = 100.0
 def race(rate: float, longest_s: float = 30.0) -> Race:
     """At a rate; whoever measures is no part of it."""
     contest = RateContest(cast("Reference", None), Target(p99_s=0.08), 2.0, longest_s)
-    return contest.race(Standing(candidate=Candidate.of({}), score=Interval(rate, rate, rate)))
+    return contest.race(CandidateScore(candidate=Candidate.of({}), score=Interval(rate, rate, rate)))
 
 
 @pytest.fixture
-def pair(tiny: Space) -> tuple[Standing, Standing]:
+def pair(tiny: Space) -> tuple[CandidateScore, CandidateScore]:
     """One that reached less than it can, and one whose rate was luck."""
     better = tiny.default.with_values({THREADS: 1, INSTANCES: 2})
     worse = tiny.default.with_values({THREADS: 1, INSTANCES: 1})
     return (
-        Standing(candidate=better, score=Interval(95, 94, 99)),
-        Standing(candidate=worse, score=Interval(101, 100, 103)),
+        CandidateScore(candidate=better, score=Interval(95, 94, 99)),
+        CandidateScore(candidate=worse, score=Interval(101, 100, 103)),
     )
 
 
@@ -580,7 +582,7 @@ def simplicity(candidate: Candidate) -> tuple[int, int, str]:
 
 
 def test_the_better_one_wins(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     better, worse = pair
     reference = reference_of(SimulatedServer(cores=2, noise=0.05))
@@ -594,8 +596,8 @@ def test_of_those_that_no_round_tells_apart_the_simplest_wins(
     tiny: Space, reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     """The same but for a key that changes nothing at this rate, and which of both came first."""
-    simple = Standing(candidate=tiny.default.with_values({MAX_BATCH_SIZE: 8}), score=Interval(20, 20, 20))
-    other = Standing(candidate=tiny.default.with_values({MAX_BATCH_SIZE: 16}), score=Interval(20, 20, 20))
+    simple = CandidateScore(candidate=tiny.default.with_values({MAX_BATCH_SIZE: 8}), score=Interval(20, 20, 20))
+    other = CandidateScore(candidate=tiny.default.with_values({MAX_BATCH_SIZE: 16}), score=Interval(20, 20, 20))
     for near, best in (([simple], other), ([other], simple)):
         reference = reference_of(SimulatedServer(cores=2))
         first, second = rematch(
@@ -611,7 +613,7 @@ def test_of_those_that_no_round_tells_apart_the_simplest_wins(
 
 
 def test_all_get_the_same_arrivals_and_new_ones_in_each_round(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     server = SimulatedServer(cores=2, noise=0.05)
     rematch([pair[0]], pair[1], reference_of(server), lambda: True, race(WORSE_RATE), simplicity=simplicity)
@@ -621,7 +623,7 @@ def test_all_get_the_same_arrivals_and_new_ones_in_each_round(
 
 
 def test_a_round_that_was_not_finished_does_not_count(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     turns = itertools.count()
     assert (
@@ -638,7 +640,7 @@ def test_a_round_that_was_not_finished_does_not_count(
 
 
 def test_one_alone_is_not_measured(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     server = SimulatedServer(cores=2)
     assert (
@@ -648,7 +650,7 @@ def test_one_alone_is_not_measured(
 
 
 def test_one_that_fails_loses(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     better, worse = pair
     server = SimulatedServer(cores=2, fault=lambda candidate: "crash" if candidate == better.candidate else "")
@@ -660,7 +662,7 @@ def test_one_that_fails_loses(
 
 
 def test_there_is_no_race_without_the_time_for_two_rounds(
-    pair: tuple[Standing, Standing], reference_of: Callable[[SimulatedServer], Reference]
+    pair: tuple[CandidateScore, CandidateScore], reference_of: Callable[[SimulatedServer], Reference]
 ) -> None:
     """Starts of five seconds are expected, ten are measured, and something is kept for the proof."""
     for budget_s, is_run in ((70.0, False), (110.0, True)):
@@ -695,8 +697,8 @@ def test_what_serves_today_leaves_only_for_what_is_surely_better(
     contest = LoadContest(reference, LATENCY, 2.0, 60.0)
     today = tiny.default.with_values({THREADS: 1 if better else 2})
     other = tiny.default.with_values({THREADS: 2, MAX_BATCH_SIZE: 8 if better else 16})
-    behind = Standing(candidate=today, score=Interval(-0.014, -0.015, -0.013))
-    best = Standing(candidate=other, score=Interval(-0.010, -0.011, -0.009))
+    behind = CandidateScore(candidate=today, score=Interval(-0.014, -0.015, -0.013))
+    best = CandidateScore(candidate=other, score=Interval(-0.010, -0.011, -0.009))
     ranks = [today, other]
     raced = rematch(
         [behind], best, reference, lambda: True, contest.race(best), simplicity=lambda each: (ranks.index(each), 0, "")
@@ -713,12 +715,14 @@ BY_RATE = Target(p99_s=0.08)
 BY_LATENCY = Target(p99_s=0.08, rate=60.0, objective=Objective.LATENCY)
 
 
-def stands(candidate: Candidate, lower: float, p99_s: float = 0.02, lost: str = "") -> Standing:
+def stands(candidate: Candidate, lower: float, p99_s: float = 0.02, lost: str = "") -> CandidateScore:
     points = (Point(load=OpenLoop(abs(lower) or 1.0), measured=measured(100, p99_s)),)
-    return Standing(candidate=candidate, score=Interval(lower, lower, lower), points=points, lost=lost)
+    return CandidateScore(candidate=candidate, score=Interval(lower, lower, lower), points=points, lost=lost)
 
 
-def conclude(space: Space, chosen: Standing | None, *others: Standing, target: Target = BY_RATE) -> Conclusion:
+def conclude(
+    space: Space, chosen: CandidateScore | None, *others: CandidateScore, target: Target = BY_RATE
+) -> Conclusion:
     """All others were measured as exactly as it goes."""
     contest = (LoadContest if target.rate else RateContest)(cast("Reference", None), target, 2.0, 60.0)
     sessions = {each.restricted_to(SESSION_KEYS): Bare(batch_s={1: 0.001}) for each in space.candidates}
@@ -763,8 +767,8 @@ def test_each_reason_is_what_was_found(space: Space) -> None:
     chosen = stands(simple, 90.0)
     tie, worse, none = stands(other, 89.0), stands(other, 50.0), stands(other, 0.0)
 
-    def reason(standing: Standing, *settled: Standing) -> str:
-        return conclude(space, chosen, *settled).row(standing).standing.lost
+    def reason(scored: CandidateScore, *settled: CandidateScore) -> str:
+        return conclude(space, chosen, *settled).row(scored).scored.lost
 
     assert reason(tie, tie) == "no significant difference from the chosen one, which is simpler"
     assert reason(worse, worse) == "50 requests per second, the chosen one 90 requests per second"
@@ -777,7 +781,7 @@ def test_each_reason_is_what_was_found(space: Space) -> None:
 def test_a_tie_that_is_simpler_than_the_winner_of_a_race_is_told_by_its_figures(space: Space) -> None:
     simple, other = space.default, space.default.with_values({MAX_BATCH_SIZE: 16})
     chosen, tie = stands(other, -0.010), stands(simple, -0.0105)
-    lost = conclude(space, chosen, tie, target=BY_LATENCY).row(tie).standing.lost
+    lost = conclude(space, chosen, tie, target=BY_LATENCY).row(tie).scored.lost
     assert lost == "p99 10.5 ms, the chosen one p99 10 ms"
 
 

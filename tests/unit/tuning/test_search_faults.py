@@ -33,7 +33,7 @@ def test_a_budget_that_proves_nothing_tells_the_best_that_was_found(
     if result.candidate is None:
         assert result.closest is not None
         assert any("with a larger one the search goes on" in note for note in result.notes)
-        lowest = [row.standing.score.lower for row in result.rows]
+        lowest = [row.scored.score.lower for row in result.rows]
         assert result.is_unproven is any(math.isfinite(each) and each != 0 for each in lowest)
     if result.spent_s > budget_s:
         assert any("was overrun by" in note for note in result.notes)
@@ -52,8 +52,8 @@ def test_a_search_that_finds_and_cannot_prove_names_what_it_found(tune, tiny: Sp
     result: Result = tune(Together(cores=CORES), within=tiny, budget_s=300)
     assert result.candidate is None
     assert result.is_unproven
-    assert result.closest.standing.score.lower == max(row.standing.score.lower for row in result.rows)
-    assert "too few to be sure of the target" in result.closest.standing.lost
+    assert result.closest.scored.score.lower == max(row.scored.score.lower for row in result.rows)
+    assert "too few to be sure of the target" in result.closest.scored.lost
 
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
@@ -62,7 +62,7 @@ def test_a_space_of_one_candidate_is_proven_or_not(tune, tiny: Space, target: Ta
     assert len(only.candidates) == 1
     result: Result = tune(SimulatedServer(cores=CORES, noise=0.02), within=only, target=target, budget_s=300)
     assert result.candidate == only.default
-    assert [row.standing.candidate for row in result.rows] == [only.default]
+    assert [row.scored.candidate for row in result.rows] == [only.default]
     failing = SimulatedServer(cores=CORES, fault=lambda _: "load")
     assert tune(failing, within=only, target=target, budget_s=300, file="failing").candidate is None
 
@@ -204,7 +204,7 @@ def test_what_died_under_load_is_not_chosen_for_less_and_asked_no_more(tune) -> 
         if fastest(candidate) and isinstance(load, OpenLoop) and load.rate > 50:
             died.add(candidate)
     assert died
-    reasons = [row.standing.lost for row in result.rows if row.standing.candidate in died]
+    reasons = [row.scored.lost for row in result.rows if row.scored.candidate in died]
     assert all("killed or crashed" in reason for reason in reasons)
 
 
@@ -226,7 +226,7 @@ def test_a_stall_of_the_machine_during_each_first_look_rules_nothing_out(
     def ruled_out(file: str) -> float:
         result: Result = tune(StallsAtFirst(cores=CORES), within=tiny, target=AT_60, budget_s=600, file=file)
         assert result.promise.load == OpenLoop(60.0)
-        return sum(row.standing.lost.startswith("p99 of") for row in result.rows) / len(result.rows)
+        return sum(row.scored.lost.startswith("p99 of") for row in result.rows) / len(result.rows)
 
     assert ruled_out("twice") < 0.1
     monkeypatch.setattr(LoadContest, "_is_strange", lambda *_: False)
@@ -272,4 +272,4 @@ def test_searches_of_a_moody_machine_keep_what_serves_today(tune, space: Space) 
         server.starts = seed
         result = tune(server, target=AT_60, within=narrow, budget_s=1000, seed=seed, file=f"{seed}")
         assert result.candidate == narrow.default
-        assert all("near-tie" in row.standing.lost for row in result.rows if row.standing.candidate != narrow.default)
+        assert all("near-tie" in row.scored.lost for row in result.rows if row.scored.candidate != narrow.default)

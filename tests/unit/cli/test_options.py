@@ -1,4 +1,4 @@
-"""The verbs that read take a model from a remote store, and leave nothing of it behind."""
+"""Paths that mean a version."""
 
 from __future__ import annotations
 
@@ -10,12 +10,35 @@ from typing import Any
 import pytest
 from tiny import convert, run, write_source
 
-from graphkiln.cli.options import local_path
+from graphkiln.cli.options import local_path, version_folder
 from graphkiln.doctor.finding import Request
 from graphkiln.doctor.storage import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model
 from graphkiln_backend.storage.address import RemoteAddress
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for version in ("2", "10"):
+        (tmp_path / "m" / version).mkdir(parents=True)
+        (tmp_path / "m" / version / "model.onnx").touch()
+    return tmp_path / "m"
+
+
+def test_a_version_its_graph_or_the_newest_of_a_model(model: Path) -> None:
+    assert version_folder(model / "2") == model / "2"
+    assert version_folder(model / "2" / "model.onnx") == model / "2"
+    assert version_folder(model) == model / "10"
+
+
+def test_a_folder_without_versions(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RepositoryError, match="has no version folder"):
+        version_folder(tmp_path / "empty")
+
+
+# The verbs that read take a model from a remote store, and leave nothing of it behind.
 
 
 @pytest.fixture(scope="module")
