@@ -440,7 +440,7 @@ def verb(number: Annotated[int, typer.Option()] = 0, log_format: LogFormatOption
     typer.echo(f"{log_format} {number} {os.environ.get(LOG_FORMAT_VARIABLE, '')}")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def wrapped(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     """How often standard error was made JSON."""
     calls: list[None] = []
@@ -450,6 +450,7 @@ def wrapped(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.parametrize(("value", "flags"), [("text", []), ("json", []), ("ISO8601", ["--log-format=ISO8601"])])
+@pytest.mark.usefixtures("wrapped")
 def test_tritonserver_gets_its_own(value: str, flags: list[str]) -> None:
     assert tritons_flags(value) == flags
 

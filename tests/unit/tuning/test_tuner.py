@@ -226,7 +226,7 @@ with search_folder() as folder:
 """
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Temporary files of the test's own; nothing of the machine's is looked at."""
     monkeypatch.setattr(module, "OTHER_PARENTS", ())
