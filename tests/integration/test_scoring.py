@@ -46,7 +46,7 @@ def read_answers(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_a_folder_is_scored_resumed_verified_damaged_and_mended(folder: Path) -> None:
-    dry = score(folder, "--dry-run", "--within", "6h")
+    dry = score(folder, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "41 rows in" in dry.stdout
     assert not (folder / "answers").exists()

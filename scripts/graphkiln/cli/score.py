@@ -82,12 +82,6 @@ def score(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Write nothing: count, measure some rows here, and estimate.")
     ] = False,
-    within: Annotated[
-        str, typer.Option(help="With --dry-run: how many machines it takes to be done in time.", metavar="6h")
-    ] = "",
-    price: Annotated[
-        float | None, typer.Option(help="With --within: of one such machine per hour.", min=0, show_default="none")
-    ] = None,
     progress: Annotated[
         ProgressMode, typer.Option(help="A live table or lines on stderr, JSON lines on stdout, or nothing.")
     ] = ProgressMode.AUTO,
@@ -114,7 +108,6 @@ def score(
         _verify(verify, format_, ledger, as_json=progress is ProgressMode.JSON)
         return
     _check_given(source, model, out)
-    _check_sizing(within, price, dry_run=dry_run)
     from graphkiln.cli.cache import cache_settings
     from graphkiln.scoring.options import build_request
 
@@ -140,7 +133,7 @@ def score(
         options["top_k"] = top_k
     request = build_request(source, model, out, options)
     if dry_run:
-        _estimate(request, within, price, as_json=progress is ProgressMode.JSON)
+        _estimate(request, as_json=progress is ProgressMode.JSON)
     else:
         _run(request, progress, html)
 
@@ -172,19 +165,16 @@ def _verify(destination: str, format_: str, ledger: str, *, as_json: bool) -> No
     raise typer.Exit(0 if verification.ok else 1)
 
 
-def _estimate(request: ScoreRequest, within: str, price: float | None, *, as_json: bool) -> None:
+def _estimate(request: ScoreRequest, *, as_json: bool) -> None:
     from graphkiln.cli.score_estimate import print_estimate
-    from graphkiln.scoring.estimation import estimate_request, size
+    from graphkiln.scoring.estimation import estimate_request
     from graphkiln_backend.graph.decoding import encode
-    from graphkiln_backend.graph.text import parse_duration
 
-    within_s = parse_duration(within, "--within", "90m, 6h or 2d") if within else None
     estimate = estimate_request(request, lambda text: None if as_json else say(text))
-    sizing = size(estimate, within_s, price) if within_s else None
     if as_json:
-        typer.echo(json.dumps({**encode(estimate), "sizing": encode(sizing)}, ensure_ascii=False))
+        typer.echo(json.dumps(encode(estimate), ensure_ascii=False))
     else:
-        print_estimate(estimate, sizing, within, request)
+        print_estimate(estimate, request)
 
 
 def _check_needless(destination: str, given: Mapping[str, object]) -> None:
@@ -203,8 +193,3 @@ def _check_given(source: str, model: str, out: str) -> None:
             raise InvalidInput(f"{name} is missing", hint=hint)
 
 
-def _check_sizing(within: str, price: float | None, *, dry_run: bool) -> None:
-    if within and not dry_run:
-        raise InvalidInput("--within asks for an estimate", hint="give --dry-run, too")
-    if price is not None and not within:
-        raise InvalidInput("--price needs the time in which it must be done", hint="--dry-run --within 6h --price 1.20")

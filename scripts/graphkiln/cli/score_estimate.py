@@ -16,21 +16,20 @@ from graphkiln_backend.graph.files import format_size
 if TYPE_CHECKING:
     from graphkiln.scoring.estimation import Estimate
     from graphkiln.scoring.sampling import Rate
-    from graphkiln.scoring.sizing import Sizing
     from graphkiln_backend.scoring.request import ScoreRequest
 
 _COLUMNS = 80
 _MOST_NODES = 10
 
 
-def print_estimate(estimate: Estimate, sizing: Sizing | None, within: str, request: ScoreRequest) -> None:
+def print_estimate(estimate: Estimate, request: ScoreRequest) -> None:
     """Prints an estimate on standard output, 80 columns wide."""
     console = Console()
     console.width = min(console.width, _COLUMNS)
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    for name, text in (*_rows(estimate, request), *_sizing_rows(sizing, within)):
+    for name, text in _rows(estimate, request):
         table.add_row(name, escape(printable(text)))
     with console.capture() as printed:
         console.print(table)
@@ -87,14 +86,3 @@ def _time(estimate: Estimate) -> str:
     return f"{text}, if every worker is like this one"
 
 
-def _sizing_rows(sizing: Sizing | None, within: str) -> Iterator[tuple[str, str]]:
-    if sizing is None:
-        return
-    machines = f"{sizing.machines:,} machine{'' if sizing.machines == 1 else 's'}"
-    workers = f"{sizing.workers:,} worker{'' if sizing.workers == 1 else 's'}"
-    yield (
-        f"in {within}",
-        f"{machines} like this one ({workers}), by the lower end of the interval: {in_time(sizing.seconds)}",
-    )
-    if sizing.cost is not None:
-        yield "cost", f"{sizing.cost:,.2f}, if machines are paid by the second"

@@ -14,15 +14,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphkiln.scoring.estimation import estimate, size
+    from graphkiln.scoring.estimation import estimate
     from graphkiln.scoring.running import score, verify
 
-__all__ = ["estimate", "score", "size", "verify"]
+__all__ = ["estimate", "score", "verify"]
 
 _HOMES = {
     "estimate": "graphkiln.scoring.estimation",
     "score": "graphkiln.scoring.running",
-    "size": "graphkiln.scoring.estimation",
     "verify": "graphkiln.scoring.running",
 }
 

@@ -16,7 +16,6 @@ from graphkiln.scoring.extra import check_extra
 if TYPE_CHECKING:
     from graphkiln.scoring.options import ScoreOptions
     from graphkiln.scoring.sampling import Rate
-    from graphkiln.scoring.sizing import Sizing
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.units import Unit
 
@@ -152,29 +151,6 @@ def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda
     )
 
 
-def size(estimate: Estimate, within_s: float, price_per_hour: float | None = None) -> Sizing | None:
-    """How many machines like this one it takes to be done in time; None where nothing is left to be done.
-
-    Args:
-        estimate: Of the run.
-        within_s: In how many seconds it shall be done.
-        price_per_hour: Of one such machine; None for no cost.
-
-    Raises:
-        ScoringError: The time is over before a worker is ready.
-    """
-    from graphkiln.scoring.sizing import size_fleet
-
-    if estimate.rate is None:
-        return None
-    return size_fleet(
-        estimate.planned.rows_left,
-        rows_per_s=estimate.rate.least,
-        workers_per_machine=estimate.workers.here,
-        start_s=estimate.start_s,
-        within_s=within_s,
-        price_per_hour=price_per_hour,
-    )
 
 
 def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list[Unit]]:

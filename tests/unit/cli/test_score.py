@@ -125,9 +125,6 @@ def test_progress_off(run: RunVerb) -> None:
         (("photos", "--model", "store/m:x", "--out", "out"), "'x' is no version of a model"),
         ((*GIVEN, "--set", "precison=bf16"), "did you mean 'precision'?"),
         ((*GIVEN, "--scores", "--top-k", "3"), "--top-k and --scores both say what is written"),
-        ((*GIVEN, "--within", "6h"), "--within asks for an estimate (give --dry-run, too)"),
-        ((*GIVEN, "--dry-run", "--price", "1.2"), "--price needs the time"),
-        ((*GIVEN, "--dry-run", "--within", "6"), "--within 6: expected a time such as 90m, 6h or 2d"),
         (("photos", "--verify", "out"), "--verify out needs no source, got photos"),
         (("--model", "store/m", "--verify", "out"), "--verify out needs no --model, got store/m"),
         (("--dry-run", "--verify", "out"), "--verify out needs no --dry-run"),
@@ -169,13 +166,12 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
 ) -> None:
     monkeypatch.setattr("graphkiln.scoring.sampling.MEASURED_S", 0.1)
     words = ("score", "photos", "--model", digits, "--out", "out", "--dry-run")
-    finished = run(*words, "--within", "6h", "--price", "1.2")
+    finished = run(*words)
     assert finished.code == 0, finished.err
-    for said in ("1 rows in 1 units", "in 6h", "cost", "too few rows"):
+    for said in ("1 rows in 1 units", "too few rows"):
         assert said in finished.out
     document = json.loads(run(*words, "--progress", "json").out)
     assert (document["planned"]["rows"], document["rate"]["errors"]) == (1, 1)
-    assert document["sizing"] is None
     assert requests == []
     assert not os.path.lexists("out")
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from graphkiln.scoring import estimate
-from graphkiln.scoring.estimation import _plan_workers, estimate_request, plan_units, size
+from graphkiln.scoring.estimation import _plan_workers, estimate_request, plan_units
 from graphkiln.scoring.options import build_request
 from graphkiln.scoring.sampling import Sampler
 from graphkiln_backend.scoring import cluster, nodes
@@ -90,14 +90,6 @@ def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.Monk
     assert asked == ["head:6379"] * 2
 
 
-def test_sizing_by_the_lower_end(request_: ScoreRequest) -> None:
-    estimated = estimate_request(request_)
-    assert estimated.rate is not None
-    certain = replace(estimated, rate=replace(estimated.rate, per_s=20.0, interval=(10.0, 30.0)), start_s=0.0)
-    planned = replace(certain.planned, rows=1000, rows_before=0)
-    sizing = size(replace(certain, planned=planned, workers=replace(certain.workers, here=1)), 10.0, 3.6)
-    assert sizing is not None
-    assert (sizing.machines, sizing.seconds, sizing.cost) == (10, 10.0, pytest.approx(0.1))
 
 
 def test_from_python(request_: ScoreRequest) -> None:

@@ -17,7 +17,6 @@ import graphkiln
 from graphkiln.cli.main import app
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
 from graphkiln.scoring.run_state import Progress, WorkerProgress
-from graphkiln.scoring.sizing import size_fleet
 
 RAY_JOB_KEYS = {
     "backoffLimit",
@@ -106,21 +105,3 @@ def test_both_start_the_ray_that_the_image_has(repository: Path) -> None:
     assert f"FROM rayproject/ray:{version}-" in image
 
 
-def test_the_table_of_machines_is_what_the_formula_gives(manual: str) -> None:
-    rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", manual, re.MULTILINE)
-    assert len(rows) == 4
-    for rate, hours, within_6, within_24, cost in rows:
-        sized = {
-            within: size_fleet(
-                10**8,
-                rows_per_s=float(rate),
-                workers_per_machine=1,
-                start_s=0,
-                within_s=within * 3600,
-                price_per_hour=1.2,
-            )
-            for within in (6, 24)
-        }
-        assert (sized[6].machines, sized[24].machines) == (int(within_6), int(within_24))
-        assert f"{1e8 / float(rate) / 3600:.1f}" == hours
-        assert f"{sized[6].cost:.2f}" == cost
