@@ -191,5 +191,3 @@ def _check_given(source: str, model: str, out: str) -> None:
     ):
         if not value:
             raise InvalidInput(f"{name} is missing", hint=hint)
-
-

@@ -84,5 +84,3 @@ def _time(estimate: Estimate) -> str:
         low, high = map(in_time, estimate.seconds_interval)
         text += f" ({low} to {high})"
     return f"{text}, if every worker is like this one"
-
-

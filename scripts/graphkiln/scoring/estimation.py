@@ -151,8 +151,6 @@ def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda
     )
 
 
-
-
 def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list[Unit]]:
     """Lists source and destination.
 

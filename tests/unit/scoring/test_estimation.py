@@ -59,7 +59,6 @@ def test_what_is_done_is_not_to_be_done(request_: ScoreRequest) -> None:
     again = estimate_request(request_)
     assert (again.planned.units_before, again.planned.rows_left, again.planned.stale) == (first.planned.units, 0, 1)
     assert again.rate is None
-    assert size(again, 3600) is None
 
 
 def test_the_units_to_measure_are_some_of_those_that_are_left(request_: ScoreRequest, tmp_path: Path) -> None:
@@ -88,8 +87,6 @@ def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.Monk
     assert estimate_request(remote).workers.by_node == {"b": 2}
     assert estimate_request(replace(remote, workers=1)).workers.by_node == {"b": 1}
     assert asked == ["head:6379"] * 2
-
-
 
 
 def test_from_python(request_: ScoreRequest) -> None:

@@ -103,5 +103,3 @@ def test_both_start_the_ray_that_the_image_has(repository: Path) -> None:
     image = (repository / "deploy" / "score" / "Dockerfile").read_text()
     version = read_yaml(repository, "rayjob.yaml")["spec"]["rayClusterSpec"]["rayVersion"]
     assert f"FROM rayproject/ray:{version}-" in image
-
-
