@@ -24,6 +24,7 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.subject import read_subject, vanishing_cache
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.repository.config import read_config
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -154,11 +155,11 @@ CHOSEN = Candidate.of(
 )
 
 
-def apply_chosen(model: Path, *reach: str) -> Applied:
+def apply_chosen(model: Path) -> Applied:
     with vanishing_cache() as cache:
         subject = read_subject(model / "1", cache)
         prove(CHOSEN, subject, read_questions(subject))
-        return write(CHOSEN, subject, reach)
+        return write(CHOSEN, subject)
 
 
 def largest_batch(server: Server) -> int:
@@ -218,63 +219,6 @@ def test_what_a_killed_search_left_is_gone_when_the_next_begins(model: Path, tmp
     assert list(temporary(tmp_path).iterdir()) == []
 
 
-def served_config(server: Server) -> dict[str, Any]:
-    with Client(server.url) as client:
-        return client.model("digits").config
-
-
-def begin_beside(folder: Path, model: Path, server: Server) -> subprocess.Popen[str]:
-    """A search on a server that has loaded another configuration already."""
-    before = served_config(server)
-    words = [str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "240s", "--url", server.url]
-    process = subprocess.Popen(
-        [*COMMAND, "tune", *words], env=beside(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # noqa: PLW1509 - as above
-    )  # fmt: skip
-    server.wait_until(lambda: process.poll() is not None or _may_differ(server, before))
-    assert process.poll() is None, process.communicate()[1]
-    return process
-
-
-def _may_differ(server: Server, before: dict[str, Any]) -> bool:
-    with contextlib.suppress(ClientError):
-        return served_config(server) != before
-    return False
-
-
-@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
-def test_a_search_that_is_stopped_gives_a_running_server_its_configuration_back(
-    model: Path, tmp_path: Path, start_server: StartServer, signal_: signal.Signals
-) -> None:
-    server = start_server("--model-store", model.parent, "--model-control-mode=explicit", "--load-model=digits")
-    server.wait_ready()
-    before = served_config(server)
-    process = begin_beside(tmp_path, model, server)
-    process.send_signal(signal_)
-    told = process.communicate(timeout=200)[1]
-    assert process.returncode == 128 + signal_, told
-    assert "serves 'digits' again as it did before the search" in told
-    assert served_config(server) == before
-    assert list((tmp_path / "cache" / "graphkiln-tune").glob("served-*")) == []
-
-
-def beside(folder: Path) -> dict[str, str]:
-    """With the cache of the server: where its admin key is found."""
-    return {**os.environ, "COLUMNS": "80", "XDG_CACHE_HOME": str(folder / "cache")}
-
-
-def tune_beside(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """As `tune`, with the cache of the server: where its admin key is found."""
-    return subprocess.run(
-        [*COMMAND, "tune", *map(str, words)],
-        env=beside(folder),
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-
-
 FOREIGN = """# of the vision team
 platform: "onnxruntime_onnx"
 max_batch_size: 16  # as clients send them
@@ -285,7 +229,7 @@ parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
 
 
 def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_path: Path) -> None:
-    """A graph without golden samples: requests are made up. What its owner wrote beside the keys stays."""
+    """A graph without golden samples: requests are made up. Comments stay in the copy."""
     model = tmp_path / "store" / "foreign"
     (model / "1").mkdir(parents=True)
     shutil.copy(digits / "1" / "model.onnx", model / "1")
@@ -298,15 +242,11 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_p
     found = json.loads(done.stdout)
     assert found["requests"] == "made up"
     assert found["promise"]["placed"] == "onnxruntime on cpu in fp32"
-    written = (model / "config.pbtxt").read_text()
-    assert written.startswith(
-        "# of the vision team\n"
-        'platform: "onnxruntime_onnx"\n'
-        "max_batch_size: 8  # as clients send them\n"
-        "dynamic_batching { }\n"
-        "instance_group [ { count: 1 kind: KIND_CPU } ]  # one is enough\n"
-        'parameters { key: "intra_op_thread_count" value: { string_value: "1" } }\n'
-    )
+    written = read_config(model / "config.pbtxt")
+    assert (written.platform, written.max_batch_size) == ("onnxruntime_onnx", 8)
+    assert written.dynamic_batching.max_queue_delay_microseconds == 0
+    assert written.instance_group[0].count == 1
+    assert written.parameters["intra_op_thread_count"].string_value == "1"
     assert (model / "config.pbtxt.untuned").read_text() == FOREIGN
 
 
