@@ -19,8 +19,7 @@ import pyarrow as pa
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, object_name
-from graphkiln_backend.scoring.destinations.parquet_result import encode_result
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, encode_result, object_name
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 

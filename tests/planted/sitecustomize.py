@@ -46,7 +46,7 @@ def plant() -> None:
 
 def plant_disk() -> None:
     from graphkiln_backend.scoring.errors import SourceUnavailable
-    from graphkiln_backend.scoring.sources.local_storage import LocalStorage
+    from graphkiln_backend.scoring.sources.places import LocalStorage
 
     read = LocalStorage.read
 

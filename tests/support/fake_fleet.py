@@ -6,8 +6,18 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.outcomes import (
+    Attempt,
+    Blame,
+    Cause,
+    Done,
+    Ended,
+    Failed,
+    Outcome,
+    Ready,
+    UnitReport,
+    WorkerFacts,
+)
 from graphkiln_backend.scoring.schedule import MOST_STORE_FAILURES
 from graphkiln_backend.scoring.units import Unit
 

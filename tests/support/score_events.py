@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphkiln_backend.scoring.attempts import UnitReport, WorkerFacts
 from graphkiln_backend.scoring.events import (
     Event,
     NodeJoined,
@@ -17,6 +16,7 @@ from graphkiln_backend.scoring.events import (
     WorkerEnded,
     WorkerReady,
 )
+from graphkiln_backend.scoring.outcomes import UnitReport, WorkerFacts
 from graphkiln_backend.scoring.scorer import StageTimes
 
 PLANNED = RunPlanned(configuration="c0ffee", units=10, rows=1000, size_bytes=5000, done_units=4, done_rows=400)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from graphkiln_backend.scoring.attempts import UnitReport, WorkerFacts
+from graphkiln_backend.scoring.outcomes import UnitReport, WorkerFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,11 +15,10 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from graphkiln_backend.scoring import preflight
-from graphkiln_backend.scoring.attempts import Attempt
+from graphkiln_backend.scoring.cluster import Node, Room, living_nodes, on_node, room_of
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused
-from graphkiln_backend.scoring.nodes import Node, Room, living_nodes, on_node, room_of
-from graphkiln_backend.scoring.outcomes import Blame, Ended, Outcome, Ready
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Ended, Outcome, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.worker_process import WorkerProcess
 from graphkiln_backend.system.closing import Closeable

@@ -34,14 +34,12 @@ from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.publication import check_published, complete_contract
 from graphkiln_backend.repository.version import newest_version, read_version_signature
-from graphkiln_backend.scoring.answers import check_names
 from graphkiln_backend.scoring.encoders.base import Encoder
 from graphkiln_backend.scoring.encoders.choice import choose_encoder
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.image_input import ImageInput
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.scorer import Computation, Scorer
+from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, check_names
 
 # Whether a session still computes what it was proven by: asked when it fails, to tell a bad row from a bad worker.
 

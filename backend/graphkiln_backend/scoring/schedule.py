@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.attempts import Attempt, Span, UnitReport
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.events import (
     Event,
@@ -30,7 +29,18 @@ from graphkiln_backend.scoring.events import (
     WorkerEnded,
     WorkerReady,
 )
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.outcomes import (
+    Attempt,
+    Blame,
+    Cause,
+    Done,
+    Ended,
+    Failed,
+    Outcome,
+    Ready,
+    Span,
+    UnitReport,
+)
 from graphkiln_backend.scoring.units import Unit
 
 # How long a worker may be silent before it hangs, from how fast units are computed.

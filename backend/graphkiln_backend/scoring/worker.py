@@ -23,7 +23,6 @@ from graphkiln_backend.graph.golden import joined
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.scoring.attempts import Attempt, UnitReport, WorkerFacts
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.errors import (
     CommitConflict,
@@ -37,7 +36,7 @@ from graphkiln_backend.scoring.errors import (
 from graphkiln_backend.scoring.model import describe_session, read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.progress import Track
+from graphkiln_backend.scoring.outcomes import Attempt, Track, UnitReport, WorkerFacts
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.scorer import StageTimes

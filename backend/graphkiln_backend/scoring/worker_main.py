@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.attempts import Attempt
 from graphkiln_backend.scoring.errors import (
     InputChanged,
     ScoringError,
@@ -26,8 +25,7 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
-from graphkiln_backend.scoring.progress import Progress
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Outcome, Progress, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER
 from graphkiln_backend.scoring.worker import Worker

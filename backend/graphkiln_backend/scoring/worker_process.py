@@ -24,9 +24,7 @@ from queue import Empty, Queue
 
 import psutil
 
-from graphkiln_backend.scoring.attempts import Attempt
-from graphkiln_backend.scoring.outcomes import Blame, Ended, Outcome, Ready
-from graphkiln_backend.scoring.progress import Progress
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Ended, Outcome, Progress, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.worker_main import Assignment

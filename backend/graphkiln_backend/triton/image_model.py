@@ -42,7 +42,7 @@ from graphkiln_backend.triton.executor import (
     check_contract,
     split_batch,
 )
-from graphkiln_backend.triton.failures import log_to_triton
+from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import ImageMetrics
 from graphkiln_backend.triton.oversized_shapes import protect_texts
 from graphkiln_backend.triton.responses import FAILURES, to_response

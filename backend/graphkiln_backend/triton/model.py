@@ -51,8 +51,8 @@ from graphkiln_backend.triton.environment import (
     shared_folder,
 )
 from graphkiln_backend.triton.executor import Executor, Refusal
-from graphkiln_backend.triton.failures import log_to_triton
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, record_crash, report_loading
+from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.numpy_functions import NEW_COPY, call_with
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
-from transformers.image_processing_backends import PilBackend
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
@@ -27,6 +25,11 @@ from graphkiln_converters.sources.huggingface_tasks import (
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
+
+import_torchvision()
+os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of sizes are no part of a graph
+import transformers  # noqa: E402 - transformers imports torchvision
+from transformers.image_processing_backends import PilBackend  # noqa: E402
 
 # Opens models of transformers: their weights, or random ones, and what it says of those that it cannot open.
 
@@ -190,9 +193,6 @@ def _scaled(resize: tuple[int, int], crop: tuple[int, int], size: tuple[int, int
     height, width = (round(side * wanted / usual) for side, usual, wanted in zip(resize, crop, size, strict=True))
     return height, width
 
-
-import_torchvision()
-os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of sizes are no part of a graph
 
 _TOKENS = 32
 _LEAST_TOKENS, _MOST_TOKENS = 8, 512

@@ -209,8 +209,7 @@ def _keep(kept: list[Unit], unit: Unit) -> list[Unit]:
 def _plan_workers(request: ScoreRequest, *, on_gpu: bool) -> Workers:
     """As the driver places them."""
     from graphkiln_backend.engines.hardware import gpus
-    from graphkiln_backend.scoring.cluster import connect
-    from graphkiln_backend.scoring.nodes import Node, living_nodes, room_of
+    from graphkiln_backend.scoring.cluster import Node, connect, living_nodes, room_of
     from graphkiln_backend.system.resources import usable_cores
 
     this = Node(id="", name=socket.gethostname(), cores=usable_cores(), gpus=len(gpus()), memory_bytes=0.0)

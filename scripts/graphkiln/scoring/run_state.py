@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 
-from graphkiln_backend.scoring.attempts import WorkerFacts
 from graphkiln_backend.scoring.events import (
     Event,
     NodeJoined,
@@ -26,6 +25,7 @@ from graphkiln_backend.scoring.events import (
     WorkerEnded,
     WorkerReady,
 )
+from graphkiln_backend.scoring.outcomes import WorkerFacts
 from graphkiln_backend.scoring.scorer import StageTimes
 
 # How far a run is: one snapshot, which the terminal shows and `--progress json` prints.

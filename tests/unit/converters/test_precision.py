@@ -163,10 +163,10 @@ TEXT_OF_INT8_SPEED = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, f
 GRAPH = {"first": draw(8, 6)}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both engines compute int8 on any CPU: without VNNI, OpenVINO's is refused."""
-    for module in ("openvino_graph", "onnxruntime.loading", "onnxruntime.engine"):
+    for module in ("openvino", "onnxruntime.loading", "onnxruntime.engine"):
         monkeypatch.setattr(f"graphkiln_backend.engines.{module}.saturates_products_of_bytes", lambda: False)
 
 
@@ -211,11 +211,13 @@ def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None
     monkeypatch.setattr("graphkiln_converters.precision.load_engine", fail)
 
 
+@pytest.mark.usefixtures("cpu_with_vnni")
 def test_it_is_really_measured(fp32: Path, int8: Path, golden: GoldenSamples) -> None:
     told = compare_speed(fp32, int8, golden)
     assert told.startswith(f"rate of int8 to that of fp32, on {cpu_name()}: ")
 
 
+@pytest.mark.usefixtures("cpu_with_vnni")
 def test_where_int8_is_faster_nothing_is_warned_of(
     fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +230,7 @@ def test_where_int8_is_faster_nothing_is_warned_of(
     assert not caplog.records
 
 
+@pytest.mark.usefixtures("cpu_with_vnni")
 def test_where_the_fastest_fp32_is_faster_that_is_warned_of(
     fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,6 +243,7 @@ def test_where_the_fastest_fp32_is_faster_that_is_warned_of(
     assert [record.getMessage() for record in caplog.records] == [told]
 
 
+@pytest.mark.usefixtures("cpu_with_vnni")
 def test_an_engine_that_refuses_int8_is_left_out(
     fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +253,7 @@ def test_an_engine_that_refuses_int8_is_left_out(
     assert "onnxruntime" not in compare_speed(fp32, int8, golden)
 
 
+@pytest.mark.usefixtures("cpu_with_vnni")
 def test_without_any_engine_nothing_is_told(
     fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:

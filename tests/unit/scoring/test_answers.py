@@ -14,12 +14,11 @@ from scored_images import row
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
-from graphkiln_backend.scoring import answers as module
-from graphkiln_backend.scoring.answers import Answers
+from graphkiln_backend.scoring import scorer as module
 from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import Tensors, TopK, Vectors
-from graphkiln_backend.scoring.encoders.scores import AllScores
+from graphkiln_backend.scoring.encoders.choice import AllScores, Tensors, TopK, Vectors
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.scorer import Answers
 
 SCHEMA = pa.schema([pa.field("score", pa.list_(pa.float32(), 2))])
 

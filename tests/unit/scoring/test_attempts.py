@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from graphkiln_backend.scoring.attempts import Attempt, Span
+from graphkiln_backend.scoring.outcomes import Attempt, Span
 from graphkiln_backend.scoring.units import Unit
 
 UNIT = Unit(id="a" * 32, path="/images", part="[]", rows=10)

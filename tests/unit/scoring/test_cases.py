@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fake_fleet import unit
 
-from graphkiln_backend.scoring.attempts import Span
-from graphkiln_backend.scoring.outcomes import Cause
+from graphkiln_backend.scoring.outcomes import Cause, Span
 from graphkiln_backend.scoring.schedule import MOST_GUILTY_ROWS, Case, wait_s
 
 

@@ -15,9 +15,10 @@ from graphkiln.scoring import estimate
 from graphkiln.scoring.estimation import _plan_workers, estimate_request, plan_units
 from graphkiln.scoring.options import build_request
 from graphkiln.scoring.sampling import Sampler
-from graphkiln_backend.scoring import cluster, nodes
+from graphkiln_backend.scoring import cluster
+from graphkiln_backend.scoring import cluster as nodes
+from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.nodes import Node
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.image_input import BatchBuffer, ImageInput
+from graphkiln_backend.scoring.scorer import BatchBuffer, ImageInput
 
 RGB = Preprocess(crop=(8, 6))
 

@@ -9,10 +9,10 @@ from fake_fleet import facts
 from ray.exceptions import RayActorError
 
 from graphkiln_backend.scoring import fleet as module
+from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Event, NodeRefused
 from graphkiln_backend.scoring.fleet import MOST_LOST, RayFleet
-from graphkiln_backend.scoring.nodes import Node
 from graphkiln_backend.scoring.outcomes import Blame, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.scoring.nodes import Node, room_of
+from graphkiln_backend.scoring.cluster import Node, room_of
 
 
 def node(cores: int, gpus: int = 0) -> Node:

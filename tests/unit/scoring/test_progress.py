@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 
-from graphkiln_backend.scoring.progress import Progress
+from graphkiln_backend.scoring.outcomes import Progress
 
 PROGRAM = """
 import os, signal, sys
-from graphkiln_backend.scoring.progress import Progress
+from graphkiln_backend.scoring.outcomes import Progress
 track = Progress(int(sys.argv[1])).track(7)
 track.reach(12)
 os.kill(os.getpid(), signal.SIGKILL)

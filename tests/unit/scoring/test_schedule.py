@@ -9,7 +9,6 @@ from fake_fleet import FakeFleet, facts, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.attempts import Attempt, UnitReport
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.events import (
     Event,
@@ -20,7 +19,7 @@ from graphkiln_backend.scoring.events import (
     UnitFailed,
     UnitReplanned,
 )
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Ready
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Ready, UnitReport
 from graphkiln_backend.scoring.run import drive
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER, Schedule
 from graphkiln_backend.scoring.units import Unit

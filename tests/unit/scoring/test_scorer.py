@@ -18,10 +18,9 @@ from graphkiln_backend.scoring import scorer as module
 from graphkiln_backend.scoring.encoders.base import Encoder, Size
 from graphkiln_backend.scoring.encoders.choice import Tensors
 from graphkiln_backend.scoring.errors import InputChanged
-from graphkiln_backend.scoring.image_input import ImageInput
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.scorer import Computation, Scorer, StageTimes
+from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, StageTimes
 
 
 def wrong() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.attempts import Span
+from graphkiln_backend.scoring.outcomes import Span
 from graphkiln_backend.scoring.schedule import RowSearch
 
 

@@ -12,9 +12,8 @@ import pytest
 from scoring_runs import make_images, make_request, results
 
 from graphkiln_backend.scoring import worker as module
-from graphkiln_backend.scoring.attempts import Attempt
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable, StoreError, UnitUnreadable
-from graphkiln_backend.scoring.progress import Progress, Track
+from graphkiln_backend.scoring.outcomes import Attempt, Progress, Track
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.units import Unit
 from graphkiln_backend.scoring.worker import Worker

@@ -8,7 +8,6 @@ import pytest
 from fake_fleet import facts, unit
 
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.scoring.attempts import Attempt
 from graphkiln_backend.scoring.errors import (
     InputChanged,
     ScoringError,
@@ -17,8 +16,7 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Ended, Failed, Ready
-from graphkiln_backend.scoring.progress import Progress
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Ended, Failed, Progress, Ready
 from graphkiln_backend.scoring.worker_main import Assignment, Serving, cause_of
 
 

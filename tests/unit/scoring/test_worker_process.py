@@ -15,9 +15,8 @@ import pytest
 from scoring_runs import PLANTED, make_images, make_request, results
 
 from graphkiln_backend.scoring import worker_process
-from graphkiln_backend.scoring.attempts import Attempt, Span
 from graphkiln_backend.scoring.opening import open_source
-from graphkiln_backend.scoring.outcomes import Blame, Cause, Done, Ended, Failed, Outcome, Ready
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Outcome, Ready, Span
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import Unit
 from graphkiln_backend.scoring.worker_process import NodeMemory, WorkerProcess

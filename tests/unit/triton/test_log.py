@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from fake_triton import Logger
 
-from graphkiln_backend.triton.failures import log_to_triton
+from graphkiln_backend.triton.log import log_to_triton
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ from typing import Any
 import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.base import Committed, Result
-from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination
-from graphkiln_backend.scoring.destinations.parquet_result import encode_result
+from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination, encode_result
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 

@@ -15,12 +15,10 @@ import uuid
 from collections.abc import Iterable, Iterator
 
 from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
-from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
+from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger
-from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetDestination, object_name
-from graphkiln_backend.scoring.destinations.parquet_result import encode_result
+from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetDestination, encode_result, object_name
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ScoringError
 

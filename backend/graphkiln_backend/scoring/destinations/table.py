@@ -21,8 +21,7 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
-from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
+from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
 from graphkiln_backend.scoring.errors import ScoringError

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,20 +15,229 @@ from graphkiln_backend.graph import task as tasks
 from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ExecutionError
+from graphkiln_backend.graph.errors import ExecutionError, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
 from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmentation, is_classification
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_backend.images.answers import Sample, read_segmentation, read_vector
-from graphkiln_backend.images.frame import Frame
-from graphkiln_backend.scoring.encoders.arrays import arrow_type, elements, lists
+from graphkiln_backend.images.answers import Sample, read_detections, read_segmentation, read_vector
+from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_backend.scoring.encoders.base import Encoder, Size
-from graphkiln_backend.scoring.encoders.detections import MASK, Detections
-from graphkiln_backend.scoring.encoders.readings import columns_of, read_images, read_rows
-from graphkiln_backend.scoring.encoders.scores import AllScores, score_dtype, scores_of
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import DEFAULT_TOP_K, ScoreRequest
+
+# What is found in an image: lists of boxes, classes and scores, the best first, in pixels of the image.
+
+# COCO's uncompressed run lengths: `size` is height and width, `counts` go down the columns and begin with zeros.
+MASK = pa.struct([pa.field("size", pa.list_(pa.int32())), pa.field("counts", pa.list_(pa.int32()))])
+# The columns: what a detection calls it, and the type of one.
+_KEYS = {
+    "boxes": ("box", pa.list_(pa.float64())),
+    "indices": ("index", pa.int32()),
+    "labels": ("label", pa.string()),
+    "scores": ("score", pa.float32()),
+    "masks": ("mask", MASK),
+    "keypoints": ("keypoints", pa.list_(pa.list_(pa.float64()))),
+}
+
+
+class Detections:
+    """The columns `boxes`, `indices`, `labels` (where classes have names), `scores`, and what else the model gives.
+
+    Each holds a list for a row: `boxes` x1, y1, x2, y2, `masks` run lengths, `keypoints` lists of x, y, score.
+
+    Args:
+        task: Which outputs hold them; what scores less than its threshold is left out, as clients do it.
+        labels: Class names by index; empty for none. A class without one has an empty name.
+        preprocess: How images became samples.
+    """
+
+    def __init__(self, task: tasks.Detection, labels: Sequence[str], preprocess: Preprocess) -> None:
+        self.outputs: Sequence[str] = tasks.output_names(task)
+        self._task, self._labels, self._preprocess = task, labels, preprocess
+        given = {"labels": labels, "masks": task.masks, "keypoints": task.keypoints}
+        fields = [pa.field(name, pa.list_(kind)) for name, (_, kind) in _KEYS.items() if given.get(name, True)]
+        self.schema = pa.schema(fields)
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
+        """Reads each row, as clients do."""
+        return columns_of(self._rows(outputs, sizes), self.schema)
+
+    def _rows(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> Iterator[dict[str, Any]]:
+        for found in read_images(self._read, outputs, self._preprocess, sizes):
+            yield {name: [each[_KEYS[name][0]] for each in found] for name in self.schema.names}
+
+    def _read(self, sample: Sample, frame: Frame) -> list[dict[str, Any]]:
+        return [each.to_dict() for each in read_detections(self._task, sample, frame, self._labels)]
+
+
+# What clients read from the outputs of a task, row by row, of a batch that was computed here.
+
+_T = TypeVar("_T")
+
+
+def read_rows(read: Callable[[Sample], _T], outputs: Mapping[str, AnyArray]) -> Iterator[_T]:
+    """Reads each row when it is asked for: the class map of a large image takes as much memory as its pixels.
+
+    Args:
+        read: The answer that the outputs of one row hold.
+        outputs: By name, each with a row of the batch in its first dimension.
+
+    Raises:
+        ExecutionError: An output is not what the task says.
+    """
+    rows = len(next(iter(outputs.values())))
+    try:
+        yield from (read({name: values[row] for name, values in outputs.items()}) for row in range(rows))
+    except ProtocolError as error:
+        raise ExecutionError(str(error)) from error
+
+
+def read_images(
+    read: Callable[[Sample, Frame], _T],
+    outputs: Mapping[str, AnyArray],
+    preprocess: Preprocess,
+    sizes: Sequence[Size],
+) -> Iterator[_T]:
+    """The same where the answer is about places in an image.
+
+    Args:
+        read: The answer that the outputs of one row hold, in pixels of its image.
+        outputs: As above.
+        preprocess: How the images became samples.
+        sizes: Of the images.
+
+    Raises:
+        ExecutionError: An output is not what the task says.
+    """
+    frames = (frame_of(preprocess, size) for size in sizes)
+    return read_rows(lambda sample: read(sample, next(frames)), outputs)
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]], schema: pa.Schema) -> list[pa.Array]:
+    """Plain data as columns; each row becomes Arrow's before the next is asked for, which takes a tenth of the memory.
+
+    Args:
+        rows: At least one, with a value for each field.
+        schema: The fields.
+    """
+    kind = pa.struct(list(schema))
+    columns: list[pa.Array] = pa.concat_arrays([pa.array([row], kind) for row in rows]).flatten()
+    return columns
+
+
+# The scores of all classes, in the order of the classes.
+
+
+class AllScores:
+    """The column `scores`: a list of one length, a score per class.
+
+    Args:
+        output: Name of the output of scores, `[rows, classes]` or `[rows]`.
+        dtype: Of its elements.
+        classes: How many there are.
+        softmax: Whether scores become probabilities, computed in double precision as the client does.
+    """
+
+    def __init__(self, output: str, dtype: DType, classes: int, *, softmax: bool = False) -> None:
+        self.outputs: Sequence[str] = (output,)
+        self._classes, self._softmax = classes, softmax
+        self._dtype = score_dtype(dtype, softmax=softmax)
+        self.schema = pa.schema([pa.field("scores", pa.list_(arrow_type(self._dtype)))])
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
+        """One list per row."""
+        del sizes
+        scores = scores_of(outputs, self.outputs[0])
+        if scores.shape[1] != self._classes:
+            raise ExecutionError(f"output '{self.outputs[0]}' has {scores.shape[1]} scores, expected {self._classes}")
+        written = topk.softmax(scores) if self._softmax else scores.astype(self._dtype.numpy, copy=False)
+        return [lists(written)]
+
+
+def score_dtype(dtype: DType, *, softmax: bool) -> DType:
+    """What scores are written as: fp64 for probabilities, fp32 for 16-bit floats, which not every reader knows."""
+    if softmax:
+        return DType.FP64
+    return DType.FP32 if dtype in (DType.FP16, DType.BF16) else dtype
+
+
+def scores_of(outputs: Mapping[str, AnyArray], name: str) -> AnyArray:
+    """An output as `[rows, classes]`; one score per row is that of the only class.
+
+    Args:
+        outputs: By name.
+        name: Which.
+
+    Raises:
+        ExecutionError: It has another number of dimensions.
+    """
+    scores = outputs[name]
+    if scores.ndim == 1:
+        return scores[:, None]
+    if scores.ndim != _RANK:
+        raise ExecutionError(
+            f"output '{name}' has the shape {list(scores.shape)}, expected [rows, classes]",
+            hint=f"--output {name} writes it as it is",
+        )
+    return scores
+
+
+# From numpy's arrays to Arrow's, without a copy where both keep numbers alike.
+
+# Arrow has no bf16; fp32 holds each of its numbers.
+_TYPES: Mapping[DType, pa.DataType] = {
+    DType.BOOL: pa.bool_(),
+    DType.UINT8: pa.uint8(),
+    DType.UINT16: pa.uint16(),
+    DType.UINT32: pa.uint32(),
+    DType.UINT64: pa.uint64(),
+    DType.INT8: pa.int8(),
+    DType.INT16: pa.int16(),
+    DType.INT32: pa.int32(),
+    DType.INT64: pa.int64(),
+    DType.FP16: pa.float16(),
+    DType.BF16: pa.float32(),
+    DType.FP32: pa.float32(),
+    DType.FP64: pa.float64(),
+    DType.BYTES: pa.string(),
+}
+
+
+def arrow_type(dtype: DType) -> pa.DataType:
+    """The type of a column of such elements."""
+    return _TYPES[dtype]
+
+
+def elements(values: AnyArray) -> pa.Array:
+    """All elements of an array in one dimension, in row-major order.
+
+    Raises:
+        ExecutionError: A text is not UTF-8.
+    """
+    dtype = DType.from_numpy(values.dtype)
+    flat = values.reshape(-1)
+    if dtype is DType.BYTES:
+        return _texts(flat)
+    return pa.array(flat.astype(np.float32) if dtype is DType.BF16 else np.ascontiguousarray(flat), _TYPES[dtype])
+
+
+def lists(values: AnyArray) -> pa.ListArray:
+    """`[rows, ...]` as one list per row, in row-major order.
+
+    Never lists of a fixed size, whatever the length: Arrow writes those to Parquet where one is null, as of a row with
+    an error, and then cannot read the file.
+    """
+    rows, length = len(values), math.prod(values.shape[1:])
+    return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * length), elements(values))
+
+
+def _texts(flat: AnyArray) -> pa.Array:
+    try:
+        return pa.array([one.decode() if isinstance(one, bytes) else str(one) for one in flat.tolist()], pa.string())
+    except UnicodeError as error:
+        raise ExecutionError(f"the model returns a text that is not UTF-8: {error}") from error
+
 
 # The vector of an image, as clients get it: normalized where the task says so.
 

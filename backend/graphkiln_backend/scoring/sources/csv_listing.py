@@ -15,16 +15,17 @@ from graphkiln_backend.images.formats import SUFFIXES as SUFFIXES_OF_IMAGES
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.listing import (
+    Block,
     above_of,
     check_addresses,
     find_extents,
     load_image,
+    read_blocks,
     read_extent,
 )
 from graphkiln_backend.scoring.sources.names import checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
-from graphkiln_backend.scoring.sources.records import Block, read_blocks
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.scoring.units import InputRange, Unit

@@ -20,8 +20,7 @@ from graphkiln_backend.scoring.delta_location import delta_location
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources import csv_listing, listing, parquet, tars
-from graphkiln_backend.scoring.sources.cuts import cut
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import Columns, FileReader

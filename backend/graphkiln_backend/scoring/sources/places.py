@@ -2,20 +2,270 @@
 
 from __future__ import annotations
 
+import errno
+import heapq
+import logging
 import os
 import re
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import BinaryIO, cast
+from functools import cache, partial
+from io import SEEK_SET, BufferedIOBase
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO, cast
 
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.files import open_regular, read_stream
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources.local_storage import LocalStorage
-from graphkiln_backend.scoring.sources.opened_file import OpenedFile
 from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, Storage, StoredFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
+
+# Files of this machine, or of a file system that every node mounts at the same place.
+
+# Names in order, however many there are: what does not fit into memory is sorted in runs on disk and merged.
+
+_RUN = 500_000
+_PIECE = 1 << 16
+
+
+def sort_names(names: Iterable[bytes], run: int = _RUN) -> Iterator[bytes]:
+    """Sorts names, none of which holds a null.
+
+    Args:
+        names: The names.
+        run: Most of them that are held in memory.
+    """
+    unsorted = iter(names)
+    first = sorted(islice(unsorted, run))
+    if len(first) < run:
+        yield from first
+        return
+    with ExitStack() as stack:
+        runs: list[Iterator[bytes]] = []
+        while first:
+            file = stack.enter_context(TemporaryFile(prefix="graphkiln-names-"))
+            runs.append(_written(file, first))
+            first = sorted(islice(unsorted, run))
+        yield from heapq.merge(*runs)
+
+
+def _written(file: IO[bytes], names: list[bytes]) -> Iterator[bytes]:
+    file.write(b"\0".join(names))
+    file.seek(0)
+    return _read(file)
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while piece := file.read(_PIECE):
+        *whole, rest = (rest + piece).split(b"\0")
+        yield from whole
+    yield rest
+
+
+_log = logging.getLogger("graphkiln.scoring")
+
+# What is wrong with the disk, the network or this process rather than with the file.
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
+
+
+class LocalStorage:
+    """Files by absolute paths. Links are followed; a link to a folder that holds it is not, as it would never end."""
+
+    def walk(self, folder: str) -> Iterator[StoredFile]:
+        """A folder at a time, its names sorted."""
+        try:
+            is_there = Path(folder).is_dir()
+        except OSError as error:  # a folder above may not be entered
+            raise _describe_failure(folder, error) from error
+        if is_there:
+            yield from _walk(os.fsencode(folder), b"", ())
+
+    def find(self, path: str) -> StoredFile | None:
+        """A regular file."""
+        try:
+            status = Path(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise ScoringError(f"cannot look at {path}: {error}") from error
+        return _describe(path, status) if stat.S_ISREG(status.st_mode) else None
+
+    def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
+        """Opened, looked at, read, and looked at again."""
+        try:
+            with open_regular(path, None if part else IMAGE_LIMIT) as file:
+                _check(path, file, stamp)
+                content = _read_part(file, part) if part else read_stream(file, IMAGE_LIMIT)
+                _check(path, file, stamp)
+        except OSError as error:
+            if error.errno in _PASSING:
+                raise SourceUnavailable(f"cannot read {path}: {error.strerror}") from error
+            if error.errno == errno.ENOENT and stamp:
+                raise InputChanged(f"{path} is gone since it was planned") from error
+            raise
+        return content
+
+    def open(self, path: str, stamp: str | None = None) -> BinaryIO:
+        """A file as it is now; `find` tells afterwards whether it was replaced meanwhile."""
+        try:
+            file = open_regular(path)
+        except FileNotFoundError as error:
+            kind = ScoringError if stamp is None else InputChanged
+            raise kind(f"there is no file {path}") from error
+        except OSError as error:
+            raise _describe_failure(path, error) from error
+        try:
+            _check(path, file, stamp)
+        except BaseException:
+            file.close()
+            raise
+        return cast("BinaryIO", OpenedFile(file, partial(_describe_failure, path)))
+
+
+def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
+    here = _identity(folder)
+    if here in above:
+        _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
+        return
+    for name in sort_names(_names(folder)):
+        if name.endswith(b"/"):
+            yield from _walk(folder + b"/" + name[:-1], prefix + name, (*above, here))
+        else:
+            yield _look_at(folder + b"/" + name, os.fsdecode(prefix + name))
+
+
+def _identity(folder: bytes) -> tuple[int, int]:
+    try:
+        status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
+    except OSError as error:  # it has just gone
+        raise _describe_failure(os.fsdecode(folder), error) from error
+    return status.st_dev, status.st_ino
+
+
+def _names(folder: bytes) -> Iterator[bytes]:
+    """What a folder holds, unsorted; folders have a slash at their end, so that paths are sorted as a bucket's are."""
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not entry.name.startswith(b"."):
+                    yield entry.name + b"/" if _is_folder(entry) else entry.name
+    except OSError as error:
+        raise _describe_failure(os.fsdecode(folder), error) from error
+
+
+def _is_folder(entry: os.DirEntry[bytes]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself: its row says so
+            return False
+        raise
+
+
+def _look_at(path: bytes, name: str) -> StoredFile:
+    try:
+        return _describe(name, os.stat(path))  # noqa: PTH116
+    except FileNotFoundError:  # a link that leads nowhere, or a file that has just gone: its row says so
+        return StoredFile(path=name, size=0, stamp="")
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return StoredFile(path=name, size=0, stamp="")
+        raise _describe_failure(os.fsdecode(path), error) from error
+
+
+def _describe(path: str, status: os.stat_result) -> StoredFile:
+    return StoredFile(path=path, size=status.st_size, stamp=_stamp(status))
+
+
+def _stamp(status: os.stat_result) -> str:
+    return f"{status.st_size:x}.{status.st_mtime_ns:x}"
+
+
+def _check(path: str, file: BinaryIO, stamp: str | None) -> None:
+    if stamp is not None and _stamp(os.fstat(file.fileno())) != stamp:
+        raise InputChanged(f"{path} has changed since it was planned")
+
+
+def _read_part(file: BinaryIO, part: tuple[int, int]) -> bytes:
+    offset, size = part
+    content = os.pread(file.fileno(), size, offset)
+    while len(content) < size and (more := os.pread(file.fileno(), size - len(content), offset + len(content))):
+        content += more
+    return content
+
+
+def _describe_failure(path: str, error: Exception) -> ScoringError:
+    number = error.errno if isinstance(error, OSError) else None
+    words = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
+    if number in _PASSING:
+        return SourceUnavailable(words)
+    hint = "everything below it is input, or a pattern says what is" if number == errno.EACCES else ""
+    return ScoringError(words, hint=hint)
+
+
+# A file of a storage: whoever reads it, Arrow, tarfile or a loop over lines, gets what goes wrong in our words.
+#
+# Libraries of services raise what they like in the middle of a read. Unexplained, an outage of the network would be
+# taken for a damaged file, or for the doing of a row.
+
+
+class OpenedFile(BufferedIOBase):
+    """A file that is open for reading.
+
+    Args:
+        file: As its library opened it; owned.
+        explain: What an error of that library means.
+    """
+
+    def __init__(self, file: BinaryIO, explain: Callable[[Exception], GraphkilnError]) -> None:
+        self._file, self._explain = file, explain
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Bytes from where it stands."""
+        with self._explained():
+            return self._file.read(-1 if size is None else size)
+
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        """Goes to another place."""
+        with self._explained():
+            return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        """Where it stands."""
+        with self._explained():
+            return self._file.tell()
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def close(self) -> None:
+        """Closes the library's file, too."""
+        try:
+            self._file.close()
+        finally:
+            super().close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except GraphkilnError:
+            raise
+        except Exception as error:
+            raise self._explain(error) from error
+
 
 # Files in a bucket of S3 or Google Cloud Storage.
 

@@ -24,8 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.sources.cuts import cut
-from graphkiln_backend.scoring.sources.names import decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.names import cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import locate
 from graphkiln_backend.scoring.sources.reader import Columns, refuse_row
 from graphkiln_backend.scoring.units import InputRange, Unit

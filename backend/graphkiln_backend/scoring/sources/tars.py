@@ -20,8 +20,7 @@ from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.ahead import map_ahead
-from graphkiln_backend.scoring.sources.cuts import cut
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
 from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan, refuse_row
 from graphkiln_backend.scoring.sources.repeats import Repeats

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.scoring.destinations import database_notes
-from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.database_notes import DatabaseNotes
+from graphkiln_backend.scoring.destinations import database as database_notes
+from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.errors import DestinationBusy
 

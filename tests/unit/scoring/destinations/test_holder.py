@@ -6,10 +6,10 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from graphkiln_backend.scoring.destinations.holder import Holder, is_dead_writer, is_gone, writer_token
+from graphkiln_backend.scoring.destinations.lease import Holder, is_dead_writer, is_gone, writer_token
 
 PRINT = (
-    "from graphkiln_backend.scoring.destinations.holder import Holder, writer_token\n"
+    "from graphkiln_backend.scoring.destinations.lease import Holder, writer_token\n"
     "import dataclasses, json; print(json.dumps([dataclasses.asdict(Holder.of_this_process('other')), writer_token()]))"
 )
 

@@ -11,8 +11,7 @@ import pytest
 
 from graphkiln_backend.scoring.destinations import lease
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.holder import Holder
-from graphkiln_backend.scoring.destinations.lease import LEASE_S, StoreLease, claim
+from graphkiln_backend.scoring.destinations.lease import LEASE_S, Holder, StoreLease, claim
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from graphkiln_backend.scoring.destinations.base import Committed, Result
-from graphkiln_backend.scoring.destinations.parquet_result import (
+from graphkiln_backend.scoring.destinations.parquet import (
     encode_result,
     read_columns,
     read_committed,

@@ -14,9 +14,16 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmentation, Task
 from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import ClassMaps, Ranked, Tensors, TopK, Vectors, choose_encoder
-from graphkiln_backend.scoring.encoders.detections import Detections
-from graphkiln_backend.scoring.encoders.scores import AllScores
+from graphkiln_backend.scoring.encoders.choice import (
+    AllScores,
+    ClassMaps,
+    Detections,
+    Ranked,
+    Tensors,
+    TopK,
+    Vectors,
+    choose_encoder,
+)
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 

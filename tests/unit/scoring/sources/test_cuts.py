@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.sources.cuts import cut, find_ends
+from graphkiln_backend.scoring.sources.names import cut, find_ends
 
 NAMES = st.lists(st.binary(min_size=1, max_size=8), unique=True, max_size=600)
 

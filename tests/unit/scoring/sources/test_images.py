@@ -13,7 +13,7 @@ from scored_inputs import CONFIGURATION, files_source, ids_of, plan, read_all, r
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources import storage
-from graphkiln_backend.scoring.sources.local_storage import LocalStorage
+from graphkiln_backend.scoring.sources.places import LocalStorage
 
 
 @pytest.fixture

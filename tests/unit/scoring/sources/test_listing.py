@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import records
+from graphkiln_backend.scoring.sources import listing as records
 
 LINES = st.lists(st.text("ab/ é", min_size=1, max_size=6).filter(lambda line: line.strip()), unique_by=str.strip)
 

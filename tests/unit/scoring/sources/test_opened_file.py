@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources.opened_file import OpenedFile
+from graphkiln_backend.scoring.sources.places import OpenedFile
 
 
 class _Faulty(io.BytesIO):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import parquet_rows
+from graphkiln_backend.scoring.sources import parquet as parquet_rows
 
 
 def write(path: Path, rows: int, group: int = 1000, first: int = 0) -> Path:

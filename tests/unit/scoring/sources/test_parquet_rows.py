@@ -12,7 +12,7 @@ import pytest
 from scored_inputs import files_source, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources import local_storage
+from graphkiln_backend.scoring.sources import places as local_storage
 
 IMAGE, NUMBER, LABEL = range(3)
 

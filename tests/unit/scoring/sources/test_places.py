@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.sources.local_storage import LocalStorage
-from graphkiln_backend.scoring.sources.places import ObjectStorage, locate
+from graphkiln_backend.scoring.sources.places import LocalStorage, ObjectStorage, locate
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

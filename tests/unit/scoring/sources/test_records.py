@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources import records
-from graphkiln_backend.scoring.sources.records import Block, read_blocks
+from graphkiln_backend.scoring.sources import listing as records
+from graphkiln_backend.scoring.sources.listing import Block, read_blocks
 
 FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=5)
 

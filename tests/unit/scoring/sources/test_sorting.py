@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.sources.local_storage import sort_names
+from graphkiln_backend.scoring.sources.places import sort_names
 
 NAMES = st.lists(st.binary(min_size=1, max_size=6).filter(lambda name: b"\0" not in name), max_size=60)
 
