@@ -155,7 +155,7 @@ MARKER = "GRAPHKILN_SOAK"  # environment variable of every process of a soak, so
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
 _LOAD_LIMIT_S = 60.0
-# As much as can be spared: a JSON shape of 4294967296 makes Triton (24.10) take all that it is given.
+# As much as can be spared: a small request can make Triton (24.10) take all that it is given.
 _SERVER_MEMORY = "4G"
 _STUB = "triton_python_backend_stub"
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
