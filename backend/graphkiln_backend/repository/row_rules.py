@@ -211,6 +211,9 @@ def _gemm(node: onnx.NodeProto, known: Places) -> Place | None:
         raise Mixes(node, "sums over the rows")
     if a and b:
         raise Mixes(node, "multiplies rows by each other")
+    bias = known.places[2] if len(known.places) > 2 else None
+    if a and bias and bias.axis == bias.rank - 1:  # the last axis of C is broadcast along the columns of every row
+        raise Mixes(node, "adds numbers of all rows to each")
     return Place(0, 2) if a else None
 
 

@@ -67,6 +67,9 @@ MIXING = {
     "one scale for all": graph("q, s, z = DynamicQuantizeLinear(x) y = DequantizeLinear(q, s, z)"),
     "a layer norm over everything": graph("y = LayerNormalization<axis: int = 0>(x, w)", weights=WEIGHTS),
     "a Gemm that turns its input": graph("y = Gemm<transA: int = 1>(x, w)", weights=WEIGHTS),
+    "a Gemm whose bias has a number of each row": graph(
+        "y = Gemm(x, w, c)", "float[n,4] x, float[n] c", weights=WEIGHTS
+    ),
     "the best of all rows": graph("v, i = TopK<axis: int = 0>(x, k) y = Identity(v)", weights="<int64[1] k = {2}>"),
     "one branch for all": graph(
         "m = ReduceMax<keepdims: int = 0>(x, a) y = If(p) <"
@@ -90,6 +93,8 @@ UNMIXED = {
     "softmax over the classes": graph("y = Softmax(x)"),
     "an old softmax": graph("y = Softmax(x)", opset=11),
     "a layer": graph("h = MatMul(x, w) y = Relu(h)", weights=WEIGHTS),
+    "a Gemm whose bias is a row": graph("y = Gemm(x, w, c)", "float[n,4] x, float[n,4] c", weights=WEIGHTS),
+    "a Gemm whose bias is a column": graph("y = Gemm(x, w, c)", "float[n,4] x, float[n,1] c", weights=WEIGHTS),
     "a mean over the pixels": graph("y = ReduceMean(x, a)", "float[n,4,4] x", weights="<int64[1] a = {-1}>"),
     "batch norm with saved statistics": graph("y = BatchNormalization(x, one, zero, zero, one)", weights=STATISTICS),
     "attention inside of a row": graph(
