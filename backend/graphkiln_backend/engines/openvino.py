@@ -1,6 +1,6 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-The home of `import openvino`, with `openvino_graph`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless
+The home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless
 told otherwise: the precision is always set, and read back from the compiled model.
 """
 
@@ -327,7 +327,7 @@ class OpenVinoSession(Closeable):
         streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
         saved: The graph's tensors as they were saved. OpenVINO gives a tensor several names where it drops a node
             between them, and drops inputs whose values no output depends on; None for the names that it has first.
-        limits: How large the integers of an input may be, by name, where that is less than `openvino_intervals.LIMIT`.
+        limits: How large the integers of an input may be, by name, where that is less than `openvino_integers.LIMIT`.
 
     Raises:
         ManifestError: One of its tensors is not one that Triton can carry.

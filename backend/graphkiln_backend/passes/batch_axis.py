@@ -321,7 +321,7 @@ def _inner_nodes(attribute: onnx_ir.Attr) -> Iterator[onnx_ir.Node]:
         yield from attribute.as_graph().all_nodes()
 
 
-# Where products, recurrent layers and quantized operators leave the batch: see `batch_rules`.
+# Where products, recurrent layers and quantized operators leave the batch.
 #
 # Source: ONNX operator schemas, version 18.
 
@@ -435,7 +435,7 @@ def quantized_product(follower: Follower, node: onnx_ir.Node) -> BatchAxis:
     return batch
 
 
-# Where operators that rearrange values leave the batch: see `batch_rules`.
+# Where operators that rearrange values leave the batch.
 #
 # Source: ONNX operator schemas, version 18.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.reading import Prepared, Reader
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import trim_memory
 
 # The answers of a unit while they are collected: columns of those rows that have some, and the table of all.
 
@@ -365,8 +365,7 @@ class Scorer(Closeable):
         if time.monotonic() - self._returned_at > _RETURN_S:
             self._returned_at = time.monotonic()
             pa.default_memory_pool().release_unused()
-            if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-                trim(0)
+            trim_memory()
 
     @property
     def batch_size(self) -> int:

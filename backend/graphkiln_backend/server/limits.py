@@ -61,9 +61,10 @@ def _require(needed: int, allowed: int, who: str) -> None:
 # A limit on the memory of tritonserver's own process, so that a small request cannot take all of the machine's.
 #
 # For a request whose tensors are JSON, Triton (24.10) makes room for the shape before it looks at the data: a few
-# bytes can ask for more memory than the machine has, and the kernel's out-of-memory killer decides what ends. Beyond the limit the allocation fails, Triton ends, and the supervisor starts it again. It
-# inflates a compressed HTTP body without bound, too (1.5 MB became 1.5 GB in 2 s): that allocation fails with a
-# response of 500, and the server goes on. No option of Triton's changes either.
+# bytes can ask for more memory than the machine has, and the kernel's out-of-memory killer decides what ends. Beyond
+# the limit the allocation fails, Triton ends, and the supervisor starts it again. It inflates a compressed HTTP body
+# without bound, too (1.5 MB became 1.5 GB in 2 s): that allocation fails with a response of 500, and the server goes
+# on. No option of Triton's changes either.
 #
 # Graphs are not in that process but in the instances, which lift the limit for themselves when they start. The stacks
 # of its threads are, 8 MB of address space for each: 34 models with two instances have 2,472. The kernel counts them,

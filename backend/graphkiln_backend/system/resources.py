@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -225,3 +226,9 @@ def _read_numbers(listed: str) -> Iterator[int]:
     for span in filter(None, listed.strip().split(",")):
         first, _, last = span.partition("-")
         yield from range(int(first), int(last or first) + 1)
+
+
+def trim_memory() -> None:
+    """Return freed memory to the system: glibc keeps what a peak, such as loading a graph, has left in its arenas."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

@@ -42,7 +42,7 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.system.resources import stay_on, usable_cores
+from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
 from graphkiln_backend.triton.environment import (
     lift_memory_limit,
     open_cache,
@@ -315,7 +315,9 @@ class TritonPythonModel:
         self._status = StatusFile.publish(instance, status)
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()
         self._replayer = self._start_replayer(proven.replay, executor, instance)
+        gc.collect()  # garbage in cycles would be frozen with the rest
         gc.freeze()  # what was loaded lives as long as the instance: no collection need look at it
+        trim_memory()
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Computes a response for every request; an error in one is in that one's response only.
