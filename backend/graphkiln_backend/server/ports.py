@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from urllib.request import ProxyHandler, build_opener
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.files import MIB
@@ -78,6 +77,9 @@ def fetch_metrics(url: str) -> str:
         OSError: Nobody answers.
         ValueError: It is no URL.
     """
+    # Only commands ask over HTTP: a start, which also needs this file, does without http.client and ssl.
+    from urllib.request import ProxyHandler, build_opener
+
     with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as response:
         return str(response.read(_LIMIT).decode("utf-8", "replace"))
 
