@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -196,3 +197,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
     near = difflib.get_close_matches(name, known, n=1)
     return near[0] if near else ""
+
+
+def request_prefix(request_id: str) -> str:
+    """Prefix of a log message about a request, as Triton's own messages have it; empty without an id.
+
+    The id is written as a JSON string, so that no id can end the prefix.
+    """
+    return f"[request id: {json.dumps(request_id)}] " if request_id else ""

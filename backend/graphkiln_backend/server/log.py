@@ -24,7 +24,7 @@ from graphkiln_backend.system.closing import Closeable
 #
 # Triton (24.10) writes a header before each message, in one of two forms (`--log-format`), and the message as a JSON
 # string, unless `TRITON_SERVER_ESCAPE_LOG_MESSAGES=FALSE` is in its environment. The core names the request that a
-# message is about at its beginning; so do the instances (`triton.failures`), whose ids are JSON strings: what a client
+# message is about at its beginning; so do the instances (`triton.log`), whose ids are JSON strings: what a client
 # chose as its id cannot end it.
 #
 # Source: Triton common, `src/logging.cc`; Triton core, `InferenceRequest::LogRequest`.

@@ -1,4 +1,4 @@
-"""What the supervisor passes to the instances, in environment variables: Triton hands nothing else on to Python."""
+"""Settings that the supervisor passes to instances in environment variables, the only way through Triton."""
 
 from __future__ import annotations
 
@@ -13,16 +13,6 @@ from pathlib import Path
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
 from graphkiln_backend.lowering.settings import Override
-
-# An instance's part in the limit on tritonserver's memory (see `graphkiln_backend.server.limits`).
-
-
-def lift_memory_limit() -> None:
-    """Lifts the limit that this process was started with, as far as the user's own goes."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    with suppress(OSError, ValueError):  # a system that knows no such limit
-        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
-
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
 SHARED_FOLDER_VARIABLE = "GRAPHKILN_SHARED_FOLDER"
@@ -44,11 +34,11 @@ def to_environment(
     cache: CacheSettings,
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S,
 ) -> dict[str, str]:
-    """The variables for a server.
+    """Build the environment variables of a server.
 
     Args:
         instances: Folder of status files.
-        shared: Folder for what instances of a model share.
+        shared: Folder that the instances of a model share.
         overrides: The settings of the command line.
         cache: The artifact cache.
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
@@ -64,17 +54,17 @@ def to_environment(
 
 
 def instances_folder() -> Path | None:
-    """Folder of status files, or None when no supervisor started this server."""
+    """Folder of status files, or None where no supervisor started this server."""
     return _folder(RUN_FOLDER_VARIABLE)
 
 
 def shared_folder() -> Path | None:
-    """Folder for what instances of a model share, or None when no supervisor started this server."""
+    """Folder that the instances of a model share, or None where no supervisor started this server."""
     return _folder(SHARED_FOLDER_VARIABLE)
 
 
 def overrides_for(model: str) -> list[Override]:
-    """The settings of the command line for a model."""
+    """Settings of the command line for a model."""
     overrides: dict[str, list[list[str]]] = json.loads(os.environ.get(OVERRIDES_VARIABLE, "{}"))
     return [Override(*override) for override in overrides.get(model, [])]
 
@@ -85,11 +75,18 @@ def replay_interval_s() -> float:
 
 
 def open_cache() -> ArtifactCache:
-    """The artifact cache of this server; a temporary one where the command line turned it off."""
+    """Open the artifact cache of this server; a temporary one where the command line turned it off."""
     limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
     settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
     shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"
     return settings.open(shared / "artifacts")
+
+
+def lift_memory_limit() -> None:
+    """Lift the soft limit on data memory that `server.limits` set for tritonserver, up to the user's own."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    with suppress(OSError, ValueError):  # the system has no such limit
+        resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def _folder(variable: str) -> Path | None:

@@ -1,10 +1,10 @@
-"""Requests in, results out: everything between Triton's requests and a session, without Triton.
+"""Execute requests on a session: read and validate, batch, run, split. Needs no Triton.
 
-A request's tensors are read and validated on their own, so that an error belongs to one request. Requests of like
-shapes are computed as one batch; when that fails, each is computed on its own, so that only the request at fault fails.
+The tensors of each request are read and validated apart, so that an error belongs to one request. Requests of equal
+shapes are computed as one batch; when that fails, each is computed alone, so that only the request at fault fails.
 
-What serves a single request is kept short: after a run has filled the processor's caches, each line of Python costs ten
-times what a benchmark of it alone says.
+The path of a single request is kept short: after a run has filled the processor's caches, each line of Python costs ten
+times what a benchmark of that line shows.
 """
 
 from __future__ import annotations
@@ -25,132 +25,42 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
-# Refuses a request that was made for another contract than that of the version that it came to.
-
-_KEY = f'"{REQUEST_PARAMETER}"'
-
-
-def check_contract(parameters: str, digest: str) -> None:
-    """Compares the contract that a request names, if it names one, with the version's.
-
-    Args:
-        parameters: The request's parameters as Triton hands them over: a JSON object, or nothing.
-        digest: Of the version's contract.
-
-    Raises:
-        ContractChanged: They differ.
-    """
-    if _KEY not in parameters:  # parsing what most requests hold would cost more than all else here
-        return
-    named = json.loads(parameters).get(REQUEST_PARAMETER, digest)
-    if named != digest:
-        raise ContractChanged
-
-
-# Many requests, few runs, one result for each: grouping, one concatenation, and the split back. Pure numpy.
-
-Feeds = dict[str, AnyArray]  # arrays by input name
-
-
-def batch_size(feeds: Feeds) -> int:
-    """Rows of a batch: the first dimension of its first tensor."""
-    return len(next(iter(feeds.values())))
-
-
-def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
-    """Groups requests that can share one run: equal names and equal shapes but for the first dimension.
-
-    Returns:
-        Indices into `requests`; groups in the order of their first request, requests in order within a group.
-    """
-    groups: dict[tuple[object, ...], list[int]] = {}
-    for index, feeds in enumerate(requests):
-        key = tuple((name, array.shape[1:]) for name, array in feeds.items())
-        groups.setdefault(key, []).append(index)
-    return list(groups.values())
-
-
-def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray]]:
-    """Splits the outputs of a batch into those of each request, as views.
-
-    Args:
-        outputs: `[sum(sizes), ...]` arrays by name.
-        sizes: Rows of each request.
-
-    Raises:
-        ExecutionError: An output has another number of rows: its first dimension is not the batch, and a split would
-            return wrong outputs.
-    """
-    ends = np.cumsum(sizes)
-    for name, array in outputs.items():
-        if array.shape[:1] != (ends[-1],):
-            raise ExecutionError(
-                f"output '{name}' has the shape {list(array.shape)} for a batch of {ends[-1]} rows",
-                hint="the graph mixes its rows: serve it with max_batch_size: 0",
-            )
-    return [
-        {name: array[end - size : end] for name, array in outputs.items()}
-        for end, size in zip(ends, sizes, strict=True)
-    ]
-
-
-class Concatenator:
-    """Concatenates the tensors of several requests along the batch, in buffers that are kept between batches.
-
-    The result is a view of a buffer and is valid until the next call. Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._buffers: dict[str, AnyArray] = {}
-
-    def concatenate(self, requests: Sequence[Feeds]) -> Feeds:
-        """Concatenates along the first dimension; a single request is passed through without a copy."""
-        if len(requests) == 1:
-            return requests[0]
-        return {name: self._concatenate(name, [feeds[name] for feeds in requests]) for name in requests[0]}
-
-    def _concatenate(self, name: str, arrays: list[AnyArray]) -> AnyArray:
-        rows = sum(len(array) for array in arrays)
-        buffer = self._buffers.get(name)
-        first = arrays[0]
-        if buffer is None or len(buffer) < rows or buffer.shape[1:] != first.shape[1:] or buffer.dtype != first.dtype:
-            buffer = self._buffers[name] = np.empty((rows, *first.shape[1:]), first.dtype)
-        return np.concatenate(arrays, out=buffer[:rows])
-
-
 # Asking whether a request was cancelled is a message to Triton and back, 0.1 to 0.8 ms: not worth it where a run takes
 # hardly longer. Triton itself asks each request while it waits in the queue.
 CANCELLATION_CHECK_S = 30e-3
 _MAX_VALID_SHAPES = 1024
-_MAX_BATCH_SIZES = 1 << 16  # kept for whoever reads them; more would be memory lost where nobody does
+_MAX_BATCH_SIZES = 1 << 16  # until the metrics take them; bounded, in case nothing does
+
+_CONTRACT_KEY = f'"{REQUEST_PARAMETER}"'
 
 _log = logging.getLogger("graphkiln.triton")
 
+Feeds = dict[str, AnyArray]  # arrays by input name
 Outputs = dict[str, AnyArray]
 Result = Outputs | GraphkilnError  # the requested outputs of a request in the signature's order, or why there are none
 
 
 class InferenceRequest(Protocol):
-    """What is used of a `pb_utils.InferenceRequest`."""
+    """The part of `pb_utils.InferenceRequest` that is used."""
 
     def inputs(self) -> Sequence[InputTensor]:
-        """Its tensors."""
+        """Input tensors."""
         ...
 
     def requested_output_names(self) -> Collection[str]:
-        """The outputs to compute."""
+        """Names of the outputs to compute."""
         ...
 
     def parameters(self) -> str:
-        """Its parameters, as JSON."""
+        """Parameters, as JSON."""
         ...
 
     def is_cancelled(self) -> bool:
-        """Whether the client has given up on it."""
+        """Whether the client has cancelled it."""
         ...
 
     def request_id(self) -> str:
-        """What its client calls it; empty where it has no name."""
+        """The client's id of the request; may be empty."""
         ...
 
 
@@ -167,19 +77,19 @@ class OutOfMemory(GraphkilnError):
 
 
 class Executor:
-    """Executes requests on a session. Not thread-safe; does not own the session.
+    """Execute requests on a session. Not thread-safe; does not own the session.
 
     Args:
-        session: What computes.
+        session: Proven session of the version.
         batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
         input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
             the graph's is guarded (`repository.batch_guard`).
-        contract: Digest of the version's contract, where clients know it; requests made for another are refused.
+        contract: Digest of the version's contract; requests made for another are refused. Empty: not checked.
         separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
 
     Attributes:
-        batch_sizes: Rows of each run, the latest last; whoever reads it takes them out.
-        engine_failed: Set when the engine failed on a request; whoever looks into it clears it.
+        batch_sizes: Rows of each run, the latest last; the reader removes what it has read.
+        engine_failed: Set when the engine failed on a request; cleared by the replayer.
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
 
@@ -210,19 +120,19 @@ class Executor:
         self._concatenator = Concatenator()
         self._valid_shapes: set[tuple[object, ...]] = set()
         self._run_s = 0.0
-        self._told_failed_batch = False
+        self._warned_of_failed_batch = False
         self._contract = contract
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Executes a single request."""
+        """Execute a single request."""
         try:
             feeds = self._read(request)
             return self._run(feeds, self._requested_outputs(request))
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+        except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
             return self._as_result(error, request)
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Executes requests, those of like shapes as one batch.
+        """Execute requests, those of equal shapes as one batch.
 
         Returns:
             One result per request, in order.
@@ -232,7 +142,7 @@ class Executor:
         for index, request in enumerate(requests):
             try:
                 feeds[index] = self._read(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+            except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
                 results[index] = self._as_result(error, request)
         for group in self._groups(feeds):
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
@@ -240,7 +150,7 @@ class Executor:
         return [results[index] for index in range(len(requests))]
 
     def _read(self, request: InferenceRequest) -> Feeds:
-        """A request's tensors by name, as views of Triton's shared memory, validated."""
+        """Read and validate the tensors of a request."""
         if self._contract or self._run_s > CANCELLATION_CHECK_S:
             self._refuse_outdated(request)
         feeds: dict[str, AnyArray] = {}
@@ -264,14 +174,14 @@ class Executor:
         return feeds
 
     def _refuse_outdated(self, request: InferenceRequest) -> None:
-        """Refuses a request that nobody waits for any more, or that was made for another version."""
+        """Refuse a request that was cancelled, or made for another contract."""
         if self._run_s > CANCELLATION_CHECK_S and request.is_cancelled():
             raise Cancelled("the client cancelled the request before it was computed")
         if self._contract:
             check_contract(request.parameters(), self._contract)
 
     def _requested_outputs(self, request: InferenceRequest) -> tuple[str, ...]:
-        """The outputs that a request asks for, in the signature's order."""
+        """Requested outputs of a request, in the signature's order."""
         requested = request.requested_output_names()
         return tuple([name for name in self._output_names if name in requested])
 
@@ -283,19 +193,19 @@ class Executor:
         return [[indices[position] for position in group] for group in group_by_shape(list(feeds.values()))]
 
     def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
-        """Runs requests of like shapes at once; when that fails, each on its own."""
+        """Run requests of equal shapes at once; when that fails, each alone."""
         requested = [self._requested_outputs(request) for request in requests]
         try:
             return [*self._run_together(feeds, requested)]
-        except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
+        except Exception as error:  # noqa: BLE001 - the request at fault fails again, alone
             if len(requests) == 1:
                 return [self._as_result(error, requests[0])]
             results = [self.execute(request) for request in requests]
-            self._tell_failed_batch(error, results)
+            self._warn_of_failed_batch(error, results)
             return results
 
     def _run_together(self, feeds: Sequence[Feeds], requested: Sequence[tuple[str, ...]]) -> list[Outputs]:
-        """The requested outputs of each request, computed in one run."""
+        """Compute the requested outputs of each request in one run."""
         if len(feeds) == 1:
             return [self._run(feeds[0], requested[0])]
         outputs = self._run(self._concatenator.concatenate(feeds), self._union(requested))
@@ -303,20 +213,20 @@ class Executor:
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
 
     def _union(self, requested: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
-        """The outputs that any of some requests asks for, in the signature's order."""
+        """Outputs that at least one request asks for, in the signature's order."""
         return tuple([name for name in self._output_names if any(name in names for names in requested)])
 
-    def _tell_failed_batch(self, error: Exception, results: list[Result]) -> None:
-        """Says once where no request was at fault: a graph that cannot batch is slow, and nobody would know."""
-        if self._told_failed_batch or any(isinstance(result, GraphkilnError) for result in results):
+    def _warn_of_failed_batch(self, error: Exception, results: list[Result]) -> None:
+        """Warn once where no request was at fault: a graph that cannot batch would be slow without a trace."""
+        if self._warned_of_failed_batch or any(isinstance(result, GraphkilnError) for result in results):
             return
-        self._told_failed_batch = True
+        self._warned_of_failed_batch = True
         _log.warning("a batch of %d requests failed, each of them alone did not: %s", len(results), error)
 
     def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
         if self._counting:
             self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
-        # What came from Triton lies at odd addresses and cannot be written: no runtime need cope with that.
+        # Not every runtime copes with memory that is unaligned or read-only, as bf16 tensors of Triton are.
         for name, array in feeds.items():
             if not array.flags.carray:
                 feeds[name] = array.copy()
@@ -328,7 +238,7 @@ class Executor:
             self._run_s = self.last_run_at - begun
 
     def _as_result(self, error: Exception, request: InferenceRequest) -> GraphkilnError:
-        """An error as the result of its request; what nobody foresaw is logged with its traceback."""
+        """Turn an error into the result of its request; an unexpected one is logged with its traceback."""
         if isinstance(error, MemoryError):
             return OutOfMemory(f"there is not enough memory for this request: {error}")
         if not isinstance(error, GraphkilnError):
@@ -340,8 +250,90 @@ class Executor:
         return error
 
 
+def check_contract(parameters: str, digest: str) -> None:
+    """Refuse a request that names another contract than the version's; one that names none passes.
+
+    Args:
+        parameters: The request's parameters as Triton hands them over: a JSON object, or an empty string.
+        digest: Digest of the version's contract.
+
+    Raises:
+        ContractChanged: They differ.
+    """
+    if _CONTRACT_KEY not in parameters:  # most requests: parsing JSON would cost more than the rest
+        return
+    named = json.loads(parameters).get(REQUEST_PARAMETER, digest)
+    if named != digest:
+        raise ContractChanged
+
+
+def batch_size(feeds: Feeds) -> int:
+    """Rows of a batch: the first dimension of its first tensor."""
+    return len(next(iter(feeds.values())))
+
+
+def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
+    """Group requests that can share one run: equal names and equal shapes but for the first dimension.
+
+    Returns:
+        Indices into `requests`; groups in the order of their first request, requests in order within a group.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, feeds in enumerate(requests):
+        key = tuple((name, array.shape[1:]) for name, array in feeds.items())
+        groups.setdefault(key, []).append(index)
+    return list(groups.values())
+
+
+def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray]]:
+    """Split the outputs of a batch into those of each request, as views.
+
+    Args:
+        outputs: `[sum(sizes), ...]` arrays by name.
+        sizes: Rows of each request.
+
+    Raises:
+        ExecutionError: The first dimension of an output is not the batch.
+    """
+    ends = np.cumsum(sizes)
+    for name, array in outputs.items():
+        if array.shape[:1] != (ends[-1],):
+            raise ExecutionError(
+                f"output '{name}' has the shape {list(array.shape)} for a batch of {ends[-1]} rows",
+                hint="the graph mixes its rows: serve it with max_batch_size: 0",
+            )
+    return [
+        {name: array[end - size : end] for name, array in outputs.items()}
+        for end, size in zip(ends, sizes, strict=True)
+    ]
+
+
+class Concatenator:
+    """Concatenate the tensors of requests along the batch, in buffers that are kept between batches.
+
+    A result is a view of a buffer, valid until the next call. Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, AnyArray] = {}
+
+    def concatenate(self, requests: Sequence[Feeds]) -> Feeds:
+        """Concatenate along the first dimension; a single request is passed through without a copy."""
+        if len(requests) == 1:
+            return requests[0]
+        return {name: self._concatenate(name, [feeds[name] for feeds in requests]) for name in requests[0]}
+
+    def _concatenate(self, name: str, arrays: list[AnyArray]) -> AnyArray:
+        rows = sum(len(array) for array in arrays)
+        buffer = self._buffers.get(name)
+        first = arrays[0]
+        if buffer is None or len(buffer) < rows or buffer.shape[1:] != first.shape[1:] or buffer.dtype != first.dtype:
+            buffer = self._buffers[name] = np.empty((rows, *first.shape[1:]), first.dtype)
+        return np.concatenate(arrays, out=buffer[:rows])
+
+
 def _without_batch(array: AnyArray) -> AnyArray:
-    """Refuses a request of 0 rows, from which Triton took the batch dimension.
+    """Refuse a request of 0 rows, from which Triton has removed the batch dimension.
 
     Raises:
         SignatureError: Always.
@@ -350,7 +342,7 @@ def _without_batch(array: AnyArray) -> AnyArray:
 
 
 def _check_rows(feeds: Feeds) -> None:
-    """Raises a `SignatureError` where inputs differ in their rows: a batch of several requests would mix these up."""
+    """Raise a `SignatureError` where inputs differ in rows: a batch of several requests would mix them up."""
     rows = {name: len(array) for name, array in feeds.items() if array.ndim}
     if len(set(rows.values())) > 1:
         raise SignatureError("wrong batch size", expected="equal rows of every input", got=str(rows))
@@ -363,11 +355,7 @@ class InstanceFault(GraphkilnError):
 
 
 class Refusal:
-    """Refuses requests; see `Executor`.
-
-    Args:
-        reason: What differed.
-    """
+    """Executor that refuses every request with the reason why this instance computes wrongly."""
 
     def __init__(self, reason: str) -> None:
         self._error = InstanceFault(
@@ -375,9 +363,9 @@ class Refusal:
         )
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Refuses a single request."""
+        """Refuse a single request."""
         return self.execute_batch([request])[0]
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Refuses requests."""
+        """Refuse requests."""
         return [self._error for _ in requests]

@@ -1,4 +1,4 @@
-"""The loggers `graphkiln.*` of an instance, forwarded to Triton's own log under the model's name."""
+"""Forward the loggers `graphkiln.*` of an instance to Triton's own log, under the model's name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ import logging
 
 import triton_python_backend_utils as pb_utils
 
-from graphkiln_backend.triton.failures import request_prefix
+from graphkiln_backend.graph.text import request_prefix
 
 _FORMATTER = logging.Formatter()
 
 
+def log_to_triton(model: str) -> None:
+    """Send what graphkiln's packages log to Triton's log; the process of an instance has one model."""
+    logger = logging.getLogger("graphkiln")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_TritonHandler(model)]
+
+
 class _TritonHandler(logging.Handler):
-    """Hands records to Triton, each with the model and the request before it, and its traceback if it has one."""
+    """Write each record after its model and request, followed by its traceback if it has one."""
 
     def __init__(self, model: str) -> None:
         super().__init__(logging.INFO)
@@ -24,10 +31,3 @@ class _TritonHandler(logging.Handler):
             line += "\n" + _FORMATTER.formatException(record.exc_info)
         log = pb_utils.Logger.log_warn if record.levelno >= logging.WARNING else pb_utils.Logger.log_info
         log(line)
-
-
-def log_to_triton(model: str) -> None:
-    """Sends what graphkiln's packages log to Triton's log; an instance is a process of its own, with one model."""
-    logger = logging.getLogger("graphkiln")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [_TritonHandler(model)]

@@ -1,38 +1,97 @@
-"""What the executor computed, as Triton's responses."""
+"""Turn results into Triton's responses; count requests that failed, and log why."""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.text import bounded
+from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
 from graphkiln_backend.triton.executor import Result
-from graphkiln_backend.triton.failures import FailureLog, Identified
 from graphkiln_backend.triton.tensors import to_dlpack
 
 _BF16 = DType.BF16.numpy
+_MOST_A_SECOND = 50  # a client that sends nonsense as fast as it can must not fill the disk
+
+_log = logging.getLogger("graphkiln.triton")
+
+
+class Identified(Protocol):
+    """The part of `pb_utils.InferenceRequest` that a log line needs."""
+
+    def request_id(self) -> str:
+        """The client's id of the request; may be empty."""
+        ...
+
+
+class FailureLog:
+    """Count requests that failed, and log at most `_MOST_A_SECOND` a second.
+
+    Lines are written only where programs read the log (`serve --log-format json`): a terminal would drown in clients'
+    mistakes. The number of those left out is logged once the second is over.
+
+    Args:
+        clock: Seconds.
+
+    Attributes:
+        counts: Failures so far, by Triton's code.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._is_on = os.environ.get(LOG_FORMAT_VARIABLE) == "json"
+        self._second = 0.0
+        self._logged = 0
+
+    def record(self, request: Identified | None, error: GraphkilnError) -> None:
+        """Count a request that failed, and log why.
+
+        Args:
+            request: The request, where it is known.
+            error: The cause.
+        """
+        self.counts[error.triton_code] += 1
+        if not self._is_on:
+            return
+        now = self._clock()
+        if now - self._second >= 1:
+            if self._logged > _MOST_A_SECOND:
+                _log.warning("%d more requests failed, which are not listed", self._logged - _MOST_A_SECOND)
+            self._second, self._logged = now, 0
+        self._logged += 1
+        if self._logged <= _MOST_A_SECOND:
+            name = request.request_id() if request else ""
+            _log.warning("request failed: %s: %s", error.triton_code, error, extra={"request_id": name})
+
+
 FAILURES = FailureLog()  # of this process, which is one instance
 
 
 def to_response(result: Result, request: Identified | None = None) -> Any:
-    """A `pb_utils.InferenceResponse` with a request's outputs, or with its error, which is logged.
+    """Build the `pb_utils.InferenceResponse` of a request from its outputs, or from its error, which is logged.
 
     Args:
-        result: What came of it.
-        request: Whose id the log names.
+        result: Outputs or error.
+        request: The request, whose id is logged.
     """
     if isinstance(result, GraphkilnError):
-        FAILURES.tell(request, result)
+        FAILURES.record(request, result)
         code = getattr(pb_utils.TritonError, result.triton_code)
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(bounded(str(result)), code))
     return pb_utils.InferenceResponse([to_tensor(name, array) for name, array in result.items()])
 
 
 def to_tensor(name: str, array: AnyArray) -> Any:
-    """A `pb_utils.Tensor` of an array. Triton has no scalars: shape [] is sent as [1]."""
+    """Build a `pb_utils.Tensor`. Triton has no scalars: shape [] becomes [1]."""
     if not array.ndim:
         array = array.reshape(1)
     if array.dtype != _BF16:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphkiln_backend.graph.text import request_prefix
 from graphkiln_backend.server.log import LogRecord, of_event, of_line
-from graphkiln_backend.triton.failures import request_prefix
 
 SHORT = "W1123 08:46:10.123456 4711 model.py:29] "
 ISO = "2026-11-23T08:46:10Z E 4711 server.cc:604] "

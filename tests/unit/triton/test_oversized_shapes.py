@@ -12,17 +12,17 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec
-from graphkiln_backend.triton.numpy_functions import NEW_FROM_DESCR, table
-from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
+from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays, protect_texts
 
 MakeArray = Callable[..., np.ndarray]
 FLOAT = np.dtype(np.float32)
+NEW_FROM_DESCR = 94
 take_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.pythonapi))
 
 
 def look_up() -> int:
     """What an extension finds when it makes its first array."""
-    address: int = table()[NEW_FROM_DESCR]
+    address: int = numpy_functions()[NEW_FROM_DESCR]
     return address
 
 

@@ -20,9 +20,9 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import REPLAY
-from graphkiln_backend.triton import model as module
+from graphkiln_backend.triton import replayer as module
 from graphkiln_backend.triton.executor import Executor
-from graphkiln_backend.triton.model import Replayer
+from graphkiln_backend.triton.replayer import Replayer
 
 INPUTS = np.arange(1, 13, dtype=np.float32).reshape(3, 4)
 GOLDEN = GoldenSamples(inputs={"x": INPUTS}, source_outputs={}, graph_outputs={"y": INPUTS * 2})
