@@ -1,8 +1,12 @@
-"""The model class of a model that takes encoded images for another one: a thin layer between Triton and an executor.
+"""Model class of `NAME.images`: takes encoded images and has the tensor model compute them.
 
-Runs inside Triton's Python stub. It holds no graph: what it decodes is sent to the tensor model inside the server
-(Triton's business logic scripting), to the version of its own number, with the contract that the images were prepared
-for. So a version is never given what another one's preprocessing made.
+Runs inside Triton's Python stub and holds no graph. The images of all requests that Triton hands over are decoded at
+once; those that become samples of one shape are sent together to the tensor model inside the server (business logic
+scripting), in a request for each of its instances, and a fault of an image is an error of its own request. While the
+tensor model computes, another instance decodes the next images: the two stages overlap.
+
+Samples go to the version of the same number, with the contract that they were prepared for: a version never computes
+what another one's preprocessing made.
 
 Source: Triton Python backend, "Business Logic Scripting".
 """
@@ -49,178 +53,12 @@ from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
 
-# Requests with encoded images in, results of the tensor model out: decode, ask, split; without Triton.
-#
-# The images of all requests that Triton hands over are decoded at once, those that become samples of one shape are
-# asked for together, in a request for each instance that can compute, and whatever is wrong with an image is an error
-# of its own request. While the tensor model computes, another instance decodes what came next: the two stages
-# overlap, and neither waits for the other's processor.
+_NICENESS = 5  # where decoding and computing share cores, a session that has its samples goes first
+
+Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]  # computes outputs of samples, or raises a `GraphkilnError`
+_Samples: TypeAlias = dict[int, AnyArray]  # by the request's index
 
 _log = logging.getLogger("graphkiln.triton")
-
-# Has the tensor model compute some outputs of samples; raises a `GraphkilnError` where it does not.
-Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]
-
-
-_Samples: TypeAlias = dict[int, AnyArray]
-
-
-class ImageExecutor:
-    """Executes requests with encoded images. Not thread-safe; does not own the decoder.
-
-    Args:
-        decoder: Turns images into samples.
-        ask: Asks the tensor model.
-        outputs: The tensor model's outputs, in their order.
-        batching: Whether requests may be computed together.
-        stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
-        contract: Digest of the version's contract; requests made for another are refused.
-        asking: Sends the parts of what waits together at the same time; without it they are sent at once.
-        parts: How many there are: instances of the tensor model that compute at the same time.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        ask: Ask,
-        *,
-        outputs: Sequence[str],
-        batching: bool,
-        stacked: bool = True,
-        contract: str = "",
-        asking: Executor | None = None,
-        parts: int = 1,
-    ) -> None:
-        self._decoder = decoder
-        self._ask = ask
-        self._outputs = tuple(outputs)
-        self._batching = batching
-        self._stacked = stacked
-        self._contract = contract
-        self._asking = asking
-        self._parts = parts
-
-    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Executes requests.
-
-        Returns:
-            One result per request, in order.
-        """
-        results: dict[int, Result] = {}
-        images: dict[int, list[bytes]] = {}
-        for index, request in enumerate(requests):
-            try:
-                images[index] = self._read(request)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-                results[index] = _as_result(error)
-        begun = time.monotonic()
-        samples = self._decode(images, results)
-        if time.monotonic() - begun > CANCELLATION_CHECK_S:
-            _drop_cancelled(requests, samples, results)
-        names = {index: self._requested(requests[index]) for index in samples}
-        for group in self._groups(samples):
-            results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
-        return [results[index] for index in range(len(requests))]
-
-    def _read(self, request: InferenceRequest) -> list[bytes]:
-        """The encoded images of a request."""
-        if self._contract:
-            check_contract(request.parameters(), self._contract)
-        for tensor in request.inputs():
-            if tensor.name() == INPUT:
-                return [bytes(element) for element in tensor.as_numpy().reshape(-1)]
-        raise InvalidInput(f"the request has no input '{INPUT}'")
-
-    def _requested(self, request: InferenceRequest) -> tuple[str, ...]:
-        requested = request.requested_output_names()
-        return tuple(name for name in self._outputs if name in requested)
-
-    def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
-        """The samples by request; the errors of the others are among the results."""
-        found: dict[int, AnyArray] = {}
-        try:
-            decoded = self._decoder.decode([*images.values()])
-        except Exception as error:  # noqa: BLE001 - no image is known to be at fault: each request says so
-            results.update(dict.fromkeys(images, _as_result(error)))
-            return found
-        for index, samples in zip(images, decoded, strict=True):
-            if isinstance(samples, InvalidInput):
-                results[index] = samples
-            elif not self._stacked and len(samples) > 1:
-                results[index] = InvalidInput(f"the model takes one image, the request has {len(samples)}")
-            else:
-                found[index] = samples
-        return found
-
-    def _groups(self, samples: Mapping[int, AnyArray]) -> list[list[int]]:
-        """Indices of the requests that are computed together: their samples have one shape."""
-        if not self._batching:
-            return [[index] for index in samples]
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for index, array in samples.items():
-            groups.setdefault(array.shape[1:], []).append(index)
-        return [*groups.values()]
-
-    def _ask_in_parts(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
-        """Asks for samples of one shape, in as many requests as are computed at the same time."""
-        parts = _parts_of(samples, self._parts)
-        if self._asking is None or len(parts) == 1:
-            return self._ask_together(samples, names)
-        others = [self._asking.submit(self._ask_together, part, names) for part in parts[1:]]
-        results = self._ask_together(parts[0], names)
-        for part in others:
-            results.update(part.result())
-        return results
-
-    def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
-        """Asks for samples of one shape at once; when that fails, for each request on its own."""
-        union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
-        try:
-            if len(samples) == 1:
-                ((index, array),) = samples.items()
-                return {index: self._ask(array if self._stacked else array[0], union)}
-            outputs = self._ask(np.concatenate([*samples.values()]), union)
-            parts = split_batch(outputs, [len(array) for array in samples.values()])
-            return {
-                index: {name: part[name] for name in names[index]} for index, part in zip(samples, parts, strict=True)
-            }
-        except Exception as error:  # noqa: BLE001 - whatever it is: the request at fault gets it once more, alone
-            if len(samples) == 1:
-                return dict.fromkeys(samples, _as_result(error))
-        return {
-            index: result
-            for each, array in samples.items()
-            for index, result in self._ask_together({each: array}, names).items()
-        }
-
-
-def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:
-    """Has nobody compute what nobody waits for any more; asked where decoding took longer than asking does."""
-    for index in [index for index in samples if requests[index].is_cancelled()]:
-        results[index] = Cancelled("the client cancelled the request before it was computed")
-        del samples[index]
-
-
-def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:
-    """Requests in their order, in parts of about as many images; of few requests fewer parts."""
-    parts: list[dict[int, AnyArray]] = [{} for _ in range(count)]
-    total, begun = sum(map(len, samples.values())), 0
-    for index, array in samples.items():
-        parts[begun * count // total][index] = array
-        begun += len(array)
-    return [part for part in parts if part]
-
-
-def _as_result(error: Exception) -> GraphkilnError:
-    if isinstance(error, GraphkilnError):
-        return error
-    if isinstance(error, MemoryError):
-        return OutOfMemory(f"there is not enough memory for this request: {error}")
-    _log.error("a request with images failed unexpectedly", exc_info=error)
-    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
-
-
-_NICENESS = 5  # where decoding and computing share cores, a session that has its samples goes first
 
 
 class TritonPythonModel:
@@ -230,10 +68,10 @@ class TritonPythonModel:
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Reads how images become samples.
+        """Read how images become samples.
 
         Raises:
-            TritonModelException: What is published cannot be read.
+            TritonModelException: The published contract cannot be read.
         """
         lift_memory_limit()
         note_sent(args["model_repository"])
@@ -268,7 +106,7 @@ class TritonPythonModel:
         gc.freeze()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Computes a response for every request; an error in one is in that one's response only.
+        """Compute a response for every request; an error in one request is in its response only.
 
         Args:
             requests: `pb_utils.InferenceRequest`s.
@@ -279,27 +117,182 @@ class TritonPythonModel:
         return list(map(to_response, self._executor.execute_batch(requests), requests))
 
     def finalize(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._metrics.close()
         self._decoder.close()
         self._asking.shutdown()
 
 
-class TensorModel:
-    """The version of the model that computes.
+class ImageExecutor:
+    """Execute requests with encoded images. Not thread-safe; does not own the decoder.
 
     Args:
-        config: Of the model that takes images.
-        version: Its version, and that of the model that computes.
+        decoder: Turns images into samples.
+        ask: Has the tensor model compute.
+        outputs: The tensor model's outputs, in order.
+        batching: Whether requests may be computed together.
+        stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
+        contract: Digest of the version's contract; requests made for another are refused. Empty: not checked.
+        asking: Threads that send the parts of a batch at the same time; without them it is sent as a whole.
+        parts: Instances of the tensor model that compute at the same time.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        ask: Ask,
+        *,
+        outputs: Sequence[str],
+        batching: bool,
+        stacked: bool = True,
+        contract: str = "",
+        asking: Executor | None = None,
+        parts: int = 1,
+    ) -> None:
+        self._decoder = decoder
+        self._ask = ask
+        self._outputs = tuple(outputs)
+        self._batching = batching
+        self._stacked = stacked
+        self._contract = contract
+        self._asking = asking
+        self._parts = parts
+
+    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
+        """Execute requests.
+
+        Returns:
+            One result per request, in order.
+        """
+        results: dict[int, Result] = {}
+        images: dict[int, list[bytes]] = {}
+        for index, request in enumerate(requests):
+            try:
+                images[index] = self._read(request)
+            except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
+                results[index] = _as_result(error)
+        begun = time.monotonic()
+        samples = self._decode(images, results)
+        if time.monotonic() - begun > CANCELLATION_CHECK_S:
+            _drop_cancelled(requests, samples, results)
+        names = {index: self._requested(requests[index]) for index in samples}
+        for group in self._groups(samples):
+            results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
+        return [results[index] for index in range(len(requests))]
+
+    def _read(self, request: InferenceRequest) -> list[bytes]:
+        """Read the encoded images of a request."""
+        if self._contract:
+            check_contract(request.parameters(), self._contract)
+        for tensor in request.inputs():
+            if tensor.name() == INPUT:
+                return [bytes(element) for element in tensor.as_numpy().reshape(-1)]
+        raise InvalidInput(f"the request has no input '{INPUT}'")
+
+    def _requested(self, request: InferenceRequest) -> tuple[str, ...]:
+        requested = request.requested_output_names()
+        return tuple(name for name in self._outputs if name in requested)
+
+    def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
+        """Decode to samples by request; errors become results."""
+        found: dict[int, AnyArray] = {}
+        try:
+            decoded = self._decoder.decode([*images.values()])
+        except Exception as error:  # noqa: BLE001 - no single image is at fault
+            results.update(dict.fromkeys(images, _as_result(error)))
+            return found
+        for index, samples in zip(images, decoded, strict=True):
+            if isinstance(samples, InvalidInput):
+                results[index] = samples
+            elif not self._stacked and len(samples) > 1:
+                results[index] = InvalidInput(f"the model takes one image, the request has {len(samples)}")
+            else:
+                found[index] = samples
+        return found
+
+    def _groups(self, samples: Mapping[int, AnyArray]) -> list[list[int]]:
+        """Indices of the requests that are computed together: their samples have one shape."""
+        if not self._batching:
+            return [[index] for index in samples]
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for index, array in samples.items():
+            groups.setdefault(array.shape[1:], []).append(index)
+        return [*groups.values()]
+
+    def _ask_in_parts(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Compute samples of one shape, in as many requests as there are instances."""
+        parts = _parts_of(samples, self._parts)
+        if self._asking is None or len(parts) == 1:
+            return self._ask_together(samples, names)
+        others = [self._asking.submit(self._ask_together, part, names) for part in parts[1:]]
+        results = self._ask_together(parts[0], names)
+        for part in others:
+            results.update(part.result())
+        return results
+
+    def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Compute samples of one shape at once; when that fails, those of each request alone."""
+        union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
+        try:
+            if len(samples) == 1:
+                ((index, array),) = samples.items()
+                return {index: self._ask(array if self._stacked else array[0], union)}
+            outputs = self._ask(np.concatenate([*samples.values()]), union)
+            parts = split_batch(outputs, [len(array) for array in samples.values()])
+            return {
+                index: {name: part[name] for name in names[index]} for index, part in zip(samples, parts, strict=True)
+            }
+        except Exception as error:  # noqa: BLE001 - the request at fault fails again, alone
+            if len(samples) == 1:
+                return dict.fromkeys(samples, _as_result(error))
+        return {
+            index: result
+            for each, array in samples.items()
+            for index, result in self._ask_together({each: array}, names).items()
+        }
+
+
+def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:
+    """Drop requests that were cancelled meanwhile."""
+    for index in [index for index in samples if requests[index].is_cancelled()]:
+        results[index] = Cancelled("the client cancelled the request before it was computed")
+        del samples[index]
+
+
+def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:
+    """Split requests in their order into parts of about equally many images; few requests give fewer parts."""
+    parts: list[dict[int, AnyArray]] = [{} for _ in range(count)]
+    total, begun = sum(map(len, samples.values())), 0
+    for index, array in samples.items():
+        parts[begun * count // total][index] = array
+        begun += len(array)
+    return [part for part in parts if part]
+
+
+def _as_result(error: Exception) -> GraphkilnError:
+    if isinstance(error, GraphkilnError):
+        return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"there is not enough memory for this request: {error}")
+    _log.error("a request with images failed unexpectedly", exc_info=error)
+    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
+
+
+class TensorModel:
+    """Version of the model that computes the samples.
+
+    Args:
+        config: Configuration of the model that takes images.
+        version: Number of both versions.
 
     Attributes:
-        contract: What the version says; None where nothing is published of it.
+        contract: Published contract of the version, or None.
         preprocess: How images become samples.
-        output_types: Type of each output, in their order.
+        output_types: Type of each output, in order.
 
     Raises:
-        ManifestError: What is published cannot be read.
-        InvalidInput: Nothing says how an image becomes a sample.
+        ManifestError: The published contract cannot be read.
+        InvalidInput: No preprocessing is published.
     """
 
     def __init__(self, config: ModelConfigProto, version: int) -> None:
@@ -310,14 +303,10 @@ class TensorModel:
         self.output_types = {output.name: DType.from_config(output.data_type) for output in config.output}
 
     def ask(self, samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
-        """Has the version compute.
-
-        Args:
-            samples: Its input.
-            outputs: Names of the outputs to compute.
+        """Have the version compute some outputs of samples.
 
         Raises:
-            GraphkilnError: It did not.
+            GraphkilnError: The request failed; the class follows Triton's code.
         """
         response = pb_utils.InferenceRequest(
             model_name=self._name,
@@ -338,12 +327,12 @@ def _contract(parameters: dict[str, str], version: int) -> Contract | None:
 
 def _spec(parameters: dict[str, str]) -> Preprocess:
     if PREPROCESS not in parameters:
-        raise InvalidInput("nothing says how an image becomes the input of this version")
+        raise InvalidInput("this version publishes no preprocessing, so an image cannot become its input")
     return Preprocess.from_json(parameters[PREPROCESS])
 
 
 def _read_error(error: Any) -> GraphkilnError:
-    """An error of the tensor model, as the same one of this model."""
+    """Translate an error of the tensor model by its code."""
     codes = pb_utils.TritonError
     kinds: dict[Any, type[GraphkilnError]] = {
         codes.INVALID_ARG: InvalidInput,

@@ -1,4 +1,4 @@
-"""graphkiln's own metrics: what they are called and what they say. `docs/metrics.md` is written from here."""
+"""Names and help texts of graphkiln's own metrics; `docs/metrics.md` is generated from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class PublishedMetric:
     """A metric of the metrics port.
 
     Attributes:
-        name: In Prometheus; of a histogram, without what follows its name.
+        name: Prometheus name; a histogram's without suffix.
         kind: `gauge`, `counter` or `histogram`, and its unit or value.
-        says: What it tells.
-        labels: Beside `model` and `version`.
+        says: Help text.
+        labels: Labels beside `model` and `version`.
         of_server: Whether it has neither `model` nor `version`.
     """
 
@@ -26,7 +26,7 @@ class PublishedMetric:
     of_server: bool = False
 
 
-# Published by each instance; the last one by one of all instances.
+# Each instance publishes these; of all instances one publishes the last.
 METRICS = (
     PublishedMetric(
         "graphkiln_instance_info", "gauge, 1", "what each instance serves with",
@@ -74,9 +74,5 @@ _SAYS = {metric.name: metric.says for metric in METRICS}
 
 
 def describe(name: str) -> str:
-    """What a metric says, for its line of help.
-
-    Raises:
-        KeyError: It is not in the catalog.
-    """
+    """Help text of a metric."""
     return _SAYS[name]

@@ -19,19 +19,19 @@ from graphkiln_backend.triton.restarts import RestartCounts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
-# Those of the tree of errors. Each is there from the start, with 0: rates need a beginning.
+# Codes of the error classes. Each counter exists from the start with 0: a rate needs a first value.
 _CODES = ("CANCELLED", "INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE")
 
 
 class InstanceMetrics(Closeable):
-    """The metrics of one instance, those of `metric_catalog`; Triton drops them when it ends.
+    """Metrics of one instance, as listed in `metric_catalog`; Triton drops them when it ends.
 
     Args:
         instance: Triton's name of the instance.
-        status: What it serves with.
-        shared_memory_bytes: Size of its region.
-        batch_sizes: Rows of each run, appended to by the instance; emptied here, once a second.
-        failed: Code of Triton -> requests that were answered with an error so far; read here, once a second.
+        status: Its status.
+        shared_memory_bytes: Size of its region of shared memory.
+        batch_sizes: Rows of each run; the instance appends, this empties it once a second.
+        failed: Requests answered with an error so far, by Triton's code; read once a second.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class InstanceMetrics(Closeable):
         self._publisher = _Publisher(counts, _restart_counts())
 
     def count_replay(self, *, passed: bool) -> None:
-        """Counts a replay of the golden samples."""
+        """Count a replay of the golden samples."""
         self._replays.increment(1)
         if passed:
             self._last_pass.set(time.time())
@@ -78,19 +78,19 @@ class InstanceMetrics(Closeable):
             self._failures.increment(1)
 
     def close(self) -> None:
-        """Publishes what is counted and stops."""
+        """Publish the last counts and stop."""
         self._publisher.close()
 
 
 class ImageMetrics(Closeable):
-    """What an instance publishes that decodes images for another model: its work, and the requests that failed.
+    """Metrics of an instance of `NAME.images`: images decoded, and requests that failed.
 
     Args:
         instance: Triton's name of the instance.
-        model: Its model.
-        version: Of the model.
-        failed: Code of Triton -> requests that were answered with an error so far.
-        decode_seconds: The processor's time for each image, appended to by the instance; emptied here, once a second.
+        model: Model name.
+        version: Model version.
+        failed: Requests answered with an error so far, by Triton's code.
+        decode_seconds: Processor time of each image; the instance appends, this empties it once a second.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class ImageMetrics(Closeable):
         self._publisher = _Publisher(counts, None)
 
     def close(self) -> None:
-        """Publishes what is counted and stops."""
+        """Publish the last counts and stop."""
         self._publisher.close()
 
 
 class _Metrics:
-    """Triton's metrics, kept alive: Triton forgets a metric when Python does."""
+    """Create metrics and keep them: Triton drops a metric that Python frees."""
 
     def __init__(self) -> None:
         self._alive: list[Any] = []
@@ -127,7 +127,7 @@ class _Metrics:
 
 
 class _RestartCounter:
-    """`graphkiln_restarts_total` of one cause; Triton forgets it when Python does."""
+    """`graphkiln_restarts_total` of one cause; Triton drops it when Python frees it."""
 
     def __init__(self, cause: str) -> None:
         kind = pb_utils.MetricFamily.COUNTER
@@ -140,21 +140,21 @@ class _RestartCounter:
 
 
 def _restart_counts() -> RestartCounts | None:
-    """None when no supervisor started this server."""
+    """Counts of restarts; None where no supervisor started this server."""
     folder = instances_folder()
     return RestartCounts(folder, _RestartCounter) if folder else None
 
 
 class _Counts(Protocol):
-    """What an instance counts, until it is published."""
+    """A count that is published once a second."""
 
     def publish(self) -> None:
-        """Publishes what was counted since the last time."""
+        """Publish what was counted since the last time."""
         ...
 
 
 class _Failed:
-    """Requests that an instance answered with an error, by its code; `totals` only grow."""
+    """Requests that an instance answered with an error, by code; `totals` only grow."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], totals: Mapping[str, int]) -> None:
         name = "graphkiln_failed_requests_total"
@@ -171,7 +171,7 @@ class _Failed:
 
 
 class _Decoded:
-    """Images that an instance decoded, and how long that took its processors."""
+    """Images that an instance decoded, and the processor time."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], seconds: deque[float]) -> None:
         self._images = metrics.counter("graphkiln_decoded_images_total", labels)
@@ -187,10 +187,7 @@ class _Decoded:
 
 
 class _BatchSizeHistogram:
-    """A Prometheus histogram of batch sizes, published once a second.
-
-    Triton's own histogram costs a message to the server for every value: 31 us of every run.
-    """
+    """Prometheus histogram of batch sizes. Triton's own costs a message to the server for every value: 31 us a run."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], batch_sizes: deque[int]) -> None:
         name = "graphkiln_batch_size"
@@ -212,7 +209,7 @@ class _BatchSizeHistogram:
 
 
 class _Publisher(Closeable):
-    """Publishes once a second what was counted meanwhile, in a thread of its own."""
+    """Thread that publishes the counts once a second."""
 
     def __init__(self, counts: Sequence[_Counts], restarts: RestartCounts | None) -> None:
         self._counts = counts

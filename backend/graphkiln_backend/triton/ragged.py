@@ -1,7 +1,6 @@
-"""Batches of requests of different lengths: ragged inputs in one row, and inputs that say where each request begins.
+"""Ragged batches: requests of different lengths in one row, with inputs that hold where each request begins.
 
-What Triton's C++ backends compute for `allow_ragged_batch`, `batch_input` and `batch_output`, and its Python stub does
-not.
+Implements `allow_ragged_batch`, `batch_input` and `batch_output` as Triton's C++ backends do; its Python stub does not.
 
 Source: Triton backend utilities, `BackendInputCollector::ProcessBatchInput`, `BackendOutputResponder::ProcessTensor`
 and `ProcessBatchOutput`.
@@ -30,11 +29,11 @@ from graphkiln_backend.triton.executor import (
 
 
 class RaggedExecutor(Executor):
-    """Executes requests of different lengths as one batch; see `Executor`.
+    """Execute requests of different lengths as one batch; see `Executor`.
 
     Args:
-        session: What computes.
-        tensors: Those that are no rows.
+        session: Proven session of the version.
+        tensors: Tensors whose first dimension is not the batch.
         input_ranks: As for `Executor`.
         contract: As for `Executor`.
     """
@@ -45,18 +44,18 @@ class RaggedExecutor(Executor):
         rows = {name: rank for name, rank in input_ranks.items() if name not in tensors.ragged}
         super().__init__(session, batching=True, input_ranks=rows, contract=contract)
         self._tensors = tensors
-        self._counting = False  # of elements: rows are counted here
+        self._counting = False  # rows are counted in `_run_together`
         self._graph = session.signature
         self._signature = tensors.of_requests(session.signature)
         ragged = tensors.ragged.items()
         self._guarded += [(name, rank + 1) for name, rank in ragged if input_ranks.get(name) == rank + 1]
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Executes a single request: a batch of one."""
+        """Execute a single request: a batch of one."""
         return self.execute_batch([request])[0]
 
     def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
-        """Requests whose other inputs are of like shapes."""
+        """Group requests whose other inputs have equal shapes."""
         indices = list(feeds)
         ragged = self._tensors.ragged
         rows = [
@@ -74,11 +73,11 @@ class RaggedExecutor(Executor):
 
 
 def form_batch(requests: Sequence[Feeds], tensors: BatchTensors) -> dict[str, AnyArray]:
-    """The inputs of the graph for a batch.
+    """Join the inputs of requests into the inputs of the graph.
 
     Args:
-        requests: Inputs of each request, the batch first; their names are equal.
-        tensors: Those that are no rows.
+        requests: Inputs of each request, the batch first, with equal names.
+        tensors: Tensors whose first dimension is not the batch.
     """
     batch: dict[str, AnyArray] = {}
     for name in requests[0]:
@@ -93,12 +92,7 @@ def form_batch(requests: Sequence[Feeds], tensors: BatchTensors) -> dict[str, An
 
 
 def _describe(batch_input: BatchInput, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
-    """What a `batch_input` holds.
-
-    Args:
-        batch_input: Which one.
-        shapes: Of its source in each request, the batch first.
-    """
+    """Compute a `batch_input` from the shapes of its source in each request, the batch first."""
     dtype = batch_input.dtype.numpy
     counts = [math.prod(shape) for shape in shapes]
     match batch_input.kind:
@@ -116,15 +110,15 @@ def _describe(batch_input: BatchInput, shapes: Sequence[tuple[int, ...]]) -> Any
 
 
 def share_out(outputs: Feeds, requests: Sequence[Feeds], tensors: BatchTensors) -> list[Outputs]:
-    """The outputs of each request.
+    """Split the outputs of a batch into those of each request.
 
     Args:
-        outputs: Of the batch, by name.
+        outputs: Outputs of the batch by name.
         requests: Inputs of each request.
-        tensors: Those that are no rows.
+        tensors: Tensors whose first dimension is not the batch.
 
     Raises:
-        ExecutionError: An output has not as many elements as the requests together.
+        ExecutionError: An output has another number of elements than the requests together.
     """
     parts: list[Outputs] = [{} for _ in requests]
     for name, array in outputs.items():
@@ -147,14 +141,14 @@ def _scatter(name: str, array: AnyArray, output: BatchOutput, requests: Sequence
 
 
 def _fill(shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape with the sizes of the source where its own are -1."""
+    """Replace each -1 of a shape by the size of the source."""
     if len(shape) > len(source):
         raise ExecutionError(f"a batch_output of shape {list(shape)} has more dimensions than its input {list(source)}")
     return tuple(source[axis] if size == -1 else size for axis, size in enumerate(shape))
 
 
 def _split_rows(name: str, array: AnyArray, sizes: Sequence[int]) -> list[AnyArray]:
-    """Rows of each request. More rows than the batch has are dropped, as Triton's C++ backends do."""
+    """Split by rows. More rows than the batch has are dropped, as in Triton's C++ backends."""
     ends = np.cumsum(sizes)
     if not array.ndim or len(array) < ends[-1]:
         raise _mixed(name, array, f"a batch of {ends[-1]} rows")

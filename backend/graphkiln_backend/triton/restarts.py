@@ -1,8 +1,7 @@
-"""How often the supervisor restarted the server, and why, as a metric that exactly one instance publishes.
+"""Restarts of the server by cause, as a metric that exactly one instance publishes.
 
-The supervisor itself has no metrics port, and the counts of a server that died went with it: it writes them into a file
-at each start. Of all instances the one that has locked the folder of that file publishes them; when it ends, another
-one does.
+The supervisor has no metrics port: it writes the counts into a file at each start. The instance that holds the lock of
+that file's folder publishes them; when it ends, another instance takes over.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ RESTARTS_FILE = "restarts.json"  # cause -> restarts since the supervisor began,
 
 
 class Counter(Protocol):
-    """What is used of a `pb_utils.Metric`."""
+    """The part of `pb_utils.Metric` that is used."""
 
     def increment(self, value: float, /) -> None:
-        """Adds to it."""
+        """Add to the counter."""
         ...
 
 
 class RestartCounts(Closeable):
-    """Publishes the counts while this instance is the one to do it.
+    """Publish the counts while this instance holds the lock.
 
     Args:
-        folder: Of status files.
-        create: Makes the counter of a cause; it lives as long as it is referenced.
+        folder: Folder of the status files.
+        create: Creates the counter of a cause, which exists as long as it is referenced.
     """
 
     def __init__(self, folder: Path, create: Callable[[str], Counter]) -> None:
@@ -45,7 +44,7 @@ class RestartCounts(Closeable):
         self._published: dict[str, int] = {}
 
     def publish(self) -> None:
-        """Publishes what is new, if no other instance does."""
+        """Publish new restarts, if no other instance does."""
         if not self._owns():
             return
         for cause, count in read_restarts(self._folder).items():
@@ -57,7 +56,7 @@ class RestartCounts(Closeable):
                 self._published[cause] = count
 
     def close(self) -> None:
-        """Withdraws the metric and leaves it to another instance."""
+        """Withdraw the metric and leave it to another instance."""
         self._counters.clear()  # before the lock is given up: two owners would be counted together
         if self._lock is not None:
             os.close(self._lock)
@@ -71,7 +70,7 @@ class RestartCounts(Closeable):
 
 
 def _lock_folder(folder: Path) -> int:
-    """Locks a folder until the returned descriptor is closed, also by the end of the process.
+    """Lock a folder until the returned descriptor is closed, also by the end of the process.
 
     Raises:
         OSError: It is locked, or gone.
@@ -86,11 +85,7 @@ def _lock_folder(folder: Path) -> int:
 
 
 def write_restarts(folder: Path, counts: Mapping[str, int]) -> None:
-    """Tells the instances how often the server was restarted.
-
-    Args:
-        folder: Of status files.
-        counts: By cause, since the supervisor began.
+    """Write the restarts by cause for the instances to publish.
 
     Raises:
         OSError: It cannot be written.
@@ -99,11 +94,7 @@ def write_restarts(folder: Path, counts: Mapping[str, int]) -> None:
 
 
 def read_restarts(folder: Path) -> dict[str, int]:
-    """Restarts by cause; none where nothing was written yet.
-
-    Args:
-        folder: Of status files.
-    """
+    """Read the restarts by cause; empty where nothing was written yet."""
     try:
         counts: dict[str, int] = json.loads((folder / RESTARTS_FILE).read_bytes())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Requests of sequences: each is given the states that the one before it left.
+"""Sequences: each request gets the states that the request before it computed.
 
-Triton's sequence batcher routes all requests of a sequence to one instance, one at a time and in order, and provides
-the control inputs. States it only gives at their initial values, because its Python stub hands none back: they are kept
-here, by correlation id. A request whose states are gone is refused; it is never computed from initial ones.
+Triton's sequence batcher routes the requests of a sequence to one instance, one at a time and in order, and provides
+the control inputs. It provides states with their initial values only, because its Python stub hands none back: they are
+kept here by correlation id. A request whose states are gone is refused, never computed from initial states.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from graphkiln_backend.triton.executor import InferenceRequest, Result
 from graphkiln_backend.triton.tensors import ArrayTensor, InputTensor, to_array
 
 _START, _END = 1, 2  # source: `tritonserver.h`, `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`
-# Triton's idle time begins when a request arrives, ours when it was computed: it may wait between the two.
-_QUEUE_S = 60.0
+_QUEUE_S = 60.0  # Triton's idle time begins when a request arrives, ours when it was computed
 
 _log = logging.getLogger("graphkiln.triton")
 
@@ -33,44 +32,38 @@ States: TypeAlias = dict[str, AnyArray]  # by the name of the input that takes t
 
 
 class SequenceRequest(InferenceRequest, Protocol):
-    """What is used of a `pb_utils.InferenceRequest` of a sequence."""
+    """The part of a sequence's `pb_utils.InferenceRequest` that is used."""
 
     def correlation_id(self) -> CorrelationId:
-        """Of its sequence; 0 or empty for what Triton makes itself: warm-up, and what fills the slots of a batch."""
+        """Correlation id; 0 or empty for requests that Triton makes itself: warm-up, and filled slots of a batch."""
         ...
 
     def flags(self) -> int:
-        """Whether it is the first or the last one."""
+        """Bits: first or last request of its sequence."""
         ...
 
 
 class Computing(Protocol):
-    """What computes requests; see `Executor`."""
+    """The part of `Executor` that is used."""
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Executes a single request."""
+        """Execute a single request."""
         ...
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Executes requests, as one batch where it can."""
+        """Execute requests, as one batch where possible."""
         ...
 
 
 class SequenceLost(GraphkilnError):
-    """The states of a sequence are not there: continuing it would compute wrong outputs."""
+    """The states of a sequence are gone: continuing it would compute wrong outputs."""
 
     triton_code = "INVALID_ARG"
     exit_code = 2
 
 
 class SequenceExecutor:
-    """Executes requests of sequences, with their states; see `Executor`.
-
-    Args:
-        executor: Computes them.
-        tensors: Control inputs and states.
-        clock: Seconds.
-    """
+    """Execute requests of sequences with their states; see `Executor`."""
 
     def __init__(
         self, executor: Computing, tensors: SequenceTensors, *, clock: Callable[[], float] = time.monotonic
@@ -79,11 +72,11 @@ class SequenceExecutor:
         self._states = KeptStates(tensors, clock)
 
     def execute(self, request: SequenceRequest) -> Result:
-        """Executes a single request."""
+        """Execute a single request."""
         return self.execute_batch([request])[0]
 
     def execute_batch(self, requests: Sequence[SequenceRequest]) -> list[Result]:
-        """Executes requests, as one batch where each is of another sequence.
+        """Execute requests; those of different sequences as one batch.
 
         Returns:
             One result per request, in order; no outputs for those that only fill a slot.
@@ -109,9 +102,9 @@ class SequenceExecutor:
 
 
 def _turns(requests: Sequence[SequenceRequest]) -> list[list[int]]:
-    """Indices of the requests that can be computed together: of each sequence, the second waits for the first.
+    """Group indices of requests that can be computed together: the second of a sequence waits for its first.
 
-    Requests that nobody sent, with which the direct strategy fills its slots, are left out.
+    Requests with which the direct strategy fills its slots are left out: no client has sent them.
     """
     turns: list[list[int]] = []
     seen: dict[CorrelationId, int] = {}
@@ -128,7 +121,7 @@ def _turns(requests: Sequence[SequenceRequest]) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WithStates:
-    """A request as the executor sees it: with states among its inputs and its outputs."""
+    """A request with states among its inputs and its outputs."""
 
     request: SequenceRequest
     tensors: Sequence[InputTensor]
@@ -151,14 +144,10 @@ class _WithStates:
 
 
 class KeptStates:
-    """The states of the sequences of an instance, by correlation id.
+    """States of the sequences of an instance, by correlation id.
 
     They are freed at the end of a sequence, when another one starts with its id, and some time after Triton has ended
-    it because no request came; there are never more than twice as many as Triton has slots.
-
-    Args:
-        tensors: Control inputs and states.
-        clock: Seconds.
+    an idle sequence; there are never more than twice as many as Triton has slots.
     """
 
     def __init__(self, tensors: SequenceTensors, clock: Callable[[], float]) -> None:
@@ -174,10 +163,10 @@ class KeptStates:
         return len(self._kept)
 
     def supply(self, request: SequenceRequest) -> _WithStates:
-        """A request with the states of its sequence.
+        """Add the states of its sequence to a request.
 
         Raises:
-            SequenceLost: It is not the first one, and there are none.
+            SequenceLost: It is not the first request, and there are no states.
         """
         tensors = request.inputs()
         given = {tensor.name(): tensor for tensor in tensors if tensor.name() in self._provided}
@@ -192,9 +181,9 @@ class KeptStates:
         )
 
     def keep(self, request: _WithStates, result: Result) -> Result:
-        """Keeps the states that a request computed, and returns what the client is given.
+        """Keep the states that a request computed; return the outputs that the client requested.
 
-        A request that failed changes no state, but a sequence whose first request failed has none.
+        A failed request changes no state, but a sequence whose first request failed has none.
         """
         identity, flags = request.request.correlation_id(), request.request.flags()
         if flags & _END:
@@ -221,16 +210,16 @@ class KeptStates:
             }
         if identity not in self._kept:
             raise SequenceLost(
-                f"the states of sequence {identity!r} are not here: its first request failed, or it was idle too long",
+                f"the states of sequence {identity!r} are gone: its first request failed, or it was idle too long",
                 hint="start the sequence again, from its first request",
             )
         return self._kept[identity][1]
 
     def _initial(self, state: SequenceState, given: InputTensor | None, *, warming: bool) -> AnyArray:
-        """What the first request of a sequence is given: what Triton read from config.pbtxt, or else zeros.
+        """Initial state of a sequence: as config.pbtxt says, else zeros.
 
         Raises:
-            ExecutionError: Triton did not give it.
+            ExecutionError: Triton did not provide it.
         """
         if given is not None and state.initialized:
             return np.array(to_array(given, state.dtype))  # Triton's memory ends with its request
@@ -242,10 +231,10 @@ class KeptStates:
         return np.zeros(shape, state.dtype.numpy)  # Triton's memory holds anything
 
     def _id_for(self, request: SequenceRequest) -> dict[str, AnyArray]:
-        """The correlation id as text; as a number, Triton provides it.
+        """Provide the correlation id as text; Triton provides it as a number.
 
         Raises:
-            SignatureError: It is not of the type that the graph takes: Triton would provide some of its bytes.
+            SignatureError: The id does not fit the graph's type: Triton would provide some of its bytes.
         """
         identity = request.correlation_id()
         if self._id_type is DType.BYTES:
@@ -257,7 +246,7 @@ class KeptStates:
         return {}
 
     def _free(self) -> None:
-        """Frees what Triton has ended without a request."""
+        """Free sequences that Triton has ended without a last request."""
         oldest_s = self._clock() - self._tensors.idle_s - _QUEUE_S
         while self._kept:
             identity, (used_s, _) = next(iter(self._kept.items()))
@@ -272,5 +261,5 @@ def _fits(identity: CorrelationId, dtype: DType) -> bool:
 
 
 def _own(array: AnyArray) -> AnyArray:
-    """An array that keeps no larger one alive: outputs of a batch are views."""
+    """Copy a view, so that no larger array stays alive: outputs of a batch are views."""
     return array if array.base is None else np.array(array)

@@ -1,4 +1,4 @@
-"""What all instances say of themselves at one moment: their files (see `triton.instance_status`), read in one pass."""
+"""Snapshot of all instances: their status files (`triton.instance_status`), read in one pass."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Pr
 
 _log = logging.getLogger("graphkiln.server")
 
-# `instance.pid`, the process, and what the file says; restarts.json is the supervisor's, `.tmp` is not yet whole.
+# `instance.pid`, pid and kind; restarts.json is the supervisor's, `.tmp` is not yet whole.
 _NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault|crash)", re.DOTALL)
 
 _Content = TypeVar("_Content")
-_Files = Mapping[str, Mapping[str, os.DirEntry[str]]]  # what a file says -> `instance.pid` -> the file
+_Files = Mapping[str, Mapping[str, os.DirEntry[str]]]  # kind -> `instance.pid` -> the file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """What instances say, each by `instance.pid`, in the order of these names.
+    """Status files by `instance.pid`, in the order of these names.
 
     Attributes:
-        statuses: Of those that are ready.
-        progress: How far they are.
-        loading: Those that are being loaded; one that died meanwhile is still among them.
-        faults: What differed, of those that computed wrong outputs.
-        crashes: The records of those that are being loaded: what killed the process, where anything did.
-        ready: The processes of all that are ready, also of one whose status cannot be read.
+        statuses: Ready instances.
+        progress: Their counters.
+        loading: Instances that are being loaded, or died while they were.
+        faults: Differences of those that computed wrong outputs.
+        crashes: Crash records of those that are being loaded.
+        ready: Pids of all ready instances, also where the status cannot be read.
     """
 
     statuses: Mapping[str, InstanceStatus] = field(default_factory=dict)
@@ -48,13 +48,10 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Reads the files of instances again and again.
+    """Read the status files of a folder again and again.
 
-    A status never changes, and decoding one takes 0.4 ms: each is read once. A file that cannot be read is left out,
-    which the log says once: it is no reason to overlook the other instances.
-
-    Args:
-        folder: Of the files.
+    A status never changes, and decoding one takes 0.4 ms: each is read once. A file that cannot be read is left out and
+    logged once, so that the other instances are still seen.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +60,7 @@ class SnapshotReader:
         self._unreadable: set[str] = set()
 
     def read(self) -> Snapshot:
-        """Reads each file; those that vanish meanwhile are left out."""
+        """Read each file; those that vanish meanwhile are left out."""
         files = _list(self._folder)
         self._forget(files)
         return Snapshot(
@@ -76,7 +73,7 @@ class SnapshotReader:
         )
 
     def _forget(self, files: _Files) -> None:
-        """Keeps nothing of instances that are gone: a server that polls loads thousands in its life."""
+        """Drop instances that are gone: a server that polls loads thousands in its life."""
         self._statuses = {key: status for key, status in self._statuses.items() if key in files["json"]}
         self._unreadable &= {file.name for kind in files.values() for file in kind.values()}
 
@@ -90,7 +87,7 @@ class SnapshotReader:
             except FileNotFoundError:  # removed between the listing and the reading: unloaded
                 continue
             except (OSError, ValueError, struct.error, GraphkilnError) as error:  # cut short, or of another release
-                self._tell(file.name, error)
+                self._warn(file.name, error)
         return found
 
     def _read_status(self, file: os.DirEntry[str]) -> InstanceStatus:
@@ -99,35 +96,26 @@ class SnapshotReader:
             self._statuses[key] = decode(InstanceStatus, _read_json(file))
         return self._statuses[key]
 
-    def _tell(self, name: str, error: Exception) -> None:
+    def _warn(self, name: str, error: Exception) -> None:
         if name not in self._unreadable:
             self._unreadable.add(name)
-            _log.warning("an instance's file cannot be read, what it says is not known: %s: %s", name, error)
+            _log.warning("the status file %s of an instance cannot be read and is ignored: %s", name, error)
 
 
 def read_snapshot(folder: Path) -> Snapshot:
-    """What instances say now.
-
-    Args:
-        folder: Of their files.
-    """
+    """Read the status files of a folder once."""
     return SnapshotReader(folder).read()
 
 
 def serving_versions(model: str) -> frozenset[int]:
-    """The versions of a model of which an instance is ready; none where no supervisor started this server."""
+    """Versions of a model with a ready instance; none where no supervisor started this server."""
     folder = instances_folder()
     statuses = read_snapshot(folder).statuses.values() if folder else ()
     return frozenset(status.version for status in statuses if status.model == model)
 
 
 def is_ready(folder: Path, key: str) -> bool:
-    """Whether an instance still says that it is ready, after a snapshot was taken.
-
-    Args:
-        folder: Of its files.
-        key: Its `instance.pid`.
-    """
+    """Whether an instance is still ready, after a snapshot was taken; `key` is its `instance.pid`."""
     return (folder / f"{key}.json").exists()
 
 

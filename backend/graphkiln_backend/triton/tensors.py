@@ -1,7 +1,7 @@
-"""Triton's tensors as arrays, and arrays as what Triton's tensors are made from.
+"""Convert between Triton's tensors and arrays, bf16 by DLPack.
 
-`pb_utils` knows no bf16 in numpy and hands it out by DLPack alone, which numpy for its part reads without bf16: the
-structures are read and written here, with ctypes. Nothing here needs `pb_utils` itself.
+`pb_utils` hands out bf16 by DLPack only, and numpy reads DLPack without bf16: the structures are read and written here
+with ctypes. Nothing here needs `pb_utils` itself.
 
 Source: `dlpack.h` of DLPack 0.8 (`DLManagedTensor`, `DLDataTypeCode`).
 """
@@ -24,35 +24,30 @@ _MOST_BYTES = 1 << 60  # Triton multiplies sizes in 64 bits: a shape that exceed
 
 
 class InputTensor(Protocol):
-    """What is used of a `pb_utils.Tensor` of a request."""
+    """The part of a request's `pb_utils.Tensor` that is used."""
 
     def name(self) -> str:
-        """The input's name."""
+        """Name of the input."""
         ...
 
     def as_numpy(self) -> AnyArray:
-        """A view of its memory; there is none of bf16."""
+        """The content; not for bf16."""
         ...
 
     def to_dlpack(self) -> object:
-        """A DLPack capsule of its memory."""
+        """DLPack capsule of the content."""
         ...
 
 
 class ArrayTensor:
-    """An array in the place of a request's tensor.
-
-    Args:
-        name: The input's name.
-        array: What it holds; of any type, bf16 among them.
-    """
+    """An array in place of a request's tensor; of any type, also bf16."""
 
     def __init__(self, name: str, array: AnyArray) -> None:
         self._name = name
         self._array = array
 
     def name(self) -> str:
-        """The input's name."""
+        """Name of the input."""
         return self._name
 
     def as_numpy(self) -> AnyArray:
@@ -60,7 +55,7 @@ class ArrayTensor:
         return self._array
 
     def to_dlpack(self) -> object:
-        """A DLPack capsule of a bf16 array."""
+        """DLPack capsule of a bf16 array."""
         return to_dlpack(self._array)
 
 
@@ -88,7 +83,7 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
-# What an exported tensor points to, by the address of its structure, until its consumer calls the deleter.
+# Memory of exported tensors by the address of their structure, until the consumer calls the deleter.
 _exported: dict[int, object] = {}
 
 
@@ -100,10 +95,10 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
-    """A view of an input tensor's memory, valid as long as its request.
+    """Read an input tensor in CPU memory; a view of bf16 is valid as long as its request.
 
     Args:
-        tensor: A tensor of a request, in the CPU's memory.
+        tensor: A tensor of a request.
         dtype: Its element type, or None where the graph has no such input.
     """
     if dtype is not DType.BF16 or isinstance(tensor, ArrayTensor):
@@ -112,10 +107,10 @@ def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
 
 
 def from_dlpack(capsule: object) -> AnyArray:
-    """A view of the contiguous bf16 tensor that a DLPack capsule holds; the capsule stays its owner.
+    """View the contiguous bf16 tensor in a DLPack capsule, which keeps owning it.
 
     Raises:
-        SignatureError: No memory holds as much as its shape says.
+        SignatureError: The shape is larger than any memory.
     """
     tensor = ctypes.cast(_get_pointer(capsule, _CAPSULE), ctypes.POINTER(_ManagedTensor)).contents.tensor
     dtype = DType.BF16.numpy
@@ -130,7 +125,7 @@ def from_dlpack(capsule: object) -> AnyArray:
 
 
 def to_dlpack(array: AnyArray) -> object:
-    """A DLPack capsule of a bf16 array, which it keeps alive until its consumer calls the deleter."""
+    """Put a bf16 array into a DLPack capsule, which keeps it alive until the consumer calls the deleter."""
     array = np.ascontiguousarray(array)
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     managed = _ManagedTensor(

@@ -104,5 +104,5 @@ class TestModel:
         assert (response.error.code, response.error.message) == (TritonError.UNAVAILABLE, "gone")
 
     def test_a_version_that_says_nothing_of_images_is_not_loaded(self) -> None:
-        with pytest.raises(TritonModelException, match=r"cats\.images: nothing says how an image becomes the input"):
+        with pytest.raises(TritonModelException, match=r"cats\.images: .*publishes no preprocessing"):
             TritonPythonModel().initialize(arguments(version="4"))
