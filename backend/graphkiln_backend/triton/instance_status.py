@@ -180,9 +180,7 @@ class StatusFile(Closeable):
         self._fault = folder / f"{name}.fault"
         self.computing = BatchCounters(folder / f"{name}.counters")
         self._path = folder / f"{name}.json"
-        write_whole(
-            self._path, json.dumps(encode(status)).encode()
-        )  # last: its reader expects the counters
+        write_whole(self._path, json.dumps(encode(status)).encode())  # last: its reader expects the counters
 
     @classmethod
     def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
