@@ -31,12 +31,12 @@ client's; `error.message` and `error.hint` are its two parts.
 
 | exit code | means |
 | --- | --- |
-| 0 | done; of `serve`: it was told to stop |
+| 0 | done; of `serve`: it was asked to stop |
 | 1 | it could not be done, or what was asked about is not so: a request, a proof, a target, a finding of `doctor` |
 | 2 | the command, a file or a configuration is wrong; one line says what to change |
 | 129, 130, 143 | a closed terminal (SIGHUP), Ctrl-C, SIGTERM; `serve` ends with 0 |
 
-What the machine refuses (a full disk, a file that may not be read, too little memory) is told in its own words, with
+What the machine refuses (a full disk, a file that may not be read, too little memory) is reported in the system's words, with
 code 1.
 
 An instance reports an error to Triton with the code below; over HTTP that is the status beside it, over gRPC the status

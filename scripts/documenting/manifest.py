@@ -15,7 +15,7 @@ from graphkiln_backend.graph.manifest import FORMAT_VERSION, Manifest
 _INTRODUCTION = f"""# The manifest
 
 Written by `scripts/docs` from the types that read and write it (`graphkiln_backend.graph.manifest`).
-`manifest.json` lies beside the graph of each version, in format {FORMAT_VERSION}; unknown keys are refused, and the
+`manifest.json` is beside the graph of each version, in format {FORMAT_VERSION}; unknown keys are refused, and the
 error names the path of the bad one. The same as JSON Schema: [manifest.schema.json](manifest.schema.json).
 
 """
