@@ -36,8 +36,8 @@ client's; `error.message` and `error.hint` are its two parts.
 | 2 | the command, a file or a configuration is wrong; one line says what to change |
 | 129, 130, 143 | a closed terminal (SIGHUP), Ctrl-C, SIGTERM; `serve` ends with 0 |
 
-What the machine refuses (a full disk, a file that may not be read, too little memory) is reported in the system's words, with
-code 1.
+What the machine refuses (a full disk, a file that may not be read, too little memory) is reported in the system's
+words, with code 1.
 
 An instance reports an error to Triton with the code below; over HTTP that is the status beside it, over gRPC the status
 of the same name.
