@@ -1,10 +1,8 @@
-"""Lazy imports, versions of installed distributions, and a digest of this package's source."""
+"""Lazy imports and versions of installed distributions."""
 
 from __future__ import annotations
 
-from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 
 
@@ -46,24 +44,3 @@ def installed_version(name: str) -> str:
         return version_of(name)
     except PackageNotFoundError:
         return ""
-
-
-_ROOT = Path(__file__).parents[1]
-
-
-@cache
-def source_digest(*rooms: str) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 of some rooms of the backend, such as `lowering`.
-
-    Part of the key of remembered decisions: a release number would not change with a rule that is edited between
-    releases. Takes 2 ms.
-    """
-    import hashlib
-
-    digest = hashlib.sha256()
-    for room in rooms:
-        for path in sorted((_ROOT / room).rglob("*.py*")):  # .pyc alone where only compiled files are installed
-            if path.parent.name != "__pycache__":
-                content = path.read_bytes()
-                digest.update(f"{path.relative_to(_ROOT)}\0{len(content)}\0".encode() + content)
-    return digest.hexdigest()[:16]

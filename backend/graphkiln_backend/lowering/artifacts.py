@@ -9,21 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.errors import CacheError, LoweringError, RepositoryError
+from graphkiln_backend.graph.errors import LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.modules import source_digest, version_of
+from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
+from graphkiln_backend.lowering.memory import CHOICE, OBSERVATIONS, Measurement, Memory, Observations, recall
 from graphkiln_backend.repository.onnx_file import (
     graph_sha256,
     read_precision,
@@ -67,10 +67,6 @@ _log = logging.getLogger("graphkiln.lowering")
 
 _GRAPH = "model.onnx"
 _AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
-
-
-# The rooms whose code decides what is found out about a session.
-_DECIDING = ("engines", "graph", "lowering", "proof", "repository")
 
 
 class Artifacts:
@@ -174,39 +170,36 @@ class Artifacts:
         )
 
     @contextmanager
-    def reserve_choice(
+    def recall_choice(
         self, configs: Sequence[SessionConfig], conditions: Mapping[str, str]
-    ) -> Iterator[Reservation | None]:
-        """Holds the cache's entry for a choice between candidates on this machine.
+    ) -> Iterator[Memory[Measurement]]:
+        """Look for the measured choice between candidates on this machine, and hold its lock meanwhile.
 
         Args:
             configs: The candidates.
-            conditions: What else the choice depends on.
-
-        Yields:
-            Its reservation, or None where the cache holds no such entry and cannot be written, which is logged.
+            conditions: Everything else that the choice depends on.
         """
         key = {**conditions, "device": hardware.identity(configs[0].device)}
         for config in configs:
             # "step" is what a configuration was called when the first caches were filled.
             parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
-        with self._reserve("choice", key, "the choice of an engine") as reservation:
-            yield reservation
+        with recall(CHOICE, self._cache, self._model, key, "the choice of an engine") as memory:
+            yield memory
 
     @contextmanager
-    def reserve_observations(
+    def recall_observations(
         self, engine: Engine, config: SessionConfig, conditions: Mapping[str, str]
-    ) -> Iterator[Reservation | None]:
-        """Holds the cache's entry for what was found out about a session.
+    ) -> Iterator[Memory[Observations] | None]:
+        """Look for what was found out about a session, and hold its lock meanwhile.
 
         Args:
             engine: Builds it.
-            config: How.
-            conditions: What else the observations depend on.
+            config: How to run it.
+            conditions: Everything else that the observations depend on.
 
         Yields:
-            Its reservation, or None where nothing that is found out is kept.
+            The entry; None where the cache does not last, or the engine has no release that could be named.
         """
         identity = engine.identity(config)
         if not self._cache.lasting or not identity:
@@ -214,20 +207,10 @@ class Artifacts:
             return
         session = {"session": f"{config}, {config.threads} threads, {sorted(config.options.items())}"}
         session |= {"cuts": f"{list(config.cuts)}"} if config.cuts else {}
-        device = {"device": hardware.identity(config.device), "rules": source_digest(*_DECIDING)}
+        device = {"device": hardware.identity(config.device)}
         key = {**self._graph_key(config), **identity, **device, **session, **conditions}
-        with self._reserve("observations", key, f"what was found out about {config}") as reservation:
-            yield reservation
-
-    @contextmanager
-    def _reserve(self, kind: str, key: Mapping[str, str], what: str) -> Iterator[Reservation | None]:
-        with ExitStack() as held:
-            reservation = None
-            try:
-                reservation = held.enter_context(self._cache.reserve(kind, self._model, key))
-            except CacheError as error:
-                _log.warning("%s is not remembered: %s", what, error)
-            yield reservation
+        with recall(OBSERVATIONS, self._cache, self._model, key, f"what was found out about {config}") as memory:
+            yield memory
 
     @property
     def _model(self) -> str:

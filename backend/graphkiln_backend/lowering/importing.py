@@ -1,134 +1,50 @@
-"""Graphs of other frameworks that lie in a model store as they were saved: converted once, into the artifact cache.
+"""Prepare a version folder for a start: read its graph's facts, or convert what another framework saved.
 
     NAME/1/model/{model.mlir, STATE.TENSOR/{out,meta}, ...}    what oneflow-serving served
 
-The conversion is that of `graphkiln convert KIND:DIR`, with its proof; the entry of the cache is a version folder.
+The conversion is that of `graphkiln convert KIND:DIR`, with its proof; it is made once, and its entry in the artifact
+cache is a version folder. Nothing is ever written into the model store.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import time
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.graph.decoding import decode, encode
-from graphkiln_backend.graph.errors import CacheError, ConversionError, GraphkilnError, ManifestError
+from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, open_regular, stamp_of
 from graphkiln_backend.graph.manifest import sha256_of
-from graphkiln_backend.graph.modules import source_digest, version_of
+from graphkiln_backend.graph.modules import version_of
+from graphkiln_backend.lowering.memory import FILE_HASH, GRAPH_FACTS, FileHash, recall
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
-from graphkiln_backend.repository.onnx_file import GraphFacts, known_facts, read_facts, remember_facts
+from graphkiln_backend.repository.onnx_file import known_facts, read_facts, remember_facts
 from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
-
-# What a graph's file says is kept in the artifact cache, by the hash of the file and the code that read it.
-#
-# A start with a filled cache parses nothing. Nor does it read the file: its hash is kept by what the file system says
-# of it, as git does. A file that changed less than two seconds before is not trusted: it may change once more within
-# one tick of the clock.
-
-_KIND = "facts"
-_FILE = "facts.json"
-_HASH = "sha256"
-_SETTLED_NS = 2_000_000_000
-
-
-def recall_graph(path: Path, cache: ArtifactCache) -> None:
-    """Has at hand what a graph's file says, if an earlier start has read it; else reads it, and keeps it.
-
-    Nothing is wrong with a graph here: whoever asks for what it says is told.
-
-    Args:
-        path: The file; it need not be there.
-        cache: Where it is kept.
-    """
-    stamp = stamp_of(path)
-    if not cache.lasting or not stamp or known_facts(path):
-        return
-    name = f"{path.parent.parent.name}/{path.parent.name}"
-    try:
-        sha256 = _recall_hash(path, stamp, name, cache)
-    except (OSError, MemoryError):
-        return
-    key = {"graph": sha256, "rules": source_digest("graph", "repository")}
-    remember_facts(path, stamp, sha256, None)
-    with suppress(CacheError), cache.without_spare() as kept, kept.reserve(_KIND, name, key) as reservation:
-        facts = _read_kept(reservation) or _read(path)
-        if facts and stamp_of(path) == stamp:
-            remember_facts(path, stamp, sha256, facts)
-            _keep(reservation, facts)
-
-
-def _recall_hash(path: Path, stamp: tuple[int, ...], name: str, cache: ArtifactCache) -> str:
-    """The hash of a file: kept, or else read, and kept then.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    key = {"stamp": f"{stamp}"}  # of a file, however it is reached: a server's mirror links to it
-    with suppress(CacheError), cache.without_spare() as kept, kept.reserve(_HASH, name, key) as reservation:
-        if reservation.path:
-            return (reservation.path / _HASH).read_text()
-        sha256 = sha256_of(path, GRAPH_LIMIT)
-        if stamp_of(path) == stamp and time.time_ns() - max(stamp[-2:]) > _SETTLED_NS:
-            with reservation.write() as folder:
-                (folder / _HASH).write_text(sha256)
-        return sha256
-    return sha256_of(path, GRAPH_LIMIT)
-
-
-def _read_kept(reservation: Reservation) -> GraphFacts | None:
-    if reservation.path is None:
-        return None
-    try:
-        return decode(GraphFacts, json.loads((reservation.path / _FILE).read_bytes()))
-    except (OSError, ValueError, ManifestError) as error:
-        _log.warning("what is known of a graph cannot be read: %s", error)
-        return None
-
-
-def _read(path: Path) -> GraphFacts | None:
-    try:
-        return read_facts(path)
-    except GraphkilnError:
-        return None
-
-
-def _keep(reservation: Reservation, facts: GraphFacts) -> None:
-    """Keeps what is not kept yet.
-
-    Raises:
-        CacheError: It cannot be written.
-    """
-    if reservation.path is None:
-        with reservation.write() as folder:
-            (folder / _FILE).write_text(json.dumps(encode(facts)))
-
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 _log = logging.getLogger("graphkiln.lowering")
 
+_SETTLED_NS = 2_000_000_000
 _CHUNK_BYTES = 1 << 20
 
 
 def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: bool = False) -> Path:
-    """The folder that holds a version's graph: its own, or the cache's where another framework saved it.
+    """Return the folder that holds a version's graph: its own, or the cache's where another framework saved it.
 
-    What an earlier start has read of a graph without a full manifest is at hand then.
+    Facts of a graph without a full manifest are at hand afterwards.
 
     Args:
-        version: The version folder; never written to.
+        version: The version folder.
         cache: Where conversions are kept.
-        in_subprocess: Whether to convert in a process of its own; see `convert_in_subprocess`.
+        in_subprocess: Whether to convert in a process that ends with the call: a server never again needs the 400 MB
+            that a conversion leaves behind, and can be stopped while it converts.
 
     Raises:
         ConversionError: The saved graph cannot be converted.
@@ -144,21 +60,63 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
 
     def build(folder: Path) -> None:
         _log.info("converting %s, which %s saved: once, into %s", name, found.importer.framework, cache.folder)
-        convert = convert_in_subprocess if in_subprocess else convert_here
-        convert(found, folder)
+        if in_subprocess:
+            convert_in_subprocess(found, folder)
+        else:
+            found.importer.convert(found.saved, folder)
 
-    return cache.get(found.importer.kind, name, _key(found), build)
+    libraries = {name: version_of(name) for name in found.importer.distributions}
+    return cache.get(found.importer.kind, name, {"content": _content(found.saved), **libraries}, build)
 
 
-def convert_here(graph: ForeignGraph, target: Path) -> None:
-    """Converts and proves a saved graph in this process. See `Importer.convert`."""
-    graph.importer.convert(graph.saved, target)
+def recall_graph(path: Path, cache: ArtifactCache) -> None:
+    """Have the facts of a graph's file at hand: as an earlier start kept them, or else read and kept now.
+
+    A start with a filled cache parses no graph. Nor does it read the file: its hash is kept by what the file system
+    says of it, as git does. A damaged graph is no error here, but of the first reader.
+
+    Args:
+        path: The file; may be missing.
+        cache: Where facts are kept.
+    """
+    stamp = stamp_of(path)
+    if not cache.lasting or not stamp or known_facts(path):
+        return
+    name = f"{path.parent.parent.name}/{path.parent.name}"
+    with cache.without_spare() as kept:
+        try:
+            sha256 = _recall_hash(path, stamp, name, kept)
+        except (OSError, MemoryError):
+            return
+        remember_facts(path, stamp, sha256, None)
+        with recall(GRAPH_FACTS, kept, name, {"graph": sha256}) as memory:
+            try:
+                facts = memory.value or read_facts(path)
+            except GraphkilnError:
+                return
+            if facts and stamp_of(path) == stamp:
+                remember_facts(path, stamp, sha256, facts)
+                memory.keep(facts)
+
+
+def _recall_hash(path: Path, stamp: tuple[int, ...], name: str, cache: ArtifactCache) -> str:
+    """Return the hash of a file, kept by its stamp: however the file is reached, as a server's mirror links to it.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    with recall(FILE_HASH, cache, name, {"stamp": f"{stamp}"}) as memory:
+        if memory.value:
+            return memory.value.sha256
+        sha256 = sha256_of(path, GRAPH_LIMIT)
+        # A file that changed a moment ago may change once more within one tick of the clock.
+        if stamp_of(path) == stamp and time.time_ns() - max(stamp[-2:]) > _SETTLED_NS:
+            memory.keep(FileHash(sha256=sha256))
+        return sha256
 
 
 def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
-    """Converts and proves a saved graph in a process of its own, which ends with the call, however that ends.
-
-    A server never again needs the 400 MB that a conversion leaves behind, and can be stopped while it converts.
+    """Convert and prove a saved graph in a process that ends with the call.
 
     Args:
         graph: The saved graph; its importer must be picklable.
@@ -182,25 +140,20 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
 
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
-    """Sends None, or message and hint of what failed."""
+    """Send None, or message and hint of what failed."""
     from graphkiln_backend.lowering.parentage import keep_temporary_files_in
 
     failure = None
     try:
         with TemporaryDirectory(dir=target) as scratch:  # goes with the unfinished entry when this process is killed
             keep_temporary_files_in(scratch)
-            convert_here(graph, target)
+            graph.importer.convert(graph.saved, target)
     except GraphkilnError as error:
         failure = error.message, error.hint
     except OSError as error:  # a full disk
         cause = error.strerror or error
         failure = f"{graph.saved} cannot be converted in {target}: {cause}", "make room: serve --cache DIR"
     sender.send(failure)
-
-
-def _key(graph: ForeignGraph) -> dict[str, str]:
-    libraries = {name: version_of(name) for name in graph.importer.distributions}
-    return {"content": _content(graph.saved), **libraries}
 
 
 def _content(folder: Path) -> str:

@@ -1,8 +1,8 @@
-"""Builds what a plan names, in order, until a session gives the golden outputs; of several candidates the fastest.
+"""Build the sessions of a plan, in order, until one gives the golden outputs; of several candidates take the fastest.
 
-What was measured is kept with the artifacts: all instances of a model choose alike, and later starts build only the
-chosen candidate. A lower precision that is requested with `engine: auto` is measured beside fp32, which serves where it
-is as fast.
+The choice between candidates is measured once and remembered with the artifacts: all instances of a model choose alike,
+and later starts build only the chosen candidate. A lower precision that is requested with `engine: auto` is measured
+beside fp32, which serves where it is as fast.
 """
 
 from __future__ import annotations
@@ -11,90 +11,34 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
+from graphkiln_backend.engines.base import Session, SessionConfig
+from graphkiln_backend.engines.timing import fastest_runs_s
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, SignatureError
+from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.measurement import (
-    Basis,
-    Measurement,
-    keep_measurement,
-    measure,
-    measured_at,
-    read_measurement,
-)
-from graphkiln_backend.lowering.plan import LoweringPlan
-from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
-
-# Says in words why a candidate serves and the others do not: how fast each is, and what a lower precision brought.
-
-
-def explain_choice(chosen: ProvenSession, basis: Basis, plan: LoweringPlan) -> ProvenSession:
-    """A session with the reason of its choice, and a line for each configuration that was not chosen.
-
-    Args:
-        chosen: Serves.
-        basis: What was measured.
-        plan: The candidates, and the baselines that they were measured beside.
-    """
-    name = str(chosen.config)
-    basis = replace(basis, chosen=name)
-    rate = basis.rates.get(name)
-    if rate is None:
-        return replace(chosen, basis=basis)
-    gains = _gains(basis, plan)
-    told = f"the fastest here, {rate}/s at batch {basis.batch}"
-    reason = "; ".join(filter(None, (chosen.config.reason, told, gains.get(name))))
-    beside = f"/s at batch {basis.batch} beside {rate}/s"
-    slower = tuple(
-        f"{other}: {_refusal(gains.get(other), chosen, plan)}, {basis.rates[other]}{beside}"
-        for other in basis.rates
-        if other != name
-    )
-    if gains and name not in gains:
-        _log.warning("%s", next(line for line in slower if line.partition(":")[0] in gains))
-    return replace(chosen, config=replace(chosen.config, reason=reason), slower=slower, basis=basis)
-
-
-def _refusal(gain: str | None, chosen: ProvenSession, plan: LoweringPlan) -> str:
-    """Why a configuration does not serve."""
-    taken = str(chosen.config) in map(str, plan.candidates)
-    return "not clearly faster" if gain is None else gain if taken else f"{gain}: not taken"
-
-
-def _gains(basis: Basis, plan: LoweringPlan) -> Mapping[str, str]:
-    """Of each candidate how its precision compares with the fastest fp32, by name."""
-    fp32 = max((basis.rates.get(str(config), 0.0) for config in plan.baselines), default=0.0)
-    if not fp32:
-        return {}
-    return {
-        str(config): f"{config.precision} was measured {_ratio(rate / fp32)}x of {Precision.FP32} on this machine"
-        for config in plan.candidates
-        if (rate := basis.rates.get(str(config)))
-    }
-
-
-def _ratio(ratio: float) -> str:
-    """With two digits, and a third where two would say that both are equal."""
-    return f"{ratio:.2g}" if abs(ratio - 1) > 0.05 else f"{ratio:.3g}"
-
+from graphkiln_backend.lowering.memory import Measurement
+from graphkiln_backend.lowering.plan import LoweringPlan, pick_fastest
+from graphkiln_backend.lowering.proven_session import Basis, ProvenSession, build_proven_session
+from graphkiln_backend.lowering.warmup import SyntheticInputs, feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")
 
 
 def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requirements) -> ProvenSession:
-    """Builds, proves and warms the fastest candidate that works, or else the first fallback that does.
+    """Build, prove and warm the fastest candidate that works, or else the first fallback that does.
 
     Args:
-        artifacts: Of the version.
+        artifacts: Artifacts of the version.
         plan: The configurations to try.
         requirements: What a session must do.
 
     Raises:
-        LoweringError: None works; `attempts` says what each came to.
+        LoweringError: None works; `attempts` gives the reason for each.
     """
     builder = _Builder(artifacts, requirements)
     if len(plan.candidates) + len(plan.baselines) > 1:
@@ -123,20 +67,35 @@ class _Builder:
             return None
 
     def build_first(self, configs: Iterable[SessionConfig]) -> ProvenSession | None:
-        """The first that works."""
         return next((built for config in configs if (built := self.build(config))), None)
 
 
 def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | None:
-    """The configuration that is the fastest on the largest batch, as it is remembered or measured now.
-
-    Baselines come first: where a lower precision is not faster, its error buys nothing.
-    """
-    configs = (*plan.baselines, *plan.candidates)
+    """The configuration that is the fastest on the largest batch, as it is remembered or measured now."""
+    configs = (*plan.baselines, *plan.candidates)  # baselines first: a lower precision that is not faster buys nothing
+    artifacts, requirements = builder.artifacts, builder.requirements
+    manifest = artifacts.version.manifest
+    conditions = {
+        "batch": str(requirements.largest_batch),
+        "self-test": str(requirements.self_test),
+        "golden samples": manifest.golden.sha256 if manifest and manifest.golden else "none",
+    }
     with _closed_unless_taken() as built:
-        basis = _compare(builder, plan, configs, built)
-        if basis is None:
-            return None
+        # The lock is held while candidates are measured: one instance of a model measures, and all choose alike.
+        with artifacts.recall_choice(configs, conditions) as memory:
+            measurement = memory.value or _measure(builder, plan, configs, built)
+            if measurement is None:
+                return None
+            basis = Basis(
+                chosen=measurement.chosen,
+                rates=measurement.rates,
+                batch=requirements.largest_batch,
+                machine=hardware.identity(configs[0].device),
+                measured_at=memory.found_at.isoformat(timespec="seconds"),
+                remembered=memory.value is not None,
+            )
+            if len(measurement.rates) == len(configs):  # a candidate that failed is tried again at the next start
+                memory.keep(measurement)
         chosen = built.pop(basis.chosen, None)
     if chosen is None:
         # A choice that no longer works gives way to the others.
@@ -144,41 +103,10 @@ def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | Non
     return chosen and explain_choice(chosen, basis, plan)
 
 
-def _compare(
-    builder: _Builder, plan: LoweringPlan, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
-) -> Basis | None:
-    """What is remembered of configurations, or else measured and remembered; None where none works.
-
-    The lock on what is remembered is held meanwhile: of the instances of a model one measures, and all choose alike.
-
-    Args:
-        builder: Builds them.
-        plan: Where they come from.
-        configs: The candidates and their baselines.
-        built: Takes the sessions that are built to be measured, by name.
-    """
-    artifacts, batch = builder.artifacts, builder.requirements.largest_batch
-    with artifacts.reserve_choice(configs, _conditions(builder)) as reservation:
-        remembered = read_measurement(reservation)
-        measurement = remembered or _measure(builder, plan, configs, built)
-        if measurement is None:
-            return None
-        if len(measurement.rates) == len(configs) and not remembered:
-            keep_measurement(reservation, measurement)  # one that failed is tried again at the next start
-        return Basis(
-            chosen=measurement.chosen,
-            rates=measurement.rates,
-            batch=batch,
-            machine=hardware.identity(configs[0].device),
-            measured_at=measured_at(reservation).isoformat(timespec="seconds"),
-            remembered=remembered is not None,
-        )
-
-
 def _measure(
     builder: _Builder, plan: LoweringPlan, configs: Sequence[SessionConfig], built: dict[str, ProvenSession]
 ) -> Measurement | None:
-    """Builds all that can be built, and compares them; None where nothing can."""
+    """Build all configurations into `built`, by name, and compare them; None where none can be built."""
     batch = builder.requirements.largest_batch
     _log.info("measuring %s at batch %d", ", ".join(map(str, configs)), batch)
     for config in configs:
@@ -186,14 +114,36 @@ def _measure(
             built[str(config)] = session
     if not built:
         return None
-    sessions = {name: proven.session for name, proven in built.items()}
     synthetic = {proven.synthetic for proven in built.values()}
     samples = builder.artifacts.version.golden or (synthetic.pop() if len(synthetic) == 1 else None)
-    measurement = measure(sessions, samples, batch)
+    measurement = measure({name: proven.session for name, proven in built.items()}, samples, batch)
     if measurement.rates:
         return measurement
-    # What cannot be timed is served as it is requested.
+    # A graph that cannot be timed is served as it is requested.
     return replace(measurement, chosen=next((str(c) for c in plan.candidates if str(c) in built), measurement.chosen))
+
+
+def measure(sessions: Mapping[str, Session], samples: GoldenSamples | SyntheticInputs | None, size: int) -> Measurement:
+    """Compare the speed of sessions; of a graph that cannot be run, choose the first session.
+
+    Args:
+        sessions: At least one, by name.
+        samples: Golden samples to repeat, or how to make some up; None where neither is known.
+        size: The batch size.
+    """
+    if samples is None:
+        return Measurement(chosen=next(iter(sessions)), rates={})
+    try:
+        times = fastest_runs_s(
+            {
+                name: partial(session.run, feeds_of(samples, session.signature, size))
+                for name, session in sessions.items()
+            }
+        )
+    except (ExecutionError, SignatureError):
+        return Measurement(chosen=next(iter(sessions)), rates={})
+    chosen = list(times)[pick_fastest(list(times.values()))]
+    return Measurement(chosen=chosen, rates={name: float(f"{size / seconds:.4g}") for name, seconds in times.items()})
 
 
 @contextmanager
@@ -207,11 +157,42 @@ def _closed_unless_taken() -> Iterator[dict[str, ProvenSession]]:
             proven.session.close()
 
 
-def _conditions(builder: _Builder) -> dict[str, str]:
-    """What a candidate must do to be one, as the key of the remembered measurement names it."""
-    manifest = builder.artifacts.version.manifest
-    return {
-        "batch": str(builder.requirements.largest_batch),
-        "self-test": str(builder.requirements.self_test),
-        "golden samples": manifest.golden.sha256 if manifest and manifest.golden else "none",
-    }
+def explain_choice(chosen: ProvenSession, basis: Basis, plan: LoweringPlan) -> ProvenSession:
+    """Add the reason of a choice to the chosen session, and a line for each configuration that was not chosen.
+
+    Args:
+        chosen: The session that serves.
+        basis: What was measured.
+        plan: The candidates, and the baselines that they were measured beside.
+    """
+    name = str(chosen.config)
+    basis = replace(basis, chosen=name)
+    rate = basis.rates.get(name)
+    if rate is None:
+        return replace(chosen, basis=basis)
+    gains = _gains(basis, plan)
+    fastest = f"the fastest here, {rate}/s at batch {basis.batch}"
+    reason = "; ".join(filter(None, (chosen.config.reason, fastest, gains.get(name))))
+    taken = name in map(str, plan.candidates)
+    slower = []
+    for other in basis.rates:
+        if other != name:
+            gain = gains.get(other, "")
+            refusal = (gain if taken else f"{gain}: not taken") if gain else "not clearly faster"
+            slower.append(f"{other}: {refusal}, {basis.rates[other]}/s at batch {basis.batch} beside {rate}/s")
+    if gains and name not in gains:
+        _log.warning("%s", next(line for line in slower if line.partition(":")[0] in gains))
+    return replace(chosen, config=replace(chosen.config, reason=reason), slower=tuple(slower), basis=basis)
+
+
+def _gains(basis: Basis, plan: LoweringPlan) -> dict[str, str]:
+    """Compare the precision of each candidate with the fastest fp32, by name."""
+    fp32 = max((basis.rates.get(str(config), 0.0) for config in plan.baselines), default=0.0)
+    gains = {}
+    for config in plan.candidates if fp32 else ():
+        if rate := basis.rates.get(str(config)):
+            ratio = rate / fp32
+            # Two digits, and a third where two would make both equal.
+            text = f"{ratio:.2g}" if abs(ratio - 1) > 0.05 else f"{ratio:.3g}"
+            gains[str(config)] = f"{config.precision} was measured {text}x of {Precision.FP32} on this machine"
+    return gains

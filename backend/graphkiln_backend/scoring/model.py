@@ -24,7 +24,7 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, read_measurement
+from graphkiln_backend.lowering.memory import Measurement
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
@@ -86,11 +86,11 @@ def choose_batch_size(
     if len(sizes) == 1 or samples is None:
         return sizes[-1]
     conditions = {"batch sizes": str(sizes), "threads": str(config.threads), "spin": str(config.spin)}
-    with artifacts.reserve_choice([config], conditions) as reservation:
-        measurement = read_measurement(reservation)
+    with artifacts.recall_choice([config], conditions) as memory:
+        measurement = memory.value
         if measurement is None:
             measurement = measure_sizes(session, sizes, samples)
-            keep_measurement(reservation, measurement)
+            memory.keep(measurement)
         return int(measurement.chosen)
 
 

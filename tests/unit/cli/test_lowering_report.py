@@ -25,9 +25,8 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import deployment
-from graphkiln_backend.lowering.measurement import Basis
 from graphkiln_backend.lowering.plan import LoweringPlan
-from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.proven_session import Basis, ProvenSession
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.server import installation
 

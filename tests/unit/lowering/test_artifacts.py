@@ -31,6 +31,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.memory import Measurement
 from graphkiln_backend.repository.onnx_file import read_precision
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
@@ -276,14 +277,15 @@ class TestKeeping:
             artifacts.check_unchanged()
 
 
-class TestReservingAChoice:
+CHOSEN = Measurement(chosen="a on cpu", rates={})
+
+
+class TestRecallingAChoice:
     def test_names_candidates_and_conditions(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
         engines = [add_engine("a", facts={"release": "1"}), add_engine("b")]
         artifacts = Artifacts(bare, Precision.FP32, cache)
-        with artifacts.reserve_choice([engine.config for engine in engines], {"batch": "8"}) as reservation:
-            assert reservation
-            with reservation.write():
-                pass
+        with artifacts.recall_choice([engine.config for engine in engines], {"batch": "8"}) as memory:
+            memory.keep(CHOSEN)
         graph = sha256_of(bare.graph_path)
         assert key_of(cache, "choice") == {
             "batch": "8",
@@ -295,39 +297,19 @@ class TestReservingAChoice:
             "b on cpu: step": "b on cpu",
         }
 
-    def test_why_a_candidate_stands_there_does_not_matter(
+    def test_the_reason_of_a_candidate_does_not_matter(
         self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache, tmp_path: Path
     ) -> None:
-        engine = add_engine("a")
-        paths = []
-        for config in (engine.config, replace(engine.config, reason="other", shared_folder=tmp_path)):
-            artifacts = Artifacts(bare, Precision.FP32, cache)
-            with artifacts.reserve_choice([config], {}) as reservation:
-                assert reservation
-                if reservation.path is None:
-                    with reservation.write():
-                        pass
-                paths.append(reservation.path)
-        assert paths[0] == paths[1]
-
-    def test_a_cache_that_cannot_be_written_is_said_and_none(
-        self, add_engine: Any, bare: ModelVersion, tmp_path: Path, logged: list[str]
-    ) -> None:
-        (tmp_path / "file").write_text("not a folder")
-        with ArtifactCache(tmp_path / "file") as cache:
-            artifacts = Artifacts(bare, Precision.FP32, cache)
-            with artifacts.reserve_choice([add_engine("a").config], {}) as reservation:
-                assert reservation is None
-        assert len(logged) == 1
-        assert "the choice of an engine is not remembered" in logged[0]
-        assert "cannot be written" in logged[0]
+        config = add_engine("a").config
+        artifacts = Artifacts(bare, Precision.FP32, cache)
+        with artifacts.recall_choice([config], {}) as memory:
+            memory.keep(CHOSEN)
+        with artifacts.recall_choice([replace(config, reason="other", shared_folder=tmp_path)], {}) as memory:
+            assert memory.value == CHOSEN
 
     def test_errors_of_the_block_pass_through(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
         artifacts = Artifacts(bare, Precision.FP32, cache)
-        with (
-            pytest.raises(CacheError, match="mine"),
-            artifacts.reserve_choice([add_engine("a").config], {}),
-        ):
+        with pytest.raises(CacheError, match="mine"), artifacts.recall_choice([add_engine("a").config], {}):
             raise CacheError("mine")
 
     def test_an_engine_that_is_not_installed_cannot_be_compared(
@@ -335,7 +317,7 @@ class TestReservingAChoice:
     ) -> None:
         config = replace(add_engine("a").config, engine="nonesuch")
         artifacts = Artifacts(bare, Precision.FP32, cache)
-        with pytest.raises(EngineUnavailable), artifacts.reserve_choice([config], {}):
+        with pytest.raises(EngineUnavailable), artifacts.recall_choice([config], {}):
             pass
 
 

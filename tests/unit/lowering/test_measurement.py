@@ -1,10 +1,7 @@
-"""Comparing candidates: what is timed, which one is chosen, what is kept of it."""
+"""Comparing candidates: how they are timed, and which one is chosen."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.measurement import Measurement, keep_measurement, measure, read_measurement
+from graphkiln_backend.lowering.memory import Measurement
+from graphkiln_backend.lowering.selection import measure
 from graphkiln_backend.lowering.warmup import SyntheticInputs
 
-KEY = {"device": "cpu"}
-FOUND = Measurement(chosen="b", rates={"a": 1.5, "b": 2.0})
 Build = Callable[..., dict[str, Any]]
 
 
@@ -123,49 +118,3 @@ class TestMeasure:
 
     def test_a_single_one_is_chosen(self, build: Build, golden: GoldenSamples) -> None:
         assert measure(build(a=2.0), golden, 4) == Measurement(chosen="a", rates={"a": 2.0})
-
-
-class TestKeeping:
-    def test_what_is_kept_is_read_at_the_next_start(self, tmp_path: Path) -> None:
-        with ArtifactCache(tmp_path) as cache, cache.reserve("choice", "m/1", KEY) as entry:
-            assert read_measurement(entry) is None
-            keep_measurement(entry, FOUND)
-            assert read_measurement(entry) == FOUND
-        with ArtifactCache(tmp_path) as cache, cache.reserve("choice", "m/1", KEY) as entry:
-            assert read_measurement(entry) == FOUND
-
-    def test_the_file_keeps_its_name_and_words(self, cache: ArtifactCache) -> None:
-        """Caches that exist hold it."""
-        with cache.reserve("choice", "m/1", KEY) as entry:
-            keep_measurement(entry, FOUND)
-        assert entry.path
-        document = json.loads((entry.path / "measured.json").read_text())
-        assert document == {"chosen": "b", "rates": {"a": 1.5, "b": 2.0}}
-
-    def test_without_a_cache_nothing_is_kept(self) -> None:
-        assert read_measurement(None) is None
-        keep_measurement(None, FOUND)
-
-    def test_a_full_disk_is_no_reason_not_to_serve(
-        self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-    ) -> None:
-        def full(*_: object, **__: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        with cache.reserve("choice", "m/1", KEY) as entry:
-            with monkeypatch.context() as patch:
-                patch.setattr(Path, "write_text", full)
-                keep_measurement(entry, FOUND)
-            assert entry.path is None
-        assert len(logged) == 1
-        assert "the choice of an engine is not remembered" in logged[0]
-        assert "is full: No space left on device" in logged[0]
-        assert cache.entries() == []
-
-    def test_other_errors_are_not_hidden(self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(*_: object) -> None:
-            raise ZeroDivisionError
-
-        monkeypatch.setattr("graphkiln_backend.lowering.measurement.encode", fail)
-        with cache.reserve("choice", "m/1", KEY) as entry, pytest.raises(ZeroDivisionError):
-            keep_measurement(entry, FOUND)

@@ -13,6 +13,7 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.memory import Measurement
 from graphkiln_backend.lowering.warmup import SyntheticInputs
 from graphkiln_backend.scoring import model as module
 from graphkiln_backend.scoring.model import choose_batch_size, measure_sizes
@@ -67,24 +68,20 @@ def test_sizes_that_fail_are_left_out(timed: Any) -> None:
 class Memory:
     """Artifacts that remember one choice."""
 
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
-        self.path: Any = None
-        self.conditions: Mapping[str, str] = {}
+    value: Measurement | None = None
+    conditions: Mapping[str, str]
 
     @contextmanager
-    def reserve_choice(self, _: object, conditions: Mapping[str, str]) -> Iterator[Memory]:
+    def recall_choice(self, _: object, conditions: Mapping[str, str]) -> Iterator[Memory]:
         self.conditions = conditions
         yield self
 
-    @contextmanager
-    def write(self) -> Iterator[Any]:
-        yield self.folder
-        self.path = self.folder
+    def keep(self, value: Measurement) -> None:
+        self.value = value
 
 
-def test_measures_once(timed: Any, tmp_path: Any) -> None:
-    memory: Any = Memory(tmp_path)
+def test_measures_once(timed: Any) -> None:
+    memory: Any = Memory()
     assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
     assert "threads" in memory.conditions
     runs = timed.runs
