@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
-from typing import Protocol, runtime_checkable
 
 import onnx_ir
 
@@ -50,16 +49,10 @@ from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
 from graphkiln_converters.sources.base import (
-    EXPORT_BATCH,
     RANDOM_WEIGHTS,
-    FixedBatchSource,
     InputSpec,
-    NotedSource,
-    OpenModel,
     SourceModel,
     SourceOptions,
-    TaskSource,
-    WholeSource,
     open_source,
 )
 from graphkiln_converters.write import (
@@ -102,10 +95,10 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         open_model(recipe.model_copy(update={"source": source})) as opened,
         TemporaryDirectory() as temporary,
     ):
-        for note in notes_of(opened.source):
+        for note in notes_of(opened):
             _log.warning("%s", note)
         _log.info("exporting the graph")
-        graph = opened.source.export({spec.name: spec.dynamic for spec in opened.inputs})
+        graph = opened.export()
         model = with_fitting_labels(with_task(opened, recipe, graph), recipe, graph)
         warn_without_preprocess(model)
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE)
@@ -116,7 +109,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     return folder / str(recipe.version)
 
 
-def _rewrite_and_prove(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
+def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one."""
     names = [str(value.name) for value in graph.graph.outputs]
     recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole), task=model.task)
@@ -154,11 +147,10 @@ def _rewrite_and_prove(recipe: Recipe, model: OpenModel, graph: onnx_ir.Model, t
 
 
 def _prove(
-    model: OpenModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples], limits: Limits
+    model: SourceModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples], limits: Limits
 ) -> ProvenGraph:
     """Prove a graph in the source's precision, with other batch sizes than it was exported with."""
-    exported = model.source.batch_size if isinstance(model.source, FixedBatchSource) else EXPORT_BATCH
-    proof = prove_graph(graph, samples, limits, batch_sizes=other_batch_sizes(exported))
+    proof = prove_graph(graph, samples, limits, batch_sizes=other_batch_sizes(model.batch_size))
     return ProvenGraph(graph=graph, proof=proof, rewritten=rewritten, verification=proof.verification)
 
 
@@ -238,8 +230,8 @@ def local_source(source: str) -> Iterator[str]:
         yield f"{kind}{fetch_file(address, Path(folder))}"
 
 
-def open_model(recipe: Recipe) -> OpenModel:
-    """Open the recipe's source.
+def open_model(recipe: Recipe) -> SourceModel:
+    """Open the recipe's source, with the recipe's preprocessing, labels and varying dimensions.
 
     Raises:
         ConversionError: The source cannot be opened, or an option of the recipe does not fit it.
@@ -264,7 +256,7 @@ def open_model(recipe: Recipe) -> OpenModel:
         ),
     )
     source = open_source(recipe.source, options)
-    if recipe.batch == "fixed" and not isinstance(source, WholeSource):
+    if recipe.batch == "fixed" and not source.takes_fixed_batch:
         source.close()
         raise ConversionError(
             "--batch fixed is for what was saved with a fixed batch: FILE.onnx, FILE.pt2, torchscript:FILE",
@@ -275,13 +267,12 @@ def open_model(recipe: Recipe) -> OpenModel:
             from graphkiln_converters.gradient import add_gradient
 
             source = add_gradient(source, recipe.gradient)
-        whole = isinstance(source, WholeSource) and bool(source.whole)
-        return OpenModel(
-            source=source,
-            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=whole),
-            preprocess=decode(Preprocess, recipe.preprocess, path="preprocess")
-            if recipe.preprocess is not None
-            else source.preprocess,
+        return replace(
+            source,
+            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=bool(source.whole)),
+            preprocess=source.preprocess
+            if recipe.preprocess is None
+            else decode(Preprocess, recipe.preprocess, path="preprocess"),
             labels=_labels(recipe, source),
         )
     except BaseException:
@@ -337,7 +328,7 @@ _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BF
 _DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
 
 
-def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
+def with_task(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
     """Add the task that the version will publish, by the source's names of outputs.
 
     Args:
@@ -351,8 +342,7 @@ def with_task(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenMod
     outputs = {
         str(value.name): value for value in graph.graph.outputs if not recipe.outputs or value.name in recipe.outputs
     }
-    own = model.source.task if isinstance(model.source, TaskSource) else None
-    task = own if own is not None and set(output_names(own)) <= outputs.keys() else None
+    task = model.task if model.task is not None and set(output_names(model.task)) <= outputs.keys() else None
     if recipe.task != "auto" and (task is None or task.kind != recipe.task):
         task = _fitting_task(recipe.task, outputs)
     if task is not None and not isinstance(task, Classification):
@@ -402,17 +392,7 @@ def _fitting_task(kind: str, outputs: Mapping[str, onnx_ir.Value]) -> Task:
     raise ConversionError(f"--task {kind} needs {wanted}; the graph has {found}", hint="choose with --outputs")
 
 
-@runtime_checkable
-class ClassesSource(Protocol):
-    """A source model that knows its number of classes where no output has a dimension for them."""
-
-    @property
-    def classes(self) -> int:
-        """Number of classes; 0 where it is not known after all."""
-        ...
-
-
-def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) -> OpenModel:
+def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
     """Keep labels that are one for each class of the output that they name; leave out others.
 
     Args:
@@ -425,10 +405,9 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
     """
     if isinstance(model.task, Detection):
         # Classes of detections are numbers: no output has a dimension for them.
-        known = model.source.classes if isinstance(model.source, ClassesSource) else 0
-        if recipe.labels and known and len(model.labels) != known:
+        if recipe.labels and model.classes and len(model.labels) != model.classes:
             raise ConversionError(
-                f"{recipe.labels} has {len(model.labels)} labels for the {known} classes of {recipe.source}",
+                f"{recipe.labels} has {len(model.labels)} labels for the {model.classes} classes of {recipe.source}",
                 hint="one line for each class, in their order; torchvision's first one is the background",
             )
         return model
@@ -445,7 +424,7 @@ def with_fitting_labels(model: OpenModel, recipe: Recipe, graph: onnx_ir.Model) 
     return replace(model, labels=())
 
 
-def warn_without_preprocess(model: OpenModel) -> None:
+def warn_without_preprocess(model: SourceModel) -> None:
     """Warn of an image task without a preprocess: clients could send it no images."""
     if not is_classification(model.task) and model.preprocess is None:
         _log.warning(
@@ -495,22 +474,23 @@ def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
 # The version: what its manifest and its configuration say.
 
 
-def remaining_preprocess(model: OpenModel, edge: Edge) -> Preprocess | None:
+def remaining_preprocess(model: SourceModel, edge: Edge) -> Preprocess | None:
     """Preprocessing that is left for the client of a rewritten graph."""
     return edge.to_graph_preprocess(model.preprocess) if model.preprocess else None
 
 
-def notes_of(source: SourceModel) -> tuple[str, ...]:
+def notes_of(model: SourceModel) -> tuple[str, ...]:
     """Remarks about a source, for the log and the manifest."""
-    if isinstance(source, NotedSource):
-        return source.notes
-    if RANDOM_WEIGHTS not in source.description:
-        return ()
-    note = "the weights are random: the graph computes what its source does, which means nothing"
-    return (f"{note} (--weights FILE or --pretrained)",)
+    notes = model.notes
+    if model.whole:
+        notes = (*notes, f"served whole, with max_batch_size 0: {model.whole}")
+    if RANDOM_WEIGHTS in model.description:
+        random = "the weights are random: the graph computes what its source does, which means nothing"
+        notes = (*notes, f"{random} (--weights FILE or --pretrained)")
+    return notes
 
 
-def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
+def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
     """Describe a proven graph for its manifest and its configuration.
 
     Args:
@@ -522,9 +502,9 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
     """
     proof, edge = proven.proof, proven.rewritten.edge
     source = SourceInfo(
-        description=recipe.source if remote_part(recipe.source)[1] else model.source.description,
+        description=recipe.source if remote_part(recipe.source)[1] else model.description,
         command=command,
-        libraries=(*model.source.libraries, "onnx", "onnxruntime"),
+        libraries=(*model.libraries, "onnx", "onnxruntime"),
         metrics={},
         preprocess=remaining_preprocess(model, edge),
         labels=() if recipe.top_k else model.labels,
@@ -542,7 +522,7 @@ def new_version(recipe: Recipe, model: OpenModel, proven: ProvenGraph, *, comman
         # The graph and its weights are the only files of their folder.
         graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
         seconds=round(seconds, 2),
-        notes=(*notes_of(model.source), *proven.notes),
+        notes=(*notes_of(model), *proven.notes),
     )
     return NewVersion(
         graph=proven.graph,

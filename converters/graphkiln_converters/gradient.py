@@ -24,9 +24,8 @@ from torch.export.experimental import _export_forward_backward
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
 # Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports.
@@ -34,12 +33,12 @@ _NOISE = 3e-6
 _NOISE_DRAWS = 4
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GradientModel:
-    """A `SourceModel` that returns what a model returns, and a gradient.
+@dataclass(frozen=True, kw_only=True)
+class GradientModel(SourceModel):
+    """A model that returns what another one returns, and a gradient.
 
     Attributes:
-        model: The model.
+        model: The other one.
         output: Which of its outputs is summed up.
         input: The input that the gradient is with respect to.
     """
@@ -48,43 +47,13 @@ class GradientModel:
     output: str
     input: str
 
-    @property
-    def description(self) -> str:
-        """See `SourceModel`."""
-        return f"{self.model.description} with the gradient of {self.output} by {self.input}"
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """See `SourceModel`."""
-        return self.model.libraries
-
-    @property
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """See `SourceModel`."""
-        return self.model.inputs
-
-    @property
-    def preprocess(self) -> Preprocess | None:
-        """See `SourceModel`."""
-        return self.model.preprocess
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """See `SourceModel`."""
-        return self.model.labels
-
-    @property
-    def gradient(self) -> str:
-        """See `GradientSource`."""
-        return f"{self.input}_gradient"
-
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; by autograd."""
         outputs, gradient = self._differentiate(feeds)
         return {**{name: tensor.detach().numpy() for name, tensor in outputs.items()}, self.gradient: gradient.numpy()}
 
     def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:
-        """See `GradientSource.gradient_noise`.
+        """See `SourceModel.gradient_noise`.
 
         Where an input of a ReLU is that near to its kink, the gradient jumps, and no fp32 graph can know which way. On
         random ResNets that is seen in one of three samples, and makes up to 0.8% of the gradient.
@@ -97,18 +66,21 @@ class GradientModel:
             changes.append(float((perturbed - exact).norm() / exact.norm()))
         return max(changes)
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
             ConversionError: The joint graph cannot be made.
         """
         outputs = self.model.run(synthetic_samples(self.inputs, 1, {}, seed=0))
-        joint = replace(self.model, module=self._joint(), keywords=False, outputs=(*outputs, self.gradient))
-        return joint.export(dynamic)
-
-    def close(self) -> None:
-        """See `SourceModel.close`."""
+        joint = replace(
+            self.model,
+            inputs=self.inputs,
+            module=self._joint(),
+            keywords=False,
+            outputs=(*outputs, self.gradient),
+        )
+        return joint.export()
 
     def _differentiate(self, feeds: Mapping[str, AnyArray]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         tensors = {spec.name: torch.from_numpy(feeds[spec.name].copy()) for spec in self.inputs}
@@ -163,7 +135,17 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
             raise ConversionError(f"--gradient {gradient}: there is no {kind} '{word}'", hint=did_you_mean(word, known))
     if not inputs[name].dtype.is_float:
         raise ConversionError(f"--gradient {gradient}: input '{name}' holds integers, which have no derivative")
-    return GradientModel(model=source, output=output, input=name)
+    return GradientModel(
+        description=f"{source.description} with the gradient of {output} by {name}",
+        libraries=source.libraries,
+        inputs=source.inputs,
+        preprocess=source.preprocess,
+        labels=source.labels,
+        gradient=f"{name}_gradient",
+        model=source,
+        output=output,
+        input=name,
+    )
 
 
 # Forward and backward as one graph: torch.export's joint graph of a model, as a module that can be exported again.

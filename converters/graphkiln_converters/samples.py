@@ -26,7 +26,7 @@ from graphkiln_converters.annotations import read_task_targets
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.runnable import run_in_batches
-from graphkiln_converters.sources.base import GradientSource, InputSpec, OpenModel, PreciseSource, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
 
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")
@@ -275,7 +275,7 @@ class Sampler:
         preprocess: Preprocessing for the graph's input, or None.
     """
 
-    model: OpenModel
+    model: SourceModel
     edge: Edge
     preprocess: Preprocess | None
 
@@ -316,7 +316,7 @@ class Sampler:
 
     def _whole_reference(self, feeds: Arrays) -> ReferenceSamples:
         edge = self.edge
-        outputs = edge.to_graph_outputs(edge.keep(self.model.source.run(edge.to_source_feeds(feeds))))
+        outputs = edge.to_graph_outputs(edge.keep(self.model.run(edge.to_source_feeds(feeds))))
         return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, task=self.task, whole=True)
 
     def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
@@ -326,20 +326,19 @@ class Sampler:
             The samples, in the types that they had, and the largest relative L2 error of an output; no samples where
             the source cannot be computed in fp64.
         """
-        source = self.model.source
-        if not isinstance(source, PreciseSource) or self.model.whole or not samples:
+        if self.model.whole or not samples:
             return [], 0.0
         try:
-            precise = [self._in_fp64(source, sample) for sample in samples]
+            precise = [self._in_fp64(sample) for sample in samples]
         except GraphkilnError:
             return [], 0.0
         pairs = zip(samples, precise, strict=True)
         errors = [error for sample, exact in pairs for error in _errors(exact, sample)]
         return precise, max(error.relative_l2 for error in errors)
 
-    def _in_fp64(self, source: PreciseSource, sample: ReferenceSamples) -> ReferenceSamples:
+    def _in_fp64(self, sample: ReferenceSamples) -> ReferenceSamples:
         edge, feeds = self.edge, self.edge.to_source_feeds(sample.feeds)
-        outputs = run_in_batches(lambda batch: edge.keep(source.run_in_fp64(batch)), feeds, _REFERENCE_BATCH)
+        outputs = run_in_batches(lambda batch: edge.keep(self.model.run_in_fp64(batch)), feeds, _REFERENCE_BATCH)
         exact = edge.to_graph_outputs(outputs)
         return replace(
             sample, outputs={name: exact[name].astype(array.dtype) for name, array in sample.outputs.items()}
@@ -386,15 +385,14 @@ class Sampler:
 
     def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
         """Feeds of the graph, and what the source returns for them, as the graph should."""
-        source, edge = self.model.source, self.edge
+        model, edge = self.model, self.edge
         source_feeds = edge.to_source_feeds(feeds)
-        outputs = run_in_batches(lambda batch: edge.keep(source.run(batch)), source_feeds, _REFERENCE_BATCH)
-        differentiated = source if isinstance(source, GradientSource) else None
+        outputs = run_in_batches(lambda batch: edge.keep(model.run(batch)), source_feeds, _REFERENCE_BATCH)
         return ReferenceSamples(
             feeds=feeds,
             outputs=edge.to_graph_outputs(outputs),
-            gradients=frozenset({edge.output_name(differentiated.gradient)} if differentiated else ()),
-            gradient_noise=differentiated.gradient_noise(source_feeds) if differentiated else 0.0,
+            gradients=frozenset({edge.output_name(model.gradient)} if model.gradient else ()),
+            gradient_noise=model.gradient_noise(source_feeds),
             ranking=edge.ranking,
             task=self.task,
             targets=targets,

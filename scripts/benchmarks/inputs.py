@@ -29,7 +29,7 @@ def exported_graph(architecture: str) -> Path:
     if not cached.exists():
         print(f"exporting {architecture} (once)", file=sys.stderr)
         CACHE.mkdir(parents=True, exist_ok=True)
-        model = open_source(source, SourceOptions()).export({})
+        model = open_source(source, SourceOptions()).export()
         run_passes(model, (*OPTIMIZATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
         partial = cached.with_suffix(".partial.onnx")
         save(model, partial)

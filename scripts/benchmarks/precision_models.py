@@ -147,7 +147,7 @@ def _smooth(random: np.random.Generator, shape: tuple[int, ...]) -> AnyArray:
 
 def _export(name: str, target: Path) -> None:
     torch.manual_seed(0)
-    model = open_source(ARCHITECTURES[name], SourceOptions()).export({})
+    model = open_source(ARCHITECTURES[name], SourceOptions()).export()
     run_passes(model, OPTIMIZATIONS)
     save(model, target)
 

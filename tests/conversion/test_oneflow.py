@@ -80,7 +80,7 @@ class TestOperators:
         try:
             for key, array in source.run(inputs).items():
                 assert relative_l2(array, expected[key]) <= LIMIT, key
-            save(source.export({}), tmp_path / "varying.onnx")
+            save(source.export(), tmp_path / "varying.onnx")
             with OnnxRuntimeEngine().build_reference(tmp_path / "varying.onnx") as varying:
                 for rows in (1, 2, 5):
                     feeds = {key: np.concatenate([array, array[::-1], array])[:rows] for key, array in inputs.items()}
@@ -394,7 +394,7 @@ class TestThirdParties:
         monkeypatch.setattr(EntryPoint, "load", lambda _: halved)
         monkeypatch.setattr(registry, "entry_points", lambda group: [entry] if group == GROUP else [])
         source = opened(cnn)
-        model = source.export({})
+        model = source.export()
         source.close()
         assert isinstance(model, onnx_ir.Model)
         assert any(node.op_type == "Mul" and str(node.name).startswith("m-relu") for node in model.graph)
@@ -404,7 +404,7 @@ class TestThirdParties:
         monkeypatch.setattr(EntryPoint, "load", lambda _: halved)
         monkeypatch.setattr(registry, "entry_points", lambda group: [entry])  # noqa: ARG005
         source = opened(cnn)
-        kinds = {node.op_type for node in source.export({}).graph}
+        kinds = {node.op_type for node in source.export().graph}
         source.close()
         assert "Relu" not in kinds
 

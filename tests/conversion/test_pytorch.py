@@ -32,14 +32,14 @@ def model(module: nn.Module, *names: str, keywords: bool = False, outputs: tuple
 
 @pytest.mark.parametrize("keywords", [True, False])
 def test_names_and_a_dynamic_batch(keywords: bool) -> None:
-    graph = model(Sum(), "left", "right", keywords=keywords).export({}).graph
+    graph = model(Sum(), "left", "right", keywords=keywords).export().graph
     assert [value.name for value in graph.inputs] == ["left", "right"]
     assert [value.name for value in graph.outputs] == ["sum", "difference"]
     assert all(value.shape and str(value.shape[0]) == "batch" for value in (*graph.inputs, *graph.outputs))
 
 
 def test_given_names_of_outputs() -> None:
-    graph = model(Sum(), "left", "right", outputs=("first", "second")).export({}).graph
+    graph = model(Sum(), "left", "right", outputs=("first", "second")).export().graph
     assert [value.name for value in graph.outputs] == ["first", "second"]
 
 

@@ -41,7 +41,7 @@ FP32, TF32 = Settings(precision=Precision.FP32), Settings(precision=Precision.TF
 def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelVersion:
     """An exported architecture with the CPU's answers as golden samples."""
     graph = tmp_path_factory.mktemp("graphs") / "model.onnx"
-    model = open_source(f"torchvision:{request.param}", SourceOptions()).export({})
+    model = open_source(f"torchvision:{request.param}", SourceOptions()).export()
     run_passes(model, OPTIMIZATIONS)
     save(model, graph)
     feeds = {"image": np.random.default_rng(0).normal(size=(4, 3, SIDE, SIDE)).astype(np.float32)}

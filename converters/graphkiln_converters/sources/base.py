@@ -1,6 +1,7 @@
-"""Interface of the source modules: `open_source(location, options) -> SourceModel`.
+"""Source models: their interface, how one is opened, suggestions for a wrong name, and synthetic samples.
 
-A source model is opened, not yet converted: it can be run (the reference of the proof) and exported.
+A source module has `open_source(location, options) -> SourceModel`. A source model is opened, not yet converted: it can
+be run (the reference of the proof) and exported.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 import onnx_ir
@@ -24,108 +26,13 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.recipe import near_file
 
-# Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.
-#
-# The libraries of the sources are asked for their architectures, as far as they are installed: after a wrong
-# name there is time for that.
-
-# Other words for the kinds of sources.
-_ALIASES = {
-    **dict.fromkeys(("tv", "torch", "pytorch", "torchvision.models", "flowvision"), "torchvision"),
-    **dict.fromkeys(("hf", "transformers", "hub", "hf-hub", "hf_hub"), "huggingface"),
-    **dict.fromkeys(("py", "module"), "python"),
-    **dict.fromkeys(("flow", "of"), "oneflow"),
-}
-_WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
-# A file that makes a folder a source.
-_IN_FOLDER = {"config.json": "huggingface", "model.mlir": "oneflow"}
-_CUTOFF = 0.75
-_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-_LISTS = {"torchvision": "list_architectures", "timm": "list_all_architectures"}
-_MODEL_TYPES = "list_model_types"
-
-
-def suggest(source: str, kinds: Collection[str]) -> str:
-    """Suggest a source for a text that is not one.
-
-    Args:
-        source: The text.
-        kinds: The kinds of sources.
-
-    Returns:
-        The hint; empty where nothing is near.
-    """
-    if Path(source).is_file():  # no name of an architecture: nobody need wait for the libraries
-        return _of_path(Path(source))
-    finders: tuple[Callable[[], str], ...] = (
-        lambda: _of_path(Path(source)),
-        lambda: near_file(Path(source)) if Path(source).suffix else "",
-        lambda: _of_kind(source, kinds),
-        lambda: _of_architecture(source),
-    )
-    return next((hint for find in finders if (hint := find())), "") if source.strip() else ""
-
-
-def _meant(source: str) -> str:
-    return f"did you mean '{source}'?"
-
-
-def _of_path(path: Path) -> str:
-    """For a file or folder that is there."""
-    if path.is_dir():
-        kinds = [kind for name, kind in _IN_FOLDER.items() if (path / name).exists()]
-        graphs = sorted(path.glob("**/*.onnx"))
-        return _meant(f"{kinds[0]}:{path}") if kinds else _meant(str(graphs[-1])) if graphs else ""
-    if not path.is_file():
-        return ""
-    if path.suffix == ".py":
-        return f"name the function that returns the model: python:{path}:FUNCTION"
-    if path.suffix in _WEIGHTS:
-        return f"weights alone are no model: name its architecture, for example torchvision:ARCH --weights {path}"
-    return ""
-
-
-def _of_kind(source: str, kinds: Collection[str]) -> str:
-    """For KIND:LOCATION, or KIND/LOCATION, with another word for the kind."""
-    for separator in ":/":
-        kind, found, location = source.partition(separator)
-        near = difflib.get_close_matches(kind.lower(), kinds, n=1)
-        known = _ALIASES.get(kind.lower()) or (near[0] if near else "")
-        if found and known and location:
-            return _meant(f"{known}:{location}")
-    return ""
-
-
-def _of_architecture(source: str) -> str:
-    """For the name of an architecture, or of a model on the hub."""
-    wanted = source.lower()
-    names = {name: kind for kind in reversed(_LISTS) for name in _names(kind, _LISTS[kind])}
-    for spelled in (wanted, wanted.replace("-", "_")):
-        base, tag, _ = spelled.partition(".")
-        if base in names:
-            return _meant(f"{'timm' if tag else names[base]}:{spelled}")  # only timm has tags
-    first, dash, _ = wanted.replace("_", "-").partition("-")
-    if _HUB.fullmatch(source) or (dash and first in set(_names("huggingface", _MODEL_TYPES))):
-        return _meant(f"huggingface:{source}")
-    near = difflib.get_close_matches(wanted.replace("-", "_"), names, n=1, cutoff=_CUTOFF)
-    return _meant(f"{names[near[0]]}:{near[0]}") if near else ""
-
-
-def _names(kind: str, function: str) -> Iterable[str]:
-    """The architectures that a source module lists; none where its library is not installed."""
-    try:
-        module = importlib.import_module(f"graphkiln_converters.sources.{kind}")
-    except ImportError:
-        return ()
-    listed: Iterable[str] = getattr(module, function)()
-    return listed
-
-
-# in the description of a source without trained weights
+# In the description of a source without trained weights.
 RANDOM_WEIGHTS = "with random weights"
 # The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
 # batch is the commonest silent failure of an export.
 EXPORT_BATCH = 2
+USUAL_SIZE = 8  # of a dimension that varies and whose size is not given
+CODE_HINT = "if you trust its author, give --allow-code; an .onnx or .safetensors file runs none"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +45,7 @@ class InputSpec:
         shape: Sizes of one sample, without the batch; of an axis in `dynamic`, its usual size.
         dynamic: Axis of the sample -> smallest and largest size.
         high: Synthetic integers are drawn from 0 up to this, exclusive.
-        mask: Whether it is an attention mask: ones where the other inputs hold tokens, then zeros.
+        mask: An attention mask: ones where the other inputs hold tokens, then zeros.
         words: Synthetic text is drawn from these.
     """
 
@@ -180,147 +87,65 @@ class SourceOptions:
     detection: DetectorOptions = field(default_factory=DetectorOptions)
 
 
-class SourceModel(Protocol):
-    """A source model: describes itself, can be run, and can be exported."""
+@dataclass(frozen=True, kw_only=True)
+class SourceModel(Closeable):
+    """A source model: describes itself, can be run, and can be exported.
 
-    @property
-    def description(self) -> str:
-        """The source as the user named it."""
-        ...
+    Attributes:
+        description: The source as the user named it.
+        libraries: Distributions whose versions go into the manifest.
+        inputs: Its inputs, in order.
+        preprocess: How an image becomes its input, or None.
+        labels: Class names; empty for none.
+        task: Its image task by its own names of outputs; None where it has none or does not know.
+        classes: Number of classes where no output has a dimension for them; 0 where not known.
+        notes: Remarks for the log and the manifest.
+        batch_size: The fixed batch that it was saved with and that was made to vary, or that of exports.
+        whole: Reason why requests cannot be batched: shapes of inputs and samples have no batch then. Empty where
+            they can.
+        gradient: Name of the output that is a gradient; empty for none.
+    """
 
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """Distributions whose versions go into the manifest."""
-        ...
+    takes_fixed_batch: ClassVar[bool] = False  # `--batch fixed` has a meaning for it
 
-    @property
-    def inputs(self) -> tuple[InputSpec, ...]:
-        """Its inputs, in order."""
-        ...
+    description: str
+    libraries: tuple[str, ...]
+    inputs: tuple[InputSpec, ...]
+    preprocess: Preprocess | None = None
+    labels: tuple[str, ...] = ()
+    task: Task | None = None
+    classes: int = 0
+    notes: tuple[str, ...] = ()
+    batch_size: int = EXPORT_BATCH
+    whole: str = ""
+    gradient: str = ""
 
-    @property
-    def preprocess(self) -> Preprocess | None:
-        """Preprocessing of an image, or None."""
-        ...
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Class names, or empty."""
-        ...
-
+    @abstractmethod
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """The reference outputs, fp32: `[batch, ...]` arrays by the source's own names."""
-        ...
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
-        """The graph, with the source's own names and a dynamic first dimension.
-
-        Args:
-            dynamic: Input -> axis of the sample -> smallest and largest size, besides the batch.
+    @abstractmethod
+    def export(self) -> onnx_ir.Model:
+        """The graph with the source's own names; the batch and the `dynamic` axes of the inputs vary.
 
         Raises:
             ConversionError: The source cannot be exported.
         """
-        ...
 
-    def close(self) -> None:
-        """Release its session and temporary files."""
-        ...
-
-
-@runtime_checkable
-class GradientSource(Protocol):
-    """A source model that returns a gradient, too."""
-
-    @property
-    def gradient(self) -> str:
-        """Names of the output that is a gradient."""
-        ...
-
-    def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:
-        """Change of the gradient when its input changes by fp32's own error, as a share of its length."""
-        ...
-
-
-@runtime_checkable
-class PreciseSource(Protocol):
-    """A source model that can be computed in fp64, too."""
-
-    def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:  # noqa: ARG002
         """Compute `run` in fp64, and return fp64 in place of fp32.
 
         Raises:
             ConversionError: The model computes in no other type than its own.
         """
-        ...
+        raise ConversionError(f"{self.description} cannot be computed in fp64")
 
-
-@runtime_checkable
-class FixedBatchSource(Protocol):
-    """A source model that was saved with one batch size; the graph's is dynamic all the same."""
-
-    @property
-    def batch_size(self) -> int:
-        """The size that it was saved with."""
-        ...
-
-
-@runtime_checkable
-class NotedSource(Protocol):
-    """A source model of which a person should know more."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """A line each, for the log and the manifest."""
-        ...
-
-
-@runtime_checkable
-class TaskSource(Protocol):
-    """A source model that knows what it answers about an image."""
-
-    @property
-    def task(self) -> Task | None:
-        """The task, by the source's own names of outputs; None where it is not known."""
-        ...
-
-
-@runtime_checkable
-class WholeSource(Protocol):
-    """A source model whose inputs may have no batch: the shapes of its inputs are then whole, and so is each sample."""
-
-    @property
-    def whole(self) -> str:
-        """Reason why requests cannot be batched; empty where they can."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenModel(Closeable):
-    """A source model that is ready to be exported, with the recipe's additions.
-
-    Attributes:
-        source: The model.
-        inputs: Its inputs, with all dimensions that vary.
-        preprocess: How an image becomes its input, or None.
-        labels: Class names; empty for none.
-        task: Its image task by the source's names of outputs; None until the graph is known.
-    """
-
-    source: SourceModel
-    inputs: tuple[InputSpec, ...]
-    preprocess: Preprocess | None
-    labels: tuple[str, ...]
-    task: Task | None = None
-
-    @property
-    def whole(self) -> str:
-        """Reason why its requests cannot be batched; empty where they can."""
-        return self.source.whole if isinstance(self.source, WholeSource) else ""
+    def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:  # noqa: ARG002
+        """Change of the gradient when its input changes by fp32's own error, as a share of its length."""
+        return 0.0
 
     def close(self) -> None:
-        """Close the source."""
-        self.source.close()
+        """Release sessions and temporary files."""
 
 
 _KINDS = {
@@ -334,23 +159,15 @@ _KINDS = {
     "sklearn": ("sklearn", "sklearn"),
     "keras": ("keras", "keras"),
 }
+_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
+# Sources whose files hold the weights.
+_WITH_WEIGHTS = {"oneflow_graph", "torchscript", "sklearn", "keras", "exported_program", "onnx_file", "onnx_detector"}
 # Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
 # tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs.
 _ELSEWHERE = {
     "paddle": "paddle2onnx --model_dir DIR ... --save_file model.onnx",
     "tensorflow": "python -m tf2onnx.convert --saved-model DIR --opset 18 --output model.onnx",
 }
-_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
-# Modules that open what others open, for `--task detection`.
-_DETECTORS = {"onnx_file": "onnx_detector"}
-CODE_HINT = "if you trust whoever made it, give --allow-code; an .onnx or .safetensors file runs none"
-# Its loader runs what the file says: it evaluates text and loads pickles.
-_RUNS_CODE = ".pt2"
-
-
-def described(name: str, options: SourceOptions) -> str:
-    """Describe an architecture, and note random weights."""
-    return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"
 
 
 def open_source(source: str, options: SourceOptions) -> SourceModel:
@@ -366,15 +183,17 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     if suffix in _SUFFIXES and kind not in _KINDS:
         module_name, location = _SUFFIXES[suffix], source
         extra = module_name if module_name in _KINDS else "convert"
-        module_name = _DETECTORS.get(module_name, module_name) if options.task == "detection" else module_name
-        if suffix == _RUNS_CODE and not options.allow_code and Path(source).is_file():
-            raise ConversionError(f"{source} is not loaded: a {_RUNS_CODE} file can run code", hint=CODE_HINT)
+        if module_name == "onnx_file" and options.task == "detection":
+            module_name = "onnx_detector"
+        # torch.export.load evaluates text and loads pickles.
+        if suffix == ".pt2" and not options.allow_code and Path(source).is_file():
+            raise ConversionError(f"{source} is not loaded: a .pt2 file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:
         module_name, extra = _KINDS[kind]
     else:
         if kind in _ELSEWHERE:
             raise ConversionError(
-                f"{kind} models are exported in an environment of their own",
+                f"{kind} models are exported in a separate environment",
                 hint=f"there: {_ELSEWHERE[kind]}; then: graphkiln convert model.onnx --reference FILE.npz, with "
                 "inputs and outputs that were recorded there",
             )
@@ -382,12 +201,106 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
         raise ConversionError(
             f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"
         )
+    if options.weights and module_name in _WITH_WEIGHTS:
+        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
     except ImportError as error:
         raise EngineUnavailable(f"{kind} models need a library that is not installed: {error}", extra=extra) from error
     opener: Callable[[str, SourceOptions], SourceModel] = module.open_source
     return opener(location, options)
+
+
+def described(name: str, options: SourceOptions) -> str:
+    """Describe an architecture, and note random weights."""
+    return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"
+
+
+# Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.
+
+# Other words for the kinds of sources.
+_ALIASES = {
+    **dict.fromkeys(("tv", "torch", "pytorch", "torchvision.models", "flowvision"), "torchvision"),
+    **dict.fromkeys(("hf", "transformers", "hub", "hf-hub", "hf_hub"), "huggingface"),
+    **dict.fromkeys(("py", "module"), "python"),
+    **dict.fromkeys(("flow", "of"), "oneflow"),
+}
+_WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
+# A file that makes a folder a source.
+_IN_FOLDER = {"config.json": "huggingface", "model.mlir": "oneflow"}
+_CUTOFF = 0.75
+_HUB = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def suggest(source: str, kinds: Collection[str]) -> str:
+    """Suggest a source for a text that is not one; empty where nothing is near."""
+    path = Path(source)
+    if not source.strip():
+        return ""
+    if path.is_file():  # no name of an architecture: importing the libraries, which takes seconds, would not help
+        return _of_file(path)
+    return (
+        (_of_folder(path) if path.is_dir() else "")
+        or (near_file(path) if path.suffix else "")
+        or _of_kind(source, kinds)
+        or _of_architecture(source)
+    )
+
+
+def _meant(source: str) -> str:
+    return f"did you mean '{source}'?"
+
+
+def _of_file(path: Path) -> str:
+    if path.suffix == ".py":
+        return f"name the function that returns the model: python:{path}:FUNCTION"
+    if path.suffix in _WEIGHTS:
+        return f"weights alone are no model: name its architecture, for example torchvision:ARCH --weights {path}"
+    return ""
+
+
+def _of_folder(path: Path) -> str:
+    for name, kind in _IN_FOLDER.items():
+        if (path / name).exists():
+            return _meant(f"{kind}:{path}")
+    graphs = sorted(path.glob("**/*.onnx"))
+    return _meant(str(graphs[-1])) if graphs else ""
+
+
+def _of_kind(source: str, kinds: Collection[str]) -> str:
+    """For KIND:LOCATION, or KIND/LOCATION, with another word for the kind."""
+    for separator in ":/":
+        kind, found, location = source.partition(separator)
+        near = difflib.get_close_matches(kind.lower(), kinds, n=1)
+        known = _ALIASES.get(kind.lower()) or (near[0] if near else "")
+        if found and known and location:
+            return _meant(f"{known}:{location}")
+    return ""
+
+
+def _of_architecture(source: str) -> str:
+    """For the name of an architecture in an installed library, or of a model on the hub."""
+    wanted = source.lower()
+    names = {name: kind for kind in ("timm", "torchvision") for name in _architectures(kind)}
+    for spelled in (wanted, wanted.replace("-", "_")):
+        base, tag, _ = spelled.partition(".")
+        if base in names:
+            return _meant(f"{'timm' if tag else names[base]}:{spelled}")  # only timm has tags
+    first, dash, _ = wanted.replace("_", "-").partition("-")
+    if _HUB.fullmatch(source) or (dash and first in set(_architectures("huggingface"))):
+        return _meant(f"huggingface:{source}")
+    near = difflib.get_close_matches(wanted.replace("-", "_"), names, n=1, cutoff=_CUTOFF)
+    return _meant(f"{names[near[0]]}:{near[0]}") if near else ""
+
+
+def _architectures(kind: str) -> Iterable[str]:
+    """The architectures that a source module lists; none where its library is not installed."""
+    try:
+        module = importlib.import_module(f"graphkiln_converters.sources.{kind}")
+    except ImportError:
+        return ()
+    listed: Iterable[str] = module.list_architectures()
+    return listed
 
 
 def synthetic_samples(
@@ -421,9 +334,6 @@ def synthetic_samples(
             array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
         feeds[spec.name] = array
     return feeds
-
-
-USUAL_SIZE = 8  # of a dimension that varies and whose size is not given
 
 
 def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_converters.runnable import raise_opset, run_in_batches, save_runnable
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel
 
 _SEED = 20260102
@@ -175,40 +175,19 @@ def rounding_limits(model: onnx_ir.Model) -> Limits:
 # The reference stays the program, run with the batch that it was saved for.
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FixedBatchModel:
-    """A program with a fixed batch as a `SourceModel`.
+@dataclass(frozen=True, kw_only=True)
+class FixedBatchModel(SourceModel):
+    """A program with a fixed batch.
 
     Attributes:
         program: Program to run; its inputs are whole tensors, with the batch.
         graph: Its export, with a batch that varies unless it is served whole.
-        inputs: Its inputs: without the batch, or whole.
-        batch_size: The batch that it takes; `EXPORT_BATCH` where it is served whole.
-        whole: Reason why requests cannot be batched, or empty.
     """
+
+    takes_fixed_batch = True
 
     program: TorchModel
     graph: onnx_ir.Model
-    inputs: tuple[InputSpec, ...]
-    batch_size: int = EXPORT_BATCH
-    whole: str = ""
-    preprocess: None = None
-    labels: tuple[str, ...] = ()
-
-    @property
-    def description(self) -> str:
-        """See `SourceModel.description`."""
-        return self.program.description
-
-    @property
-    def libraries(self) -> tuple[str, ...]:
-        """See `SourceModel.libraries`."""
-        return self.program.libraries
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """See `NotedSource`."""
-        return (f"served whole, with max_batch_size 0: {self.whole}",) if self.whole else ()
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; other batches are split, and filled with the last row."""
@@ -230,25 +209,22 @@ class FixedBatchModel:
         ]
         return {name: np.concatenate([row[name][:1] for row in rows]) for name in rows[0]}
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
             ConversionError: A dimension is requested to vary that was saved with one size.
         """
         shapes = {value.name: value.shape for value in self.graph.graph.inputs}
-        for name, axes in dynamic.items():
-            for axis in (axis if self.whole else axis + 1 for axis in axes):
-                shape = shapes.get(name)
+        for spec in self.inputs:
+            for axis in (axis if self.whole else axis + 1 for axis in spec.dynamic):
+                shape = shapes.get(spec.name)
                 if shape is not None and isinstance(shape[axis], int):
                     raise ConversionError(
-                        f"--dynamic: {self.description} takes only {shape[axis]} in dimension {axis} of '{name}'",
+                        f"--dynamic: {self.description} takes only {shape[axis]} in dimension {axis} of '{spec.name}'",
                         hint="of the sizes that were saved with it, only the batch can be made to vary",
                     )
         return self.graph
-
-    def close(self) -> None:
-        """See `SourceModel.close`."""
 
 
 def with_free_batch(
@@ -266,7 +242,14 @@ def with_free_batch(
         ConversionError: It cannot be exported.
     """
     graph = export()
-    whole = FixedBatchModel(program=program, graph=graph, inputs=program.inputs, whole="--batch fixed")
+    whole = FixedBatchModel(
+        program=program,
+        graph=graph,
+        description=program.description,
+        libraries=program.libraries,
+        inputs=program.inputs,
+        whole="--batch fixed",
+    )
     with TemporaryDirectory(prefix="graphkiln-") as folder:
         copy = Path(folder) / "model.onnx"
         save(graph, copy)

@@ -38,8 +38,6 @@ def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatc
     Raises:
         ConversionError: The file is missing, damaged, or holds no example inputs.
     """
-    if options.weights:
-        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     check_file(location)
     program = _load(location)
     if program.example_inputs is None:

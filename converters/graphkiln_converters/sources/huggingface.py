@@ -274,7 +274,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     )
 
 
-def list_model_types() -> list[str]:
+def list_architectures() -> list[str]:
     """The model types that transformers knows: names on the hub mostly begin with one."""
     return list(transformers.CONFIG_MAPPING)
 

@@ -39,8 +39,6 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         ConversionError: The file is missing or damaged, holds code without --allow-code, or does not say its inputs.
         EngineUnavailable: Keras computes with another library than PyTorch.
     """
-    if options.weights:
-        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     if keras.backend.backend() != "torch":
         raise EngineUnavailable(f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch")
     model = _load(location, options)

@@ -7,7 +7,7 @@ run without any optimization. OneFlow's own come in with `--reference`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -25,35 +25,21 @@ from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions
 
 GRAPH_TEXT = "model.mlir"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OneflowGraph:
-    """A saved graph as a `SourceModel`.
+@dataclass(frozen=True, kw_only=True)
+class OneflowGraph(SourceModel):
+    """A saved graph; its inputs are `INPUT_<i>`.
 
     Attributes:
-        folder: What `flow.save` wrote.
-        batch_size: The batch size that it was saved with.
-        session: Runs it at that batch.
-        inputs: Its inputs, `INPUT_<i>`.
+        session: Runs it at the batch that it was saved with.
     """
 
-    folder: Path
-    batch_size: int
     session: Session
-    inputs: tuple[InputSpec, ...]
     _temporary: TemporaryDirectory[str]
-    libraries: tuple[str, ...] = ("lark",)
-    preprocess: None = None
-    labels: tuple[str, ...] = field(default=())
-
-    @property
-    def description(self) -> str:
-        """The folder."""
-        return f"oneflow:{self.folder}"
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; other batches are padded or split to the one that was saved."""
@@ -69,13 +55,13 @@ class OneflowGraph:
         """An output whose first dimension is not the batch stays as it is, and fails the proof."""
         return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch_size,) else np.atleast_1d(arrays[0])
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
             ConversionError: The batch cannot be made to vary, or another dimension is requested to.
         """
-        if any(dynamic.values()):
+        if any(spec.dynamic for spec in self.inputs):
             raise ConversionError(
                 "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
             )
@@ -96,8 +82,8 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
         ConversionError: There is no graph, a file is damaged, missing or not what the graph expects, or an operation is
             not known.
     """
-    if options.weights or options.shapes:
-        raise ConversionError(f"{location} holds its own weights and sizes", hint="leave --weights and --shape out")
+    if options.shapes:
+        raise ConversionError(f"{location} holds its own sizes", hint="leave --shape out")
     folder = _folder(Path(location))
     try:
         text = read_text(folder / GRAPH_TEXT)
@@ -124,7 +110,14 @@ def open_source(location: str, options: SourceOptions) -> OneflowGraph:
     except BaseException:
         temporary.cleanup()
         raise
-    return OneflowGraph(folder=folder, batch_size=batch_size, session=session, inputs=inputs, _temporary=temporary)
+    return OneflowGraph(
+        description=f"oneflow:{folder}",
+        libraries=("lark",),
+        inputs=inputs,
+        batch_size=batch_size,
+        session=session,
+        _temporary=temporary,
+    )
 
 
 def _folder(path: Path) -> Path:

@@ -24,13 +24,12 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_converters.detection.candidates import DETECTION, OUTPUTS
 from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
 from graphkiln_converters.detection.yolo import LEAST_SCORE, Settings, detect, head_of, recognize, selected
 from graphkiln_converters.sources import onnx_file
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.onnx_file import OnnxModel
 from graphkiln_converters.sources.pytorch import export_module, to_tensor
 
@@ -353,60 +352,31 @@ _SCORE_THRESHOLD = 0.25
 _CHANNELS = 3
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OnnxDetector:
-    """A graph of the YOLO kind as a `SourceModel` that returns detections.
+@dataclass(frozen=True, kw_only=True)
+class OnnxDetector(SourceModel):
+    """A graph of the YOLO kind that returns detections; its input is an image of one size.
 
     Attributes:
         file: The graph as it was opened.
         head: How it is read.
-        inputs: Its image, of one size.
-        preprocess: How an image becomes that.
-        labels: Class names, where the file holds some.
-        task: See `TaskSource`.
     """
 
     file: OnnxModel
     head: FoundHead
-    inputs: tuple[InputSpec, ...]
-    preprocess: Preprocess
-    labels: tuple[str, ...]
-    task: Detection
-    libraries: tuple[str, ...] = ("onnx", "onnxruntime", "torch")
-
-    @property
-    def description(self) -> str:
-        """The file's name."""
-        return self.file.description
-
-    @property
-    def batch_size(self) -> int:
-        """See `FixedBatchSource`."""
-        return self.head.graph.batch_size
-
-    @property
-    def classes(self) -> int:
-        """See `ClassesSource`."""
-        return self.head.classes
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """See `NotedSource`."""
-        return (self.head.note,)
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`."""
         return self.head.run(feeds)
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
             ConversionError: Another size than the batch is to vary.
         """
-        if any(dynamic.values()):
+        if any(spec.dynamic for spec in self.inputs):
             raise ConversionError("--dynamic: a detector takes images of one size", hint="choose it with --shape")
-        model = self.head.graph.export({})
+        model = self.head.graph.export()
         for value, spec in zip(model.graph.inputs, self.inputs, strict=True):
             value.shape = onnx_ir.Shape(["batch", *spec.shape])
         return append(model, self._export_head(), self.head.read)
@@ -455,9 +425,14 @@ def _with_head(model: OnnxModel, options: SourceOptions) -> OnnxModel | OnnxDete
     head = find_head(model, image, (height, width), options)
     try:
         return OnnxDetector(
+            description=model.description,
+            libraries=("onnx", "onnxruntime", "torch"),
             file=model,
             head=head,
             inputs=(image,),
+            batch_size=head.graph.batch_size,
+            classes=head.classes,
+            notes=(head.note,),
             preprocess=Preprocess(letterbox=Letterbox(size=(height, width)), layout=layout, dtype=image.dtype),
             labels=_labels(model.path, head.classes),
             task=replace(DETECTION, score_threshold=_SCORE_THRESHOLD),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -36,9 +36,9 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import check_file
 from graphkiln_converters.runnable import raise_opset, save_runnable
 from graphkiln_converters.sources.base import (
-    EXPORT_BATCH,
     USUAL_SIZE,
     InputSpec,
+    SourceModel,
     SourceOptions,
     sizes_of,
     synthetic_samples,
@@ -149,38 +149,26 @@ _AS_IT_IS = "as it is, it is served from STORE/NAME/1/model.onnx"
 _TRIED = 64
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OnnxModel:
-    """A graph file as a `SourceModel`.
+@dataclass(frozen=True, kw_only=True)
+class OnnxModel(SourceModel):
+    """A graph file.
 
     Attributes:
         path: The file.
         session: Its reference session.
-        inputs: Its inputs.
         replaced: Its outputs that are no tensors.
         outputs: Names of the outputs that the exported graph has.
-        batch_size: The fixed batch that it was saved with and that was made to vary; `EXPORT_BATCH` where it varied.
-        whole: Reason why requests cannot be batched, or empty.
         freed: The graph with its batch made to vary, or None.
     """
 
+    takes_fixed_batch = True
+
     path: Path
     session: Session
-    inputs: tuple[InputSpec, ...]
     replaced: tuple[ReplacedOutput, ...] = ()
     outputs: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ("onnx", "onnxruntime")
-    preprocess: None = None
-    labels: tuple[str, ...] = field(default=())
-    batch_size: int = EXPORT_BATCH
-    whole: str = ""
     freed: onnx_ir.Model | None = None
     _temporary: TemporaryDirectory[str]
-
-    @property
-    def description(self) -> str:
-        """The file's name."""
-        return str(self.path)
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; a graph that was saved with a batch computes row by row, a row filling the batch."""
@@ -201,13 +189,7 @@ class OnnxModel:
         rows = [self.session.run(row, self.outputs) for row in repeated]
         return {name: np.concatenate([row[name][:1] for row in rows]) for name in self.outputs}
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """See `NotedSource`."""
-        whole = (f"served whole, with max_batch_size 0: {self.whole}",) if self.whole else ()
-        return (*map(str, self.replaced), *whole)
-
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`; the graph's own dynamic dimensions stay as they are, old opsets are converted."""
         if self.freed:
             return self.freed
@@ -227,8 +209,6 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
     Raises:
         ConversionError: The file is missing or damaged, its batch is fixed, or an input is text.
     """
-    if options.weights:
-        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     path = Path(location)
     check_file(path)
     temporary = TemporaryDirectory(prefix="graphkiln-")
@@ -238,9 +218,12 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
         replaced = read_replaced_outputs(path)
         session = _open_reference(path, Path(temporary.name))
         model = OnnxModel(
+            description=location,
+            libraries=("onnx", "onnxruntime"),
             path=path,
             session=session,
             inputs=_with_words(_specs(signature, options, 1), path, session),
+            notes=tuple(map(str, replaced)),
             replaced=replaced,
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,

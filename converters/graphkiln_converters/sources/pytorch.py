@@ -18,12 +18,10 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.detection import operators
 from graphkiln_converters.runnable import remove_export_notes
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 
 # PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16 of its own.
 
@@ -146,35 +144,21 @@ def _is_of_torch(names: dict[str, Any]) -> bool:
     return str(names.get("__name__", "torch")).partition(".")[0] == "torch"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TorchModel:
-    """A PyTorch module as a `SourceModel`.
+@dataclass(frozen=True, kw_only=True)
+class TorchModel(SourceModel):
+    """A PyTorch module; its inputs are in the order of `forward`'s parameters.
 
     Attributes:
         module: The module; in evaluation mode, on the CPU, fp32.
-        description: Which model, in the words of the command line.
-        libraries: Distributions whose versions matter.
-        inputs: Its inputs, in the order of `forward`'s parameters.
-        preprocess: Preprocessing of an image, or None.
-        labels: Class names.
-        keywords: Whether inputs are passed by name.
+        keywords: Inputs are passed by name.
         outputs: Names of its outputs, in order; empty to find them by running it.
-        task: What it answers about an image, or None.
         reference: Module of the library that computes the reference, or None for `module`.
-        classes: Number of classes of a detector; 0 where not known, and for other models.
     """
 
     module: nn.Module
-    description: str
-    libraries: tuple[str, ...]
-    inputs: tuple[InputSpec, ...]
-    preprocess: Preprocess | None = None
-    labels: tuple[str, ...] = ()
     keywords: bool = False
     outputs: tuple[str, ...] = ()
-    task: Task | None = None
     reference: nn.Module | None = None
-    classes: int = 0
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`.
@@ -188,7 +172,7 @@ class TorchModel:
         return {name: to_array(tensor) for name, tensor in self._forward(tensors).items()}
 
     def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `PreciseSource`."""
+        """See `SourceModel.run_in_fp64`."""
         try:
             module = copy.deepcopy(self.reference or self.module).double()
         except Exception as error:
@@ -197,13 +181,13 @@ class TorchModel:
         wide = {name: array.astype(np.float64) if array.dtype == single else array for name, array in feeds.items()}
         return replace(self, module=module, reference=None).run(wide)
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`."""
         example = {
             name: to_tensor(array) for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
-        shapes = {spec.name: {0: batch, **_dims(dynamic.get(spec.name, {}))} for spec in self.inputs}
+        shapes = {spec.name: {0: batch, **_dims(spec)} for spec in self.inputs}
         outputs = self.outputs or self._forward(example)
         model = export_module(
             self.module,
@@ -214,11 +198,8 @@ class TorchModel:
             output_names=list(outputs),
             description=self.description,
         )
-        _check_dynamic(model, dynamic)
+        _check_dynamic(model, self.inputs)
         return model
-
-    def close(self) -> None:
-        """See `SourceModel.close`."""
 
     def _forward(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         try:
@@ -345,9 +326,7 @@ def export_module(
                 input_names=input_names,
                 output_names=output_names,
                 opset_version=OPSET,
-                custom_translation_table={
-                    **operators.translations(),
-                },
+                custom_translation_table=operators.translations(),
                 optimize=False,  # our own passes do it, listed and proven
                 verbose=False,
             )
@@ -367,19 +346,19 @@ def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
     return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
 
 
-def _dims(axes: Mapping[int, tuple[int, int]]) -> dict[int, Any]:
+def _dims(spec: InputSpec) -> dict[int, Any]:
     """AUTO finds out by itself which axes of several inputs are the same size."""
-    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in axes.items()}
+    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in spec.dynamic.items()}
 
 
-def _check_dynamic(model: onnx_ir.Model, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> None:
+def _check_dynamic(model: onnx_ir.Model, inputs: Sequence[InputSpec]) -> None:
     shapes = {value.name: value.shape for value in model.graph.inputs}
-    for name, axes in dynamic.items():
-        for axis in axes:
-            shape = shapes.get(name)
+    for spec in inputs:
+        for axis in spec.dynamic:
+            shape = shapes.get(spec.name)
             if shape is not None and isinstance(shape[axis + 1], int):
                 raise ConversionError(
-                    f"the model takes only {shape[axis + 1]} in dimension {axis + 1} of input '{name}'",
+                    f"the model takes only {shape[axis + 1]} in dimension {axis + 1} of input '{spec.name}'",
                     hint="its code depends on that size; leave the dimension out of --dynamic",
                 )
 

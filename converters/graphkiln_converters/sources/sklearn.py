@@ -29,7 +29,7 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceModel, SourceOptions, synthetic_samples
 
 # The columns that an estimator of scikit-learn takes: numbers, categories, documents.
 
@@ -191,28 +191,19 @@ _REVIEWED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SklearnModel:
-    """An estimator as a `SourceModel`.
+@dataclass(frozen=True, kw_only=True)
+class SklearnModel(SourceModel):
+    """A fitted estimator; it has one input for all columns, or one for each.
 
     Attributes:
-        estimator: It, fitted.
-        description: Which file.
-        inputs: One for all columns, or one for each.
+        estimator: The estimator.
         graph: What skl2onnx makes of it.
         methods: Output of the graph -> method of the estimator that computes it.
-        notes: Remarks for the log and the manifest.
     """
 
     estimator: Any
-    description: str
-    inputs: tuple[InputSpec, ...]
     graph: onnx.ModelProto
     methods: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    libraries: tuple[str, ...] = ("scikit-learn", "skl2onnx", "skops")
-    preprocess: None = None
-    labels: tuple[str, ...] = ()
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; in the precision of scikit-learn, rounded to the graph's."""
@@ -222,12 +213,9 @@ class SklearnModel:
             for value in self.graph.graph.output
         }
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:  # noqa: ARG002 - rows alone vary
-        """See `SourceModel.export`."""
+    def export(self) -> onnx_ir.Model:
+        """See `SourceModel.export`; rows alone vary."""
         return onnx_ir.from_proto(self.graph)
-
-    def close(self) -> None:
-        """See `SourceModel.close`."""
 
 
 def open_source(location: str, options: SourceOptions) -> SklearnModel:
@@ -236,8 +224,6 @@ def open_source(location: str, options: SourceOptions) -> SklearnModel:
     Raises:
         ConversionError: The file is missing or damaged, holds types that need --allow-code, or cannot be exported.
     """
-    if options.weights:
-        raise ConversionError(f"{location} holds its own parameters", hint="leave --weights out")
     estimator = _load(location, options)
     specs = column_inputs(estimator, location, DType.FP32)
     description = f"sklearn:{location}"
@@ -313,7 +299,13 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
         if name not in methods
     )
     model = SklearnModel(
-        estimator=estimator, description=description, inputs=inputs, graph=graph, methods=methods, notes=notes
+        description=description,
+        libraries=("scikit-learn", "skl2onnx", "skops"),
+        inputs=inputs,
+        notes=notes,
+        estimator=estimator,
+        graph=graph,
+        methods=methods,
     )
     return model, max(nearest[name][1] for name in methods)
 

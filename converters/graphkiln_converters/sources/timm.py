@@ -25,15 +25,10 @@ _INTERPOLATIONS = {"nearest", "bilinear", "bicubic"}
 _IMAGENET_CLASSES = 1000
 
 
-def list_architectures(pattern: str) -> list[str]:
-    """Architectures whose name matches a pattern such as `resnet*`."""
+def list_architectures(pattern: str = "") -> list[str]:
+    """Architectures whose name matches a pattern such as `resnet*`; all by default."""
     names: list[str] = timm.list_models(pattern)
     return names
-
-
-def list_all_architectures() -> list[str]:
-    """Every architecture."""
-    return list_architectures("")
 
 
 def open_source(location: str, options: SourceOptions) -> TorchModel:

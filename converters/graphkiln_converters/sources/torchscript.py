@@ -40,17 +40,20 @@ _USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, *range(3, 32))
 _HINT = "to have it batched, trace it without sizes in numbers: x.reshape(x.shape[0], -1), not x.reshape(1, -1)"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class ScriptModel(TorchModel):
-    """A program of torch.jit as a `SourceModel`."""
+    """A program of torch.jit."""
 
-    def export(self, dynamic: Mapping[str, Mapping[int, tuple[int, int]]]) -> onnx_ir.Model:
+    def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`; branches and loops become nodes of the graph.
 
         By the older exporter of PyTorch: torch.export takes no such programs.
         """
         example = synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0)
-        axes = {spec.name: {0: "batch", **_names(spec.name, dynamic.get(spec.name, {}))} for spec in self.inputs}
+        axes = {
+            spec.name: {0: "batch", **{axis + 1: f"{spec.name}_{axis + 1}" for axis in spec.dynamic}}
+            for spec in self.inputs
+        }
         outputs = list(self.run(example))
         return _export(self, example, outputs, {**axes, **{name: {0: "batch"} for name in outputs}})
 
@@ -76,8 +79,6 @@ def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBat
         ConversionError: The file is missing or holds no such program, it reaches out without --allow-code, or the
             sizes of its inputs are not known.
     """
-    if options.weights:
-        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     check_file(location)
     reaching = _reaching_out(location)
     if reaching and not options.allow_code:
@@ -193,10 +194,6 @@ def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, 
         return InputSpec(name=name, dtype=dtype, shape=found.shape[1:], high=high)
     shape = options.shapes.get(name, options.shapes.get(""))
     return None if shape is None else InputSpec(name=name, shape=shape)
-
-
-def _names(name: str, axes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    return {axis + 1: f"{name}_{axis + 1}" for axis in axes}
 
 
 def _export(

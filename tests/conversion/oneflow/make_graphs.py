@@ -7,7 +7,7 @@ nvidia-cudnn-cu11 8.5.0.96 and nvidia-cublas-cu11 11.10.3.66 (the build for CUDA
     python make_graphs.py models OUT              # small models; compress OUT to models.zip
     python make_graphs.py flowvision OUT NAME...  # whole models
 
-OneFlow 0.9.0 ends the process where it cannot save an operation (softplus): start again with what was DONE.
+Where OneFlow ends the process at an operation, start again with what was DONE.
 """
 
 from __future__ import annotations

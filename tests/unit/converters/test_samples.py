@@ -32,7 +32,7 @@ from graphkiln_converters.samples import (
     sizes_to_try,
     synthetic_images,
 )
-from graphkiln_converters.sources.base import InputSpec, OpenModel
+from graphkiln_converters.sources.base import InputSpec
 
 IMAGE = {"INPUT_0": InputSpec(name="image", shape=(3, 8, 8))}
 SPEC = Preprocess(resize=8, crop=(8, 8), mean=(0.1, 0.2, 0.3))
@@ -258,16 +258,11 @@ def recipe(**fields: Any) -> Recipe:
     return Recipe.model_validate({"source": "text", "name": "m", **fields})
 
 
-def opened(source: TextSource, labels: tuple[str, ...] = ()) -> OpenModel:
-    return OpenModel(source=source, inputs=source.inputs, preprocess=source.preprocess, labels=labels)
-
-
 def sampler(source: TextSource, **options: Any) -> tuple[Sampler, Any]:
     """A sampler of the rewritten graph, and the graph."""
     model = source.graph()
     edge = run_passes(model, edge_passes(model, **options)).edge
-    opened_model = opened(source)
-    made = Sampler(model=opened_model, edge=edge, preprocess=remaining_preprocess(opened_model, edge))
+    made = Sampler(model=source, edge=edge, preprocess=remaining_preprocess(source, edge))
     return made, model
 
 
@@ -297,29 +292,29 @@ class TestSynthetic:
     @pytest.mark.parametrize("dynamic", [{}, {1: (4, 12), 2: (2, 16)}], ids=["fixed", "dynamic"])
     def test_of_every_edge_and_size(self, options: dict[str, Any], dynamic: dict[int, tuple[int, int]]) -> None:
         image = InputSpec(name="image", shape=(3, 8, 8), dynamic=dynamic)
-        made, model = sampler(TextSource(TEXT, (image,), preprocess=SPEC_OF_SAMPLING), **options)
+        made, model = sampler(TextSource.of(TEXT, (image,), preprocess=SPEC_OF_SAMPLING), **options)
         samples = made.samples(recipe())
         assert len(samples) == (3 if dynamic else 1)
         check(samples, model)
 
     def test_sizes_are_the_usual_the_smallest_and_the_largest(self) -> None:
         image = InputSpec(name="image", shape=(3, 8, 8), dynamic={1: (4, 12), 2: (2, 16)})
-        made, _ = sampler(TextSource(TEXT, (image,)))
+        made, _ = sampler(TextSource.of(TEXT, (image,)))
         shapes = [sample.feeds["INPUT_0"].shape for sample in made.samples(recipe())]
         assert shapes == [(6, 3, 8, 8), (6, 3, 4, 2), (6, 3, 12, 16)]
 
     def test_images_where_the_preprocessing_is_known(self) -> None:
         made, _ = sampler(
-            TextSource(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING), preprocess=SPEC_OF_SAMPLING
+            TextSource.of(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING), preprocess=SPEC_OF_SAMPLING
         )
         feeds = made.samples(recipe())[0].feeds["INPUT_0"]
         assert (feeds.dtype, feeds.shape) == (np.uint8, (6, 8, 8, 3))
-        noise, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
+        noise, _ = sampler(TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)))
         assert noise.samples(recipe())[0].feeds["INPUT_0"].min() < -1
 
     def test_a_pruned_output_needs_no_batch(self) -> None:
         text = "(float[b,3] x) => (float[b,3] y, float total) { y = Relu(x) total = ReduceSum<keepdims=0>(x) }"
-        source = TextSource(text, (InputSpec(name="x", shape=(3,)),))
+        source = TextSource.of(text, (InputSpec(name="x", shape=(3,)),))
         made, model = sampler(source, outputs=("y",))
         check(made.samples(recipe()), model)
         whole, _ = sampler(source)
@@ -328,7 +323,7 @@ class TestSynthetic:
 
     def test_text_is_made_too(self) -> None:
         text = "(string[batch,2] words) => (string[batch,2] same) { same = Identity(words) }"
-        model = opened(TextSource(text, (InputSpec(name="words", shape=(2,), dtype=DType.BYTES),)))
+        model = TextSource.of(text, (InputSpec(name="words", shape=(2,), dtype=DType.BYTES),))
         (sample,) = Sampler(model=model, edge=Edge(), preprocess=None).samples(recipe())
         assert sample.feeds["words"].dtype == object
 
@@ -338,7 +333,7 @@ class TestOwnNames:
         "options", [{}, {"nhwc": True}, {"preprocess": SPEC_OF_SAMPLING}], ids=["names", "nhwc", "bytes"]
     )
     def test_by_the_sources_names_are_what_the_source_takes(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        made, model = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING), **options)
+        made, model = sampler(TextSource.of(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING), **options)
         images = np.random.default_rng(0).standard_normal((5, 3, 8, 8)).astype(np.float32)
         np.savez(tmp_path / "own.npz", image=images)
         (sample,) = made.samples(recipe(samples=tmp_path / "own.npz"))
@@ -350,8 +345,6 @@ class TestOwnNames:
 class GradientTextSource(TextSource):
     """Its second output stands for a gradient."""
 
-    gradient = "map"
-
     def gradient_noise(self, feeds: dict[str, AnyArray]) -> float:
         assert list(feeds) == ["image"], "by the source's own names"
         return 0.25
@@ -359,13 +352,13 @@ class GradientTextSource(TextSource):
 
 class TestGradients:
     def test_are_known_by_the_graphs_name(self) -> None:
-        made, _ = sampler(GradientTextSource(TEXT, (IMAGE_OF_SAMPLING,)))
+        made, _ = sampler(GradientTextSource.of(TEXT, (IMAGE_OF_SAMPLING,), gradient="map"))
         (sample,) = made.samples(recipe())
         assert (sample.gradients, sample.gradient_noise) == ({"OUTPUT_1"}, 0.25)
 
 
 def test_samples_say_what_is_read_from_them_by_the_graphs_names(tmp_path: Path) -> None:
-    source = TextSource(TEXT, (IMAGE_OF_SAMPLING,))
+    source = TextSource.of(TEXT, (IMAGE_OF_SAMPLING,))
     made, _ = sampler(source)
     knowing = Sampler(model=replace(made.model, task=Segmentation(scores="map")), edge=made.edge, preprocess=None)
     (sample,) = knowing.samples(recipe())
@@ -388,16 +381,16 @@ class TestOwn:
 
     def test_arrays_are_those_of_the_graph(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "s.npz", INPUT_0=draw(9, 3, 8, 8))
-        made, model = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
+        made, model = sampler(TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)))
         (sample,) = made.samples(recipe(samples=tmp_path / "s.npz"))
         np.testing.assert_array_equal(sample.feeds["INPUT_0"], draw(9, 3, 8, 8))
         check([sample], model)
 
     @pytest.mark.parametrize("embedded", [True, False])
     def test_images_with_their_classes(self, tmp_path: Path, embedded: bool) -> None:
-        source = TextSource(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING)
+        source = TextSource.of(TEXT, (IMAGE_OF_SAMPLING,), preprocess=SPEC_OF_SAMPLING)
         made, model = sampler(source, **({"preprocess": SPEC_OF_SAMPLING} if embedded else {}))
-        known = Sampler(model=opened(source, ("cat", "dog")), edge=made.edge, preprocess=made.preprocess)
+        known = Sampler(model=replace(source, labels=("cat", "dog")), edge=made.edge, preprocess=made.preprocess)
         (sample,) = known.samples(recipe(samples=self.folder(tmp_path)))
         np.testing.assert_array_equal(sample.targets, [0, 0, 1])  # type: ignore[arg-type]
         assert sample.feeds["INPUT_0"].dtype == (np.uint8 if embedded else np.float32)
@@ -406,7 +399,7 @@ class TestOwn:
     def test_the_further_sizes_are_synthetic(self, tmp_path: Path) -> None:
         image = InputSpec(name="image", shape=(3, 8, 8), dynamic={1: (4, 12)})
         np.savez(tmp_path / "s.npz", INPUT_0=draw(9, 3, 8, 8))
-        made, _ = sampler(TextSource(TEXT, (image,)))
+        made, _ = sampler(TextSource.of(TEXT, (image,)))
         samples = made.samples(recipe(samples=tmp_path / "s.npz"))
         assert [len(sample.feeds["INPUT_0"]) for sample in samples] == [9, 6, 6]
         assert samples[1].targets is None
@@ -415,14 +408,14 @@ class TestOwn:
 class TestCalibration:
     def test_is_read_by_the_graphs_names(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "c.npz", INPUT_0=draw(5, 3, 8, 8), more=draw(2))
-        made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
+        made, _ = sampler(TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)))
         assert list(made.calibration(recipe(calibration=tmp_path / "c.npz"))) == ["INPUT_0"]
 
     def test_must_not_be_the_samples_of_the_proof(self, tmp_path: Path) -> None:
         """Also by another name."""
         np.savez(tmp_path / "c.npz", INPUT_0=draw(5, 3, 8, 8))
         (tmp_path / "link.npz").symlink_to(tmp_path / "c.npz")
-        made, _ = sampler(TextSource(TEXT, (IMAGE_OF_SAMPLING,)))
+        made, _ = sampler(TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)))
         for name in ("c.npz", "link.npz"):
             with pytest.raises(ConversionError, match="proves nothing"):
                 made.calibration(recipe(calibration=tmp_path / "c.npz", samples=tmp_path / name))
@@ -434,7 +427,7 @@ class TestRecorded:
 
     @pytest.mark.parametrize("options", [{}, {"nhwc": True}, {"softmax": True, "top_k": 2}, {"outputs": ("map",)}])
     def test_go_through_the_edge_as_the_graph_does(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        source, image = TextSource(TEXT, (IMAGE_OF_SAMPLING,)), draw(4, 3, 8, 8)
+        source, image = TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)), draw(4, 3, 8, 8)
         outputs = source.run({"image": image})
         np.savez(tmp_path / "r.npz", image=image, **outputs)
         made, model = sampler(source, **options)
@@ -454,7 +447,7 @@ class Precise(TextSource):
 
 
 def test_samples_beside_fp64_keep_their_types() -> None:
-    made, _ = sampler(Precise(TEXT, (IMAGE_OF_SAMPLING,)))
+    made, _ = sampler(Precise.of(TEXT, (IMAGE_OF_SAMPLING,)))
     samples = made.samples(recipe())
     precise, noise = made.beside_fp64(samples)
     assert noise == pytest.approx(1 / 3, rel=1e-5)

@@ -95,7 +95,7 @@ def test_a_fixed_batch_varies(programs: dict[str, Path]) -> None:
     model = open_source(str(programs["fixed"]), OPTIONS)
     assert isinstance(model, FixedBatchModel)
     assert (model.batch_size, model.whole, [spec.shape for spec in model.inputs]) == (2, "", [(3,), (2,)])
-    assert [value.shape and str(value.shape[0]) for value in model.export({}).graph.inputs] == ["batch", "batch"]
+    assert [value.shape and str(value.shape[0]) for value in model.export().graph.inputs] == ["batch", "batch"]
 
 
 def test_a_size_that_varies_beside_a_fixed_batch_has_its_range(programs: dict[str, Path]) -> None:
@@ -134,9 +134,6 @@ class TestErrors:
         with pytest.raises(ConversionError, match="was saved without example inputs"):
             open_source(str(programs["positional"]), OPTIONS)
 
-    def test_weights_of_its_own(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match="holds its own weights"):
-            open_source("m.pt2", SourceOptions(weights=tmp_path / "w.pth"))
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])

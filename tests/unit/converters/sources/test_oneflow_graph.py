@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_converters.oneflow.translation import GROUP
-from graphkiln_converters.sources.base import SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceOptions
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 
 OPTIONS = SourceOptions()
@@ -60,14 +61,13 @@ class TestRun:
 
 class TestExport:
     def test_the_batch_is_dynamic(self, model: OneflowGraph) -> None:
-        graph = model.export({}).graph
+        graph = model.export().graph
         model.close()
         assert all(value.shape and str(value.shape[0]) == "batch" for value in (*graph.inputs, *graph.outputs))
 
     def test_no_other_size_is(self, model: OneflowGraph) -> None:
         with pytest.raises(ConversionError, match="only the batch of a graph of OneFlow can vary"):
-            model.export({"INPUT_0": {0: (1, 4)}})
-        model.export({"INPUT_0": {}})
+            replace(model, inputs=(InputSpec(name="INPUT_0", shape=(2,), dynamic={0: (1, 4)}),)).export()
         model.close()
 
 
@@ -76,7 +76,7 @@ class TestFolders:
         saved(tmp_path / "model")
         model = open_source(str(tmp_path), OPTIONS)
         model.close()
-        assert model.folder == tmp_path / "model"
+        assert model.description == f"oneflow:{tmp_path}/model"
 
     @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
     def test_without_a_graph(self, tmp_path: Path, name: str) -> None:
@@ -93,10 +93,9 @@ class TestFolders:
             open_source(str(tmp_path), OPTIONS)
         assert GROUP in caught.value.hint
 
-    @pytest.mark.parametrize("options", [SourceOptions(weights=Path("w.pth")), SourceOptions(shapes={"": (2,)})])
-    def test_options_that_the_folder_settles(self, tmp_path: Path, options: SourceOptions) -> None:
-        with pytest.raises(ConversionError, match="holds its own weights and sizes"):
-            open_source(str(saved(tmp_path)), options)
+    def test_sizes_that_the_folder_settles(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="holds its own sizes"):
+            open_source(str(saved(tmp_path)), SourceOptions(shapes={"": (2,)}))
 
     def test_an_empty_batch(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("tensor<3x2xf32>", "tensor<0x2xf32>"))

@@ -68,17 +68,13 @@ def test_it_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("opset", [13, OPSET])
 def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
     model = open_source(str(write(tmp_path / "m.onnx", ["n", 2], opset=opset)), OPTIONS)
-    exported = model.export({})
+    exported = model.export()
     model.close()
     assert exported.opset_imports[""] == OPSET
     assert [node.op_type for node in exported.graph] == ["Add"]
 
 
 class TestErrors:
-    def test_weights_of_its_own(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match="holds its own weights"):
-            open_source(str(tmp_path / "m.onnx"), SourceOptions(weights=tmp_path / "w.pth"))
-
     @pytest.mark.parametrize("kept", [0, 20, 60])
     def test_a_truncated_file(self, tmp_path: Path, kept: int) -> None:
         path = write(tmp_path / "m.onnx", ["n", 2])
@@ -112,7 +108,7 @@ def test_the_tensor_of_a_map_is_proven_beside_the_map(tmp_path: Path) -> None:
     assert outputs["label"].tolist() == ["no", "né"]
     assert outputs["probability"].argmax(axis=1).tolist() == [0, 1]
     assert "sequence of maps" in model.notes[0]
-    onnx.checker.check_model(onnx_ir.to_proto(model.export({})))
+    onnx.checker.check_model(onnx_ir.to_proto(model.export()))
     model.close()
 
 
@@ -120,7 +116,7 @@ def test_a_sequence_is_left_out_of_the_export(tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(zoo.with_tensor_and_sequence().SerializeToString())
     model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
     assert list(model.run({"x": np.ones((2, 3), "f4")})) == ["y"]
-    assert [value.name for value in model.export({}).graph.outputs] == ["y"]
+    assert [value.name for value in model.export().graph.outputs] == ["y"]
     assert "'parts' is left out" in model.notes[0]
     model.close()
 
@@ -151,7 +147,7 @@ def test_a_graph_that_fails_on_text_that_it_does_not_know_gets_none(tmp_path: Pa
 def test_what_runtimes_let_pass_is_tidied(tmp_path: Path) -> None:
     onnx.save(zoo.listed_twice(), tmp_path / "m.onnx")
     model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
-    graph = model.export({}).graph
+    graph = model.export().graph
     model.close()
     assert model.whole == ""
     assert graph.name

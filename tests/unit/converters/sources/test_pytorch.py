@@ -151,9 +151,9 @@ class TestShapes:
         graph = onnx_ir.Graph([image], [], nodes=[])
         exported = onnx_ir.Model(graph, ir_version=10)
         with pytest.raises(ConversionError, match="takes only 4 in dimension 1 of input 'image'") as caught:
-            pytorch._check_dynamic(exported, {"image": {0: (2, 8)}})
+            pytorch._check_dynamic(exported, [InputSpec(name="image", shape=(4,), dynamic={0: (2, 8)})])
         assert "--dynamic" in caught.value.hint
-        pytorch._check_dynamic(exported, {"image": {}})
+        pytorch._check_dynamic(exported, [InputSpec(name="image", shape=(4,))])
 
 
 # `len` of tensors while a module is exported: a size in the module's own file, the same as ever anywhere else.

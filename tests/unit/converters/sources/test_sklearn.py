@@ -53,7 +53,7 @@ def test_outputs_are_those_of_its_own_methods(tmp_path: Path, estimator: Any, me
     (first, *_) = model.run(feeds).values()
     expected = estimator.predict(feeds["X"].astype(np.float64))
     assert np.allclose(first.ravel(), expected) if first.dtype != np.object_ else first.tolist() == expected.tolist()
-    assert [value.name for value in model.export({}).graph.outputs] == list(model.methods)
+    assert [value.name for value in model.export().graph.outputs] == list(model.methods)
     assert not model.notes
 
 
