@@ -32,7 +32,7 @@ class TextSource(SourceModel):
     rows: list[int] = field(default_factory=list)
 
     @classmethod
-    def of(cls, text: str, inputs: tuple[InputSpec, ...], weights: Mapping[str, Any] = {}, **more: Any) -> Self:  # noqa: B006
+    def of(cls, text: str, inputs: tuple[InputSpec, ...], weights: Mapping[str, Any] = {}, **more: Any) -> Self:
         """A source of a text."""
         return cls(text=text, inputs=inputs, weights=weights, **more)
 

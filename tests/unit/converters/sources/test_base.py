@@ -228,9 +228,7 @@ def test_folders_and_files_that_are_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("written", "kind"), [("squeezenet1_1", "torchvision"), ("tf_efficientnet_b0", "timm"), ("albert-x", "huggingface")]
 )
-def test_installed_libraries_list_their_architectures(
-    monkeypatch: pytest.MonkeyPatch, written: str, kind: str
-) -> None:
+def test_installed_libraries_list_their_architectures(monkeypatch: pytest.MonkeyPatch, written: str, kind: str) -> None:
     monkeypatch.undo()
     assert suggest(written, KINDS) == f"did you mean '{kind}:{written}'?"
 

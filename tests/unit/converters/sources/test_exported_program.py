@@ -135,7 +135,6 @@ class TestErrors:
             open_source(str(programs["positional"]), OPTIONS)
 
 
-
 @pytest.mark.parametrize("content", [b"", b"no archive", None])
 def test_what_torch_export_did_not_save_is_one_error_without_a_traceback(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
