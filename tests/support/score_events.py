@@ -10,7 +10,6 @@ from graphkiln_backend.scoring.events import (
     RunFinished,
     RunPlanned,
     Summary,
-    TwinDiscarded,
     UnitCommitted,
     UnitRetried,
     WorkerEnded,
@@ -55,7 +54,6 @@ RUN: tuple[Event, ...] = (
     RETRIED,
     ENDED,
     WorkerReady(worker="worker-2", facts=FACTS),
-    committed("b", errors=3, quarantined={"cats/7.jpg": "it ends its worker: signal 11"}),
-    TwinDiscarded(unit_id="a", worker="worker-2"),
+    committed("b", errors=3, quarantined={"cats/7.jpg": "it ends its worker: signal 11"}, twin=True),
     RunFinished(summary=Summary()),
 )

@@ -132,23 +132,6 @@ class UnitRetried:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class UnitReplanned:
-    """The input of a unit changed: others take its place.
-
-    Attributes:
-        unit_id: Of the unit.
-        path: What it is a range of.
-        units: How many take its place.
-        rows: How many rows more (or fewer, below 0) the input has.
-    """
-
-    unit_id: str
-    path: str
-    units: int
-    rows: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RowQuarantined:
     """A row that ends its worker was found; it gets an error, the rest of its unit is scored.
 
@@ -181,32 +164,6 @@ class UnitFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TwinStarted:
-    """The end of the run waits for a slow unit, which an idle worker tries, too.
-
-    Attributes:
-        unit_id: Of the unit.
-        worker: The idle one.
-    """
-
-    unit_id: str
-    worker: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TwinDiscarded:
-    """An attempt came to its end after another one of its unit had been told to be committed.
-
-    Attributes:
-        unit_id: Of the unit.
-        worker: Which one was slower.
-    """
-
-    unit_id: str
-    worker: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
     """The destination was checked: each row of the input is accounted for.
 
@@ -228,7 +185,7 @@ class Summary:
         scored: Rows that this run answered.
         errors: Rows that this run gave an error.
         quarantined: Those of them that ended a worker.
-        twins: Attempts that were discarded because another one was faster.
+        twins: Units that an earlier attempt had committed, whose worker did not live to report it.
         retries: Attempts that came to nothing.
         workers_ended: Workers that were replaced.
     """
@@ -253,11 +210,8 @@ Event = (
     | WorkerEnded
     | UnitCommitted
     | UnitRetried
-    | UnitReplanned
     | RowQuarantined
     | UnitFailed
-    | TwinStarted
-    | TwinDiscarded
     | RunFinished
 )
 Report = Callable[[Event], None]

@@ -93,8 +93,6 @@ class Attempt:
         quarantined: Rows that must not be touched, by their position, with the reason.
         probe: Only these rows are computed and nothing is committed: to see whether the worker survives them. None to
             score the unit.
-        changes_are_errors: Whether a row that changed since it was planned is an error row; otherwise the unit is
-            planned anew.
         outages_are_errors: Whether a row that cannot be read just now is an error row, if all but few of the unit can
             be; otherwise the unit is tried again later.
         patience_s: Seconds without any progress after which the worker hangs.
@@ -103,7 +101,6 @@ class Attempt:
     unit: Unit
     quarantined: Mapping[int, str] = field(default_factory=dict)
     probe: Span | None = None
-    changes_are_errors: bool = False
     outages_are_errors: bool = False
     patience_s: float = 60.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,33 +50,9 @@ def write_plan(path: Path, ranges: Iterable[InputRange], configuration: str) -> 
         ranges: What the source finds.
         configuration: Digest of all else that changes an answer.
     """
-    return _write(path, (found.unit(configuration) for found in ranges))
-
-
-def replace_units(path: Path, replaced: Mapping[str, Sequence[Unit]]) -> PlanTotals:
-    """Writes a plan again, with what took the place of some of its units.
-
-    Args:
-        path: The file.
-        replaced: By the id of each unit that is no more, those that are there instead; they may be replaced, too.
-    """
-
-    def now(unit: Unit) -> Iterator[Unit]:
-        if unit.id not in replaced:
-            yield unit
-        for each in replaced.get(unit.id, ()):
-            yield from now(each)
-
-    written = path.with_suffix(".replaced")
-    totals = _write(written, (each for unit in read_plan(path) for each in now(unit)))
-    written.replace(path)
-    return totals
-
-
-def _write(path: Path, units: Iterable[Unit]) -> PlanTotals:
     totals = PlanTotals()
     with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
-        for piece in _pieces(units):
+        for piece in _pieces(found.unit(configuration) for found in ranges):
             writer.write_batch(_batch(piece))
             totals = totals.plus(piece)
     return totals

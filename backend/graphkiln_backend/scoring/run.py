@@ -6,7 +6,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,11 +22,10 @@ from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.outcomes import Fleet
-from graphkiln_backend.scoring.plan import PlanTotals, read_plan, replace_units, write_plan
+from graphkiln_backend.scoring.plan import PlanTotals, read_plan, write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
-from graphkiln_backend.scoring.sources.base import Source
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.system.stop_signals import raising_once
@@ -247,17 +246,14 @@ def settle_stale(
         destination.remove(remaining[begin : begin + _PIECE])
 
 
-def account(
-    destination: Destination, plan: Path, replaced: Mapping[str, Sequence[Unit]], reasons: Mapping[str, str]
-) -> None:
+def account(destination: Destination, plan: Path, reasons: Mapping[str, str]) -> None:
     """Checks that the destination has a result of every unit that is planned, and no other one.
 
     What is in a unit needs no second look: a worker commits it only with all of its rows, and in one step.
 
     Args:
         destination: Where results are; listed anew.
-        plan: The file of the plan, with what took the place of other units.
-        replaced: Units whose input changed; a result that one of them still got is removed.
+        plan: The file of the plan.
         reasons: Why units have no result, by their ids, where that is known.
 
     Raises:
@@ -273,7 +269,6 @@ def account(
         count, rows = count + 1, rows + unit.rows
         if len(missing) < _TOLD:
             missing.append(unit)
-    destination.remove(sorted(committed & replaced.keys()))
     if count:
         told = "; ".join(
             f"unit {each.id} of {each.path}: {reasons.get(each.id, 'its result is gone')}" for each in missing
@@ -282,8 +277,8 @@ def account(
             f"{count} units ({rows} rows) have no result: {told}",
             hint="all others have theirs; run the same command to try these again",
         )
-    if unknown := committed - replaced.keys():
-        raise ScoringError(f"{len(unknown)} units have a result that nobody planned: does another run write there?")
+    if committed:
+        raise ScoringError(f"{len(committed)} units have a result that nobody planned: does another run write there?")
 
 
 PLAN = "_plan.parquet"
@@ -341,7 +336,6 @@ class _Run:
 
     model: RunModel
     destination: Destination
-    source: Source
     lease: Lease
     plan: Path
     totals: PlanTotals
@@ -352,16 +346,11 @@ class _Run:
         """Scores what is left, and checks the destination."""
         totals, done = self.totals, self.standing.done_units
         summary = Summary(units=totals.units, rows=totals.rows, done_before=done)
-        schedule = Schedule(self._open_units(), self._replan, self.report, summary)
+        schedule = Schedule(self._open_units(), self.report, summary)
         if done < totals.units:
             self._score(schedule)
-        with kept(self.lease) as check:
-            if schedule.replaced:
-                replace_units(self.plan, schedule.replaced)
-                check()
-                self.destination.write_note(PLAN, self.plan)
-            reasons = {each.unit_id: each.reason for each in schedule.failed}
-            account(self.destination, self.plan, schedule.replaced, reasons)
+        with kept(self.lease):
+            account(self.destination, self.plan, {each.unit_id: each.reason for each in schedule.failed})
         return summary
 
     def _score(self, schedule: Schedule) -> None:
@@ -375,9 +364,6 @@ class _Run:
 
     def _open_units(self) -> Iterator[Unit]:
         return (unit for unit in read_plan(self.plan) if unit.id not in self.standing.committed)
-
-    def _replan(self, unit: Unit) -> Iterable[Unit]:
-        return (found.unit(self.model.configuration) for found in self.source.replan(unit))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -394,8 +380,7 @@ class _Planning:
         """Lists the source, and sees what is done already."""
         request, configuration = self.model.request, self.model.configuration
         destination, plan = self.destination, folder / PLAN
-        source = open_source(request)
-        totals = write_plan(plan, _held(source.ranges(request.rows_per_unit), self.lease), configuration)
+        totals = write_plan(plan, _held(open_source(request).ranges(request.rows_per_unit), self.lease), configuration)
         with kept(self.lease) as check:
             standing = read_standing(destination, plan)
             settle_stale(destination, standing.stale, configuration, replace=request.replace, check=check)
@@ -405,7 +390,6 @@ class _Planning:
         return _Run(
             model=self.model,
             destination=destination,
-            source=source,
             lease=self.lease,
             plan=plan,
             totals=totals,

@@ -10,21 +10,17 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
-from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
     Summary,
-    TwinDiscarded,
-    TwinStarted,
     UnitCommitted,
     UnitFailed,
-    UnitReplanned,
     UnitRetried,
     WorkerEnded,
     WorkerReady,
@@ -69,12 +65,6 @@ class Patience:
     def seconds(self) -> float:
         """The limit now."""
         return max(FLOOR_S, _FACTOR * max(self._seconds)) if self._seconds else FIRST_S
-
-    @property
-    def typical_s(self) -> float | None:
-        """The median of the last units; None before there is any."""
-        ordered = sorted(self._seconds)
-        return ordered[len(ordered) // 2] if ordered else None
 
 
 # Ends a run when going on makes no sense: nothing can be committed, or unit after unit fails.
@@ -178,7 +168,6 @@ class RowSearch:
 
 MOST_GUILTY_ROWS = 50  # A unit with more of them has another problem than its rows
 MOST_SEARCHES = 3  # searches of a unit that find no row, although its worker ends
-MOST_CHANGES = 3  # times that a unit is planned anew; after that, rows that change are errors
 # Attempts that end because a row cannot be read just now, two minutes together; in the one after them that row is an
 # error: a disk that cannot read one block, or an object whose service always fails, must not keep the others.
 MOST_OUTAGES = 7
@@ -198,10 +187,7 @@ class Case:
         search: For the guilty row; None while none is looked for.
         searches: How many have found nothing.
         losses: Workers that ended with it for a reason unknown.
-        changes: How often its input changed.
         failures: Attempts that came to nothing, by cause.
-        done: Whether it has its result.
-        in_flight: Attempts under way.
         reason: What happened last.
     """
 
@@ -211,10 +197,7 @@ class Case:
     search: RowSearch | None = None
     searches: int = 0
     losses: int = 0
-    changes: int = 0
     failures: Counter[Cause] = field(default_factory=Counter)
-    done: bool = False
-    in_flight: int = 0
     reason: str = ""
 
     def attempt(self, patience_s: float) -> Attempt:
@@ -227,7 +210,6 @@ class Case:
             unit=self.unit,
             quarantined=dict(self.quarantined),
             probe=self.search.probe if self.search else None,
-            changes_are_errors=self.changes >= MOST_CHANGES,
             outages_are_errors=self.failures[Cause.SOURCE] >= MOST_OUTAGES,
             patience_s=patience_s,
         )
@@ -297,10 +279,13 @@ def wait_s(failures: Mapping[Cause, int], cause: Cause) -> float:
 
 UNITS_PER_WORKER = 2  # one is read while the other is computed
 # Attempts of a unit that end for the same cause; a store that fails ends the run (`breaker`).
-_MOST_TRIES = {Cause.UNREADABLE: 3, Cause.SOURCE: MOST_OUTAGES + 1, Cause.REFUSED: 1, Cause.STORE: 1000}
-_TWIN_AFTER_S = 10.0
-# A twin pays where a unit takes twice as long as usual, and that is more than what starting over costs.
-_TWIN_FACTOR = 2.0
+_MOST_TRIES = {
+    Cause.CHANGED: 1,
+    Cause.UNREADABLE: 3,
+    Cause.SOURCE: MOST_OUTAGES + 1,
+    Cause.REFUSED: 1,
+    Cause.STORE: 1000,
+}
 
 
 class Schedule:
@@ -308,7 +293,6 @@ class Schedule:
 
     Args:
         units: What is to be scored.
-        replan: What has become of a unit whose input changed: the units that take its place.
         tell: Told what happens.
         summary: Where it is counted.
     """
@@ -316,11 +300,10 @@ class Schedule:
     def __init__(
         self,
         units: Iterator[Unit],
-        replan: Callable[[Unit], Iterable[Unit]],
         tell: Callable[[Event], None],
         summary: Summary,
     ) -> None:
-        self._units, self._replan, self._tell, self.summary = units, replan, tell, summary
+        self._units, self._tell, self.summary = units, tell, summary
         self._exhausted = False
         self._numbers = count(1)
         self._retries: list[tuple[float, int, Case]] = []
@@ -333,22 +316,16 @@ class Schedule:
         self._breaker = Breaker()
         self.failed: list[UnitFailed] = []
         """Units that stay without a result; the run ends when there are many."""
-        self.replaced: dict[str, list[Unit]] = {}
-        """What took the place of units whose input changed, by their ids."""
 
     @property
     def is_over(self) -> bool:
         """Whether every unit has its result, or has failed for good."""
-        return self._exhausted and not self._retries and not self._suspects and not self._pending
+        return self._exhausted and not self._retries and not self._suspects and not self._running
 
     @property
     def workers(self) -> list[str]:
         """Those that take attempts."""
         return list(self._nodes)
-
-    @property
-    def _pending(self) -> list[Running]:
-        return [each for each in self._running.values() if not each.case.done]
 
     def take(self, worker: str, now: float) -> tuple[int, Attempt] | None:
         """What a worker should begin now, with its number; None where it should wait.
@@ -366,8 +343,6 @@ class Schedule:
         if len(busy) >= UNITS_PER_WORKER:
             return None
         case = self._next_case(now)
-        if case is None and not busy:
-            case = self._find_straggler(worker, now)
         return self._begin(case, worker, now, alone=False) if case else None
 
     def handle(self, outcome: Outcome, now: float) -> None:
@@ -405,45 +380,24 @@ class Schedule:
         self._exhausted = unit is None
         return Case(unit=unit) if unit else None
 
-    def _find_straggler(self, worker: str, now: float) -> Case | None:
-        typical = self._patience.typical_s
-        if typical is None or self._retries:
-            return None
-        after = max(_TWIN_AFTER_S, _TWIN_FACTOR * typical)
-        slow = [
-            each
-            for each in self._pending
-            if not each.alone and each.worker != worker and each.case.in_flight == 1 and now - each.begun > after
-        ]
-        if not slow:
-            return None
-        case = min(slow, key=lambda each: each.begun).case
-        self._tell(TwinStarted(unit_id=case.unit.id, worker=worker))
-        return case
-
     def _begin(self, case: Case, worker: str, now: float, *, alone: bool) -> tuple[int, Attempt]:
         attempt, number = case.attempt(self._patience.seconds), next(self._numbers)
         self._running[number] = Running(case=case, attempt=attempt, worker=worker, begun=now, alone=alone)
         self._busy[worker].add(number)
-        case.in_flight += 1
         return number, attempt
 
     # ---- what follows
 
     def _finish(self, running: Running, outcome: Done) -> None:
         case = running.case
-        if case.done:
-            self.summary.twins += 1
-            self._tell(TwinDiscarded(unit_id=case.unit.id, worker=outcome.worker))
-        elif outcome.report is None:
+        if outcome.report is None:
             if case.search:
                 case.search.survived()
             self._conclude(case)
         else:
-            self._commit(case, outcome.worker, outcome.report)
+            self._commit(outcome.worker, outcome.report)
 
-    def _commit(self, case: Case, worker: str, report: UnitReport) -> None:
-        case.done = True
+    def _commit(self, worker: str, report: UnitReport) -> None:
         self._breaker.count_commit()
         self._patience.learn(report.seconds)
         self.summary.scored += report.rows - report.errors
@@ -454,12 +408,8 @@ class Schedule:
 
     def _fail(self, running: Running, outcome: Failed, now: float) -> None:
         case = running.case
-        if case.done:
-            return
         case.failures[outcome.cause] += 1
-        if outcome.cause is Cause.CHANGED:
-            self._change(running, outcome.reason, now)
-        elif outcome.cause is Cause.ROWS:
+        if outcome.cause is Cause.ROWS:
             self._retry(case, outcome.reason)
             case.blame(running.attempt, alone=running.alone, reached=None, reason=outcome.reason)
             self._conclude(case)
@@ -486,7 +436,7 @@ class Schedule:
         if number in outcome.committing:
             failed = Failed(worker=outcome.worker, attempt=number, cause=Cause.STORE, reason=outcome.reason)
             self._fail(running, failed, now)
-        elif not case.done:
+        else:
             self._retry(case, outcome.reason)
             if outcome.blame is Blame.ROWS:
                 reached = outcome.reached.get(number)
@@ -498,7 +448,6 @@ class Schedule:
 
     def _remove(self, number: int) -> Running:
         running = self._running.pop(number)
-        running.case.in_flight -= 1
         self._busy[running.worker].discard(number)
         return running
 
@@ -512,33 +461,7 @@ class Schedule:
         else:
             self._queue(case, now)
 
-    def _change(self, running: Running, reason: str, now: float) -> None:
-        """Plans a unit anew whose input changed."""
-        case, unit = running.case, running.case.unit
-        if running.attempt.changes_are_errors:
-            self._give_up(case, reason)
-            return
-        try:
-            units = list(self._replan(unit))
-        except GraphkilnError as error:
-            if isinstance(error, SourceUnavailable) and case.failures[Cause.CHANGED] <= MOST_OUTAGES:
-                self._retry(case, str(error))
-                self._queue(case, now + wait_s(case.failures, Cause.CHANGED))
-            else:
-                self._give_up(case, str(error))
-            return
-        case.done = True
-        self.replaced[unit.id] = units
-        rows = sum(each.rows for each in units) - unit.rows
-        self.summary.units += len(units) - 1
-        self.summary.rows += rows
-        self._tell(UnitReplanned(unit_id=unit.id, path=unit.path, units=len(units), rows=rows))
-        for each in units:
-            self._queue(Case(unit=each, changes=case.changes + 1), now)
-
     def _queue(self, case: Case, due: float) -> None:
-        if case.in_flight:
-            return  # its twin is still at it
         if case.suspect:
             self._suspects.append(case)
         else:
@@ -549,7 +472,6 @@ class Schedule:
         self._tell(UnitRetried(unit_id=case.unit.id, path=case.unit.path, reason=reason))
 
     def _give_up(self, case: Case, reason: str) -> None:
-        case.done = True
         failed = UnitFailed(unit_id=case.unit.id, path=case.unit.path, reason=reason)
         self.failed.append(failed)
         self._tell(failed)

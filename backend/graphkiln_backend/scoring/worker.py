@@ -282,10 +282,6 @@ def _load(row: Row, track: Track, attempt: Attempt, outages: list[SourceUnavaila
     """Reads a row; called by many threads. What has stopped its unit too often is its own error at last."""
     try:
         return row.load()
-    except InputChanged as error:
-        if not attempt.changes_are_errors:
-            raise
-        raise ScoringError(f"{error}, again and again") from error
     except SourceUnavailable:
         if not attempt.outages_are_errors:
             raise

@@ -15,10 +15,8 @@ from graphkiln_backend.scoring.events import (
     Event,
     NodeLost,
     RunPlanned,
-    TwinDiscarded,
     UnitCommitted,
     UnitFailed,
-    UnitReplanned,
     UnitRetried,
     WorkerEnded,
     WorkerReady,
@@ -30,7 +28,7 @@ COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("node", "outcome"),
     ),
     "graphkiln_score_units_total": (
-        "Units that were committed, or attempts that came to nothing: twin, retried, failed.",
+        "Units that were committed, and attempts that came to nothing: twin, retried, failed.",
         ("node", "outcome"),
     ),
     "graphkiln_score_stage_seconds_total": (
@@ -143,11 +141,6 @@ class RunMetrics:
         self._count("graphkiln_score_nodes_lost_total", 1, node=event.node)
 
     @_take.register
-    def _(self, event: UnitReplanned) -> None:
-        self._units_left += event.units - 1
-        self._rows_left += event.rows
-
-    @_take.register
     def _(self, event: UnitRetried) -> None:  # noqa: ARG002  dispatched by its type
         self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome="retried")
 
@@ -159,6 +152,7 @@ class RunMetrics:
     def _(self, event: UnitCommitted) -> None:
         report, node = event.report, self._nodes.get(event.worker, _ANYWHERE)
         self._count("graphkiln_score_units_total", 1, node=node, outcome="committed")
+        self._count("graphkiln_score_units_total", int(report.twin), node=node, outcome="twin")
         for field in fields(report.times):
             stage, seconds = field.name.removesuffix(_STAGE), getattr(report.times, field.name)
             self._count("graphkiln_score_stage_seconds_total", seconds, node=node, stage=stage)
@@ -169,11 +163,6 @@ class RunMetrics:
         rows = {"scored": report.rows - report.errors, "error": report.errors - quarantined, "quarantined": quarantined}
         for outcome, count in rows.items():
             self._count("graphkiln_score_rows_total", count, node=node, outcome=outcome)
-
-    @_take.register
-    def _(self, event: TwinDiscarded) -> None:
-        node = self._nodes.get(event.worker, _ANYWHERE)
-        self._count("graphkiln_score_units_total", 1, node=node, outcome="twin")
 
     def _count(self, name: str, value: float, **tags: str) -> None:
         if self._registry:

@@ -42,7 +42,7 @@ class Figures:
         errors: Rows that this run gave an error.
         quarantined: Of these, rows that ended a worker.
         retries: Attempts that came to nothing.
-        twins: Attempts that were discarded because another one was faster.
+        twins: Units that an earlier attempt had committed, whose worker did not live to report it.
         seconds: From the start to the end.
         computing_s: Of these, since the first worker was ready.
         rows_per_s: In these.

@@ -16,11 +16,8 @@ from graphkiln_backend.scoring.events import (
     RowQuarantined,
     RunFinished,
     RunPlanned,
-    TwinDiscarded,
-    TwinStarted,
     UnitCommitted,
     UnitFailed,
-    UnitReplanned,
     UnitRetried,
     WorkerEnded,
     WorkerReady,
@@ -65,8 +62,8 @@ class Progress:
 
     Attributes:
         schema: Of this object.
-        event: What just happened: `begun`, `planned`, `node`, `worker`, `unit`, `twin`, `retry`, `replanned`,
-            `quarantine`, `failed` (a unit stays without a result), `finished` (each row is accounted for).
+        event: What just happened: `begun`, `planned`, `node`, `worker`, `unit`, `retry`, `quarantine`,
+            `failed` (a unit stays without a result), `finished` (each row is accounted for).
         message: The same in words, for a person; empty where the figures say it all.
         seconds: Since the run was started.
         units: Of the plan.
@@ -168,7 +165,7 @@ class RunState:
         quarantined: Rows that ended a worker, by name; the first thousand.
         quarantined_rows: How many they are.
         retries: Attempts that came to nothing.
-        twins: Attempts that another one was faster than.
+        twins: Units that an earlier attempt had committed.
         problems: What else a person should know, oldest first; the first thousand.
         finished: Whether each row is accounted for.
     """
@@ -180,7 +177,6 @@ class RunState:
         self.quarantined: list[QuarantinedRow] = []
         self.problems: list[str] = []
         self.finished = False
-        self._more_units = self._more_rows = 0
         self._clock, self._begun = clock, clock()
         self._first_ready: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
@@ -216,8 +212,8 @@ class RunState:
         event, message = self._message
         planned = self.plan
         units_before, rows_before = (planned.done_units, planned.done_rows) if planned else (0, 0)
-        units = self._more_units + (planned.units if planned else 0)
-        rows = self._more_rows + (planned.rows if planned else 0)
+        units = planned.units if planned else 0
+        rows = planned.rows if planned else 0
         left, rate = max(rows - rows_before - self.rows, 0), self.rows_per_s
         return Progress(
             event=event,
@@ -308,27 +304,12 @@ class RunState:
         self._tell("retry", f"{event.path}: tried again: {event.reason}")
 
     @_take.register
-    def _(self, event: UnitReplanned) -> None:
-        self._more_units += event.units - 1
-        self._more_rows += event.rows
-        self._tell("replanned", f"{event.path} has changed: its rows are planned anew")
-
-    @_take.register
     def _(self, event: RowQuarantined) -> None:
         self._tell("quarantine", f"{event.path}: row {event.position} of unit {event.unit_id}: {event.reason}")
 
     @_take.register
     def _(self, event: UnitFailed) -> None:
         self._tell("failed", f"{event.path}: unit {event.unit_id} stays without a result: {event.reason}")
-
-    @_take.register
-    def _(self, event: TwinStarted) -> None:
-        self._message = ("twin", f"{event.worker} tries unit {event.unit_id}, too, which takes long")
-
-    @_take.register
-    def _(self, event: TwinDiscarded) -> None:
-        self.twins += 1
-        self._message = ("twin", f"{event.worker} was slower with unit {event.unit_id}: its result is discarded")
 
     @_take.register
     def _(self, event: RunFinished) -> None:  # noqa: ARG002  dispatched by its type

@@ -13,7 +13,7 @@ from graphkiln_backend.scoring.schedule import Schedule
 
 def test_a_run_without_units_asks_nobody() -> None:
     fleet = FakeFleet(size=1)
-    drive(Schedule(iter([]), lambda _: [], lambda _: None, Summary()), fleet, lambda: None, fleet.clock)
+    drive(Schedule(iter([]), lambda _: None, Summary()), fleet, lambda: None, fleet.clock)
     assert fleet.most_in_flight == 0
 
 
@@ -27,7 +27,7 @@ def test_a_run_that_lost_its_claim_stops_at_once() -> None:
             raise ClaimLost("another run took over")
 
     fleet = FakeFleet()
-    schedule = Schedule(iter([unit(number) for number in range(100)]), lambda _: [], lambda _: None, Summary())
+    schedule = Schedule(iter([unit(number) for number in range(100)]), lambda _: None, Summary())
     with pytest.raises(ClaimLost):
         drive(schedule, fleet, stay, fleet.clock)
     assert sum(fleet.commits.values()) < 10

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from score_events import PLANNED, RUN, committed
 
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, RunMetrics
-from graphkiln_backend.scoring.events import NodeLost, UnitFailed, UnitReplanned
+from graphkiln_backend.scoring.events import NodeLost, UnitFailed
 
 
 class FakeRegistry:
@@ -60,14 +60,11 @@ def test_a_unit_that_was_committed_unheard_is_left_no_more() -> None:
     assert registry.counts["rows_total", "", "scored"] == 100
 
 
-def test_what_is_planned_anew_fails_or_goes_away() -> None:
+def test_what_fails_or_goes_away() -> None:
     registry = FakeRegistry()
     metrics = RunMetrics(lambda: registry)
-    metrics.observe(UnitReplanned(unit_id="a", path="p", units=3, rows=5))
     metrics.observe(UnitFailed(unit_id="a", path="p", reason="r"))
     metrics.observe(NodeLost(node="n"))
-    assert registry.gauges["units_left"] == 2
-    assert registry.gauges["rows_left"] == 5
     assert registry.counts == {("units_total", "", "failed"): 1, ("nodes_lost_total", "n"): 1}
 
 

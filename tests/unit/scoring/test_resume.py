@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from fake_fleet import unit
 
 from graphkiln_backend.scoring import run as resume
 from graphkiln_backend.scoring.destinations.base import Committed
 from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
-from graphkiln_backend.scoring.plan import read_plan, replace_units, write_plan
+from graphkiln_backend.scoring.plan import read_plan, write_plan
 from graphkiln_backend.scoring.run import account, read_standing, settle_stale
 from graphkiln_backend.scoring.units import InputRange
 
@@ -81,25 +80,15 @@ def test_a_unit_without_a_result_is_told_with_its_reason(tmp_path: Path) -> None
     ids = make_plan(tmp_path / "plan", 3)
     store = Store({ids[0]: "this", ids[2]: "this"})
     with pytest.raises(ScoringError, match=r"1 units \(4 rows\) have no result: unit [0-9a-f]+ of /images/1: torn"):
-        account(store, tmp_path / "plan", {}, {ids[1]: "torn"})  # type: ignore[arg-type]
+        account(store, tmp_path / "plan", {ids[1]: "torn"})  # type: ignore[arg-type]
     store.units[ids[1]] = "this"
-    account(store, tmp_path / "plan", {}, {})  # type: ignore[arg-type]
+    account(store, tmp_path / "plan", {})  # type: ignore[arg-type]
 
 
 def test_results_that_nobody_planned_are_told(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 1)
     with pytest.raises(ScoringError, match="1 units have a result that nobody planned"):
-        account(Store({ids[0]: "this", "x": "this"}), tmp_path / "plan", {}, {})  # type: ignore[arg-type]
-
-
-def test_the_late_result_of_an_input_that_changed_is_removed(tmp_path: Path) -> None:
-    ids = make_plan(tmp_path / "plan", 2)
-    replaced = {ids[0]: [unit(8)], unit(8).id: [unit(9)]}
-    replace_units(tmp_path / "plan", replaced)
-    assert [each.id for each in read_plan(tmp_path / "plan")] == [unit(9).id, ids[1]]
-    store = Store({ids[0]: "this", unit(9).id: "this", ids[1]: "this"})
-    account(store, tmp_path / "plan", replaced, {})  # type: ignore[arg-type]
-    assert store.units.keys() == {unit(9).id, ids[1]}
+        account(Store({ids[0]: "this", "x": "this"}), tmp_path / "plan", {})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -10,9 +10,7 @@ from graphkiln_backend.scoring.events import (
     NodeLost,
     NodeRefused,
     RowQuarantined,
-    TwinStarted,
     UnitFailed,
-    UnitReplanned,
     WorkerReady,
 )
 
@@ -69,12 +67,6 @@ def test_what_is_shown_is_the_rate_of_the_last_minute(state: RunState, clock: Cl
     assert state.rows_per_s == pytest.approx(1.6)
 
 
-def test_units_that_are_planned_anew_change_what_there_is_to_do(state: RunState) -> None:
-    state.observe(PLANNED)
-    progress = state.observe(UnitReplanned(unit_id="a", path="photos", units=3, rows=-10))
-    assert (progress.units, progress.rows, progress.event) == (12, 990, "replanned")
-
-
 @pytest.mark.parametrize(
     ("event", "name", "words"),
     [
@@ -90,11 +82,6 @@ def test_what_a_person_should_know_is_told_and_kept(state: RunState, event: obje
     assert progress.event == name
     assert words in progress.message
     assert len(state.problems) == 1
-
-
-def test_a_twin_is_told_and_is_no_problem(state: RunState) -> None:
-    assert "tries unit a" in state.observe(TwinStarted(unit_id="a", worker="worker-2")).message
-    assert state.problems == []
 
 
 def test_memory_does_not_grow_with_what_goes_wrong(state: RunState) -> None:

@@ -9,15 +9,12 @@ from fake_fleet import FakeFleet, facts, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
     Summary,
-    TwinDiscarded,
-    TwinStarted,
     UnitFailed,
-    UnitReplanned,
 )
 from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Ready, UnitReport
 from graphkiln_backend.scoring.run import drive
@@ -26,11 +23,8 @@ from graphkiln_backend.scoring.units import Unit
 
 
 def schedule_of(units: Iterator[Unit] | list[Unit], told: list[Event] | None = None) -> Schedule:
-    def replan(gone: Unit) -> list[Unit]:
-        return [unit(int(gone.id, 16) + 1000, gone.rows - 1)]
-
     events = [] if told is None else told
-    return Schedule(iter(units), replan, events.append, Summary())
+    return Schedule(iter(units), events.append, Summary())
 
 
 def run(fleet: FakeFleet, count: int, told: list[Event] | None = None) -> Schedule:
@@ -141,65 +135,6 @@ def test_a_unit_whose_rows_do_nothing_alone_fails_and_the_run_goes_on() -> None:
     assert schedule.failed[0].reason == "hung for 60 s, and no row of it does so alone"
 
 
-def test_input_that_changes_is_planned_anew_and_at_last_becomes_an_error() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1)], told)
-    ready(schedule, "a")
-    for _ in range(3):
-        number, attempt = begin(schedule, "a")
-        assert not attempt.changes_are_errors
-        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.CHANGED, reason="it changed"), 0.0)
-    taken = begin(schedule, "a")
-    assert (taken[1].unit, taken[1].changes_are_errors) == (unit(3001, rows=37), True)
-    schedule.handle(done("a", taken), 0.0)
-    assert schedule.take("a", 0.0) is None
-    assert schedule.is_over
-    assert schedule.replaced == {unit(1).id: [unit(1001, 39)], unit(1001).id: [unit(2001, 38)]} | {
-        unit(2001).id: [unit(3001, 37)]
-    }
-    assert [(each.units, each.rows) for each in told if isinstance(each, UnitReplanned)] == [(1, -1)] * 3
-    assert (schedule.summary.units, schedule.summary.rows) == (0, -3)
-
-
-@pytest.mark.parametrize("outages", [3, 100])
-def test_a_source_that_goes_away_while_a_unit_is_planned_anew_is_waited_for(outages: int) -> None:
-    left = outages
-
-    def replan(gone: Unit) -> list[Unit]:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            raise SourceUnavailable("no network")
-        return [unit(1001, gone.rows)]
-
-    schedule = Schedule(iter([unit(1)]), replan, lambda _: None, Summary())
-    ready(schedule, "a")
-    for now in range(0, 900, 100):
-        if taken := schedule.take("a", float(now)):
-            changed = Failed(worker="a", attempt=taken[0], cause=Cause.CHANGED, reason="it changed")
-            schedule.handle(changed if taken[1].unit == unit(1) else done("a", taken), float(now))
-    assert schedule.is_over
-    assert [each.reason for each in schedule.failed] == ([] if outages == 3 else ["no network"])
-    assert len(schedule.replaced) == (outages == 3)
-
-
-def test_a_straggler_gets_a_twin_when_nothing_else_is_left() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1), unit(2)], told)
-    ready(schedule, "a", "b")
-    slow, quick = begin(schedule, "a"), begin(schedule, "b")
-    schedule.handle(done("b", quick), 2.0)
-    assert schedule.take("b", 5.0) is None, "too early to pay"
-    twin = begin(schedule, "b", 30.0)
-    assert twin[1].unit == slow[1].unit
-    schedule.handle(done("b", twin), 31.0)
-    assert schedule.is_over
-    schedule.handle(done("a", slow, twin=True), 32.0)
-    assert schedule.summary.twins == 1
-    assert sum(isinstance(each, TwinStarted) for each in told) == 1
-    assert told[-1] == TwinDiscarded(unit_id=slow[1].unit.id, worker="a")
-
-
 def test_a_result_that_stood_there_already_counts() -> None:
     schedule = schedule_of([unit(1)])
     ready(schedule, "a")
@@ -221,6 +156,17 @@ def test_a_store_that_fails_again_and_again_ends_the_run() -> None:
 
     with pytest.raises(ScoringError, match=r"the destination cannot be written: the disk is full.*same command"):
         list(map(fail, range(100)))
+
+
+def test_input_that_changes_leaves_its_unit_to_the_next_run() -> None:
+    told: list[Event] = []
+    schedule = schedule_of([unit(1)], told)
+    ready(schedule, "a")
+    number, _ = begin(schedule, "a")
+    schedule.handle(Failed(worker="a", attempt=number, cause=Cause.CHANGED, reason="it changed"), 0.0)
+    assert schedule.take("a", 0.0) is None
+    assert schedule.is_over
+    assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="it changed")
 
 
 def test_a_unit_that_cannot_be_read_fails_after_some_attempts() -> None:

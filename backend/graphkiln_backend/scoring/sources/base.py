@@ -36,11 +36,3 @@ class Source(Protocol):
             ScoringError: The unit cannot be read at all.
         """
         ...
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """What has become of a unit whose input changed: the ranges that take its place now; none where it is gone.
-
-        Raises:
-            ScoringError: Its input can only be planned as a whole: the run ends, and the next one plans it anew.
-        """
-        ...

@@ -25,7 +25,7 @@ from graphkiln_backend.scoring.sources.listing import (
 )
 from graphkiln_backend.scoring.sources.names import checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
+from graphkiln_backend.scoring.sources.reader import REPEATED, Columns
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -108,10 +108,6 @@ class CsvReader:
                 load=partial(load_image, above, fields[table.image]),
                 kept={name: pa.array([fields[index]], pa.string()) for name, index in kept},
             )
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """Impossible: rows may have moved from this range into another."""
-        raise refuse_replan(unit)
 
     def _read_header(self, listing: Place) -> list[str]:
         with listing.storage.open(listing.path) as file:

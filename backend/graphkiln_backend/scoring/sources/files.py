@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.delta_location import delta_location
-from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources import csv_listing, listing, parquet, tars
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
@@ -56,23 +56,6 @@ class ImageReader:
         for file in _members(unit):
             path = place.below(file.path).path
             yield Row(id=as_id(file.path), load=partial(_load, place, path, file))
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """The run with its files as they are now, without those that are gone.
-
-        Raises:
-            SourceUnavailable: The folder holds nothing at all: its file system is gone rather than its files.
-        """
-        place = locate(unit.path)
-        run = []
-        for file in _members(unit):
-            found = place.storage.find(place.below(file.path).path)
-            if found or not file.stamp:  # what could not be found before is a row with an error
-                run.append(StoredFile(path=file.path, size=found.size, stamp=found.stamp) if found else file)
-        if run:
-            yield _range(unit.path, run)
-        elif next(place.storage.walk(place.path), None) is None:
-            raise SourceUnavailable(f"{unit.path} holds no files any more", hint="is its file system mounted?")
 
 
 def _load(place: Place, path: str, file: StoredFile) -> bytes:
@@ -245,10 +228,6 @@ class FileSource:
     def rows(self, unit: Unit) -> Iterator[Row]:
         """As its reader reads them."""
         return self._reader_of(unit).rows(unit)
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """As its reader can."""
-        return self._reader_of(unit).replan(unit)
 
     def _reader_of(self, unit: Unit) -> FileReader:
         return self._reader(unit.part.partition(" ")[0])

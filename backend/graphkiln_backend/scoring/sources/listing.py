@@ -21,7 +21,7 @@ from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, encode_part, find_ends
 from graphkiln_backend.scoring.sources.places import READABLE, Place, locate
-from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan
+from graphkiln_backend.scoring.sources.reader import REPEATED, Columns
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -168,10 +168,6 @@ class ListingReader:
         for line in content.split(b"\n"):
             if text := line.strip().decode("utf-8", "surrogateescape"):
                 yield Row(id=as_id(text), load=partial(load_image, above, text))
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """Impossible: lines may have moved from this range into another."""
-        raise refuse_replan(unit)
 
 
 def find_extents(blocks: Iterator[Block], rows: int) -> Iterator[Extent]:

@@ -21,7 +21,7 @@ from graphkiln_backend.scoring.sources.ahead import map_ahead
 from graphkiln_backend.scoring.sources.listing import above_of, check_addresses, load_image
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_replan, refuse_row
+from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_row
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -385,10 +385,6 @@ class ParquetReader:
         found = place.storage.find(place.path)
         if not found or found.stamp != stamp:
             raise InputChanged(f"{unit.path} has changed while it was read")
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """Impossible: what was row group 7 may now be another."""
-        raise refuse_replan(unit)
 
     def _note_ids(self, path: Place, image: ImageColumn, repeats: Repeats) -> None:
         named = self._id_column(image)

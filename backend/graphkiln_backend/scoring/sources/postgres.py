@@ -225,14 +225,6 @@ class TableSource:
                 f"the rows of {self._query} from key {first} to {last} have changed since they were planned"
             )
 
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """The keys that there are now from the range's first to its last."""
-        first, last, _ = decode_part(unit.part)
-        with self._connected() as connection:
-            run = list(_distinct(self._keys(connection, self._between(first, last))))
-        if run:
-            yield self._range(run)
-
     def _range(self, run: list[Key]) -> InputRange:
         content = _digest(run)
         part = encode_part(KIND, (run[0][0], run[-1][0], content))

@@ -71,10 +71,6 @@ class FileReader(Protocol):
         """The rows of a unit, as `Source.rows`."""
         ...
 
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """As `Source.replan`."""
-        ...
-
 
 def refuse_row(reason: str) -> bytes:
     """Stands for `Row.load` of a row of which it is known that it cannot be read.
@@ -83,11 +79,3 @@ def refuse_row(reason: str) -> bytes:
         InvalidInput: Always, with the reason.
     """
     raise InvalidInput(reason)
-
-
-def refuse_replan(unit: Unit) -> ScoringError:
-    """The error of a file that changed, of whose other units some may be committed already."""
-    return ScoringError(
-        f"{unit.path} changed while it was scored, so that its rows would be partly of the old file",
-        hint="run the command again with --replace once nothing writes to it",
-    )

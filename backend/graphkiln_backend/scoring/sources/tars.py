@@ -22,7 +22,7 @@ from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.sources.ahead import map_ahead
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan, refuse_row
+from graphkiln_backend.scoring.sources.reader import Columns, refuse_row
 from graphkiln_backend.scoring.sources.repeats import Repeats
 from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 from graphkiln_backend.scoring.units import InputRange, Unit
@@ -92,10 +92,6 @@ class TarReader:
             except (GraphkilnError, OSError) as error:  # the others of the tar may be read
                 kept, load = dict.fromkeys(self._kept, pa.nulls(1, pa.string())), partial(refuse_row, str(error))
             yield Row(id=as_id(f"{name}/{key}"), load=load, kept=kept)
-
-    def replan(self, unit: Unit) -> Iterator[InputRange]:
-        """Impossible: rows may have moved from this range into another."""
-        raise refuse_replan(unit)
 
     def _plan(self, place: Place, rows: int, file: StoredFile) -> _Planned:
         path = place.below(file.path)

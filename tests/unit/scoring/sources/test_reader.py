@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.reader import Columns, refuse_replan
-from graphkiln_backend.scoring.units import Unit
+from graphkiln_backend.scoring.sources.reader import Columns
 
 
 @pytest.mark.parametrize("columns", [Columns(image="a"), Columns(id="a"), Columns(kept=("a",))])
@@ -20,8 +19,3 @@ def test_unknown_columns_are_named_beside_those_that_there_are() -> None:
     Columns(image="a", id="b", kept=("b",)).check(["a", "b"], "file")
     with pytest.raises(ScoringError, match=r"file has no column 'c' \(it has a, b\)"):
         Columns(image="a", kept=("c",)).check(["a", "b"], "file")
-
-
-def test_a_file_that_changed_is_to_be_scored_by_the_next_run() -> None:
-    unit = Unit(id="0", path="a.parquet", part="", rows=1)
-    assert "a.parquet changed while it was scored" in str(refuse_replan(unit))
