@@ -70,7 +70,7 @@ def test_json_is_a_line_for_each_event_and_one_a_second_for_units(capsys: pytest
         clock.now = second
         display.show(state.observe(committed(f"after {second} s")))
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
-    assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "unit", "finished", "unit"]
+    assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "finished", "unit"]
 
 
 def test_lines_say_what_happens_and_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,7 +42,7 @@ def test_a_run() -> None:
     assert sum(value for name, value in counts.items() if name[0] == "rows_total" and name[2] == "quarantined") == 1
     assert sum(value for name, value in counts.items() if name[:1] == ("units_total",) and name[2] == "committed") == 3
     assert counts["units_total", "", "retried"] == 1
-    assert counts["units_total", "node-1", "twin"] == 1
+    assert counts["units_total", "", "twin"] == 1
     assert counts["workers_ended_total", "node-1", "ended"] == 1
     assert counts["stage_seconds_total", "node-1", "compute"] == 5
     assert registry.gauges == {"units_left": 3, "rows_left": 300, "workers": 1}
