@@ -6,7 +6,7 @@ from graphkiln_backend.scoring.schedule import FIRST_S, FLOOR_S, Patience
 
 
 def test_before_anything_is_measured_there_is_much_patience() -> None:
-    patience = Patience()
+    assert Patience().seconds == FIRST_S
 
 
 def test_it_follows_the_slowest_of_the_last_units() -> None:
