@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import say
+from graphkiln.cli.console import print_table, say
 from graphkiln_backend.graph.errors import CacheError, ServerSetupError
 from graphkiln_backend.graph.text import read_size
 
@@ -32,24 +32,20 @@ def list_(folder: _Folder = "") -> None:
 
     What each one is, of which model, how large, when it was last used.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     with _open(folder) as cache:
         entries = cache.entries()
-        table = Table("entry", "model", "size", "built in", "last used")
-        for item in reversed(entries):
-            used = time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used_s))
-            table.add_row(
+        rows = [
+            (
                 item.path.name[: len(item.entry.kind) + 9],
                 item.entry.model,
                 _format_size(item.entry.bytes),
                 f"{item.entry.seconds:.1f} s",
-                used,
+                time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used_s)),
             )
-        console = Console()
-        console.print(table if entries else "the cache is empty", highlight=False)
-        console.print(f"{_format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}", highlight=False)
+            for item in reversed(entries)
+        ]
+        print_table(("entry", "model", "size", "built in", "last used"), rows, empty="the cache is empty")
+        typer.echo(f"{_format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}")
 
 
 @app.command()
@@ -81,12 +77,7 @@ def verify(folder: _Folder = "") -> None:
 
 
 def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
-    """The cache that a command line requests, whether or not it can be used.
-
-    Args:
-        folder: A folder, `off`, or empty for the default one.
-        limit_bytes: Size that it is trimmed to.
-    """
+    """The cache that `--cache` names, whether or not it can be used: a folder, `off`, or "" for the default one."""
     from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
 
     if folder == OFF:

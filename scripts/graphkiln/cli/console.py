@@ -1,18 +1,18 @@
-"""Output of the command: messages on stderr, JSON and results on stdout, HTML reports."""
+"""Output of the command: messages on stderr; tables, CSV, JSON and results on stdout; HTML reports."""
 
 from __future__ import annotations
 
 import atexit
+import csv
 import io
 import logging
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,9 +23,163 @@ from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.text import redact_command
 from graphkiln_backend.system.resources import usable_cores
 
-# `--html REPORT.html`: the option that several verbs share, and the file that it names.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 Html = Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")]
+
+
+# Messages: lines on stderr, or events of the log where `--log-format json` turned it into JSON.
+
+
+def say(line: str, level: int = logging.INFO) -> None:
+    """Print one line on stderr, or log it as an event of a level of `logging` where the log is JSON."""
+    _sink(line, level)
+
+
+def _print_line(line: str, _: int) -> None:
+    typer.echo(f"graphkiln: {line}", err=True)
+
+
+_sink: Callable[[str, int], None] = _print_line
+
+
+def log_to_stderr() -> None:
+    """Print records of the loggers `graphkiln.*` to stderr; the root logger is unchanged."""
+    logger = logging.getLogger("graphkiln")
+    logger.setLevel(logging.INFO)
+    logger.handlers = [_StderrHandler()]
+    for library in ("onnx_ir", "onnxscript"):  # they log, one with tracebacks, what they then do without
+        logging.getLogger(library).setLevel(logging.CRITICAL)
+
+
+class _StderrHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # a full disk, or a reader that has ended: no reason to end a service
+            say(record.getMessage())
+
+
+def log_as_json() -> None:
+    """Turn standard error of this process and its children into JSON lines, until this process ends."""
+    from graphkiln_backend.server.log import LogPipe, LogPipeHandler, LogRecord
+
+    global _sink  # noqa: PLW0603 - a process has one standard error
+    pipe = LogPipe()
+    atexit.register(pipe.close)
+    logging.getLogger("graphkiln").handlers = [LogPipeHandler(pipe)]
+
+    def write_event(line: str, level: int) -> None:
+        pipe.write(LogRecord(message=line, level=logging.getLevelName(level).lower()))
+
+    _sink = write_event
+
+
+def printable(text: str) -> str:
+    """Escape control characters: texts of servers and files may contain terminal commands."""
+    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+
+
+# Results on stdout.
+
+
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """A table of plain text: cells are not markup. Without columns, the first cell of each row is its name."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*columns, show_header=bool(columns))
+    if not columns:
+        table.add_column(style="bold")
+        table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> None:
+    """Print a table as `make_table` makes it.
+
+    Args:
+        columns: Titles; none for a table of names and values.
+        rows: Text of the cells.
+        empty: Line to print instead where there are no rows; the empty table by default.
+    """
+    from rich.console import Console
+
+    table = make_table(columns, rows)
+    Console().print(empty if empty and not table.row_count else table, highlight=False)
+
+
+def print_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows as CSV."""
+    writer = csv.writer(sys.stdout)
+    writer.writerow(columns)
+    writer.writerows(rows)
+
+
+def print_json(document: Any, indent: int | None = 2) -> None:
+    """Print a document as JSON, on one line where `indent` is None; NaN and infinity become null."""
+    from graphkiln.reporting.json_text import json_text
+
+    typer.echo(json_text(document, indent=indent))
+
+
+def print_result(text: str) -> None:
+    """Print a service's report on stdout.
+
+    Raises:
+        OSError: The reader has ended, or the disk is full; further output is dropped.
+    """
+    try:
+        typer.echo(text, nl=False)
+    except OSError:
+        _drop_output()
+        raise
+
+
+@contextmanager
+def written_out() -> Iterator[None]:
+    """Flush what the block printed: at exit, Python would print its own message about a failure.
+
+    Raises:
+        OSError: The reader has ended, or the disk is full; further output is dropped.
+    """
+    try:
+        yield
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+            raise
+
+
+def _drop_output() -> None:
+    """Redirect standard output to the null device: its buffer would fail again at exit."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+def take_any_name() -> None:
+    """Make standard output escape bytes of file names that are not text, instead of failing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+# Progress on a terminal.
+
+
+def stderr_console() -> Console | None:
+    """A console on stderr for what moves there; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        return None
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+# `--html REPORT.html`.
 
 
 def check_html(html: Path | None) -> None:
@@ -64,7 +218,7 @@ def write_html(html: Path, page: str) -> None:
 
 
 def command_line() -> str:
-    """The command that is running, as a shell takes it; what is secret in it is left out."""
+    """The running command as a shell takes it, without secrets."""
     return shlex.join(["graphkiln", *redact_command(sys.argv[1:])])
 
 
@@ -76,117 +230,3 @@ def facts() -> dict[str, str]:
         "graphkiln": version_of("graphkiln"),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-
-
-if TYPE_CHECKING:
-    from graphkiln_backend.server.log import LogPipe
-
-
-def say(line: str, level: int = logging.INFO) -> None:
-    """Print one line on stderr; an event of the log where that is JSON.
-
-    Args:
-        line: The message.
-        level: Level of `logging`.
-    """
-    _sink(line, level)
-
-
-def _print_line(line: str, _: int) -> None:
-    typer.echo(f"graphkiln: {line}", err=True)
-
-
-_sink: Callable[[str, int], None] = _print_line
-
-
-def print_json(document: Any, indent: int | None = 2) -> None:
-    """Print a document as JSON, as `json_text` writes it.
-
-    Args:
-        document: The document.
-        indent: Spaces of each level; None for one line.
-    """
-    from graphkiln.reporting.json_text import json_text
-
-    typer.echo(json_text(document, indent=indent))
-
-
-def print_result(text: str) -> None:
-    """Print a service's report on stdout.
-
-    Raises:
-        OSError: The reader has ended, or the disk is full; further output is dropped.
-    """
-    try:
-        typer.echo(text, nl=False)
-    except OSError:
-        _drop_output()
-        raise
-
-
-def _drop_output() -> None:
-    """Redirect standard output to the null device: its buffer would fail again at exit."""
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-@contextmanager
-def written_out() -> Iterator[None]:
-    """Flush what the block printed: at exit, Python would print its own message about a failure.
-
-    Raises:
-        OSError: The reader has ended, or the disk is full; further output is dropped.
-    """
-    try:
-        yield
-    finally:
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_output()
-            raise
-
-
-def take_any_name() -> None:
-    """Make standard output escape bytes of file names that are not text, instead of failing."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def printable(text: str) -> str:
-    """Escape control characters: texts of servers and files may contain terminal commands."""
-    return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
-
-
-def log_to_stderr() -> None:
-    """Print records of the loggers `graphkiln.*` to stderr; the root logger is unchanged."""
-    logger = logging.getLogger("graphkiln")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [_StderrHandler()]
-    for library in ("onnx_ir", "onnxscript"):  # they log, one with tracebacks, what they then do without
-        logging.getLogger(library).setLevel(logging.CRITICAL)
-
-
-def log_as_json() -> None:
-    """Turn standard error of this process and its children into JSON lines, until this process ends."""
-    from graphkiln_backend.server.log import LogPipe, LogPipeHandler
-
-    global _sink  # noqa: PLW0603 - a process has one standard error
-    pipe = LogPipe()
-    atexit.register(pipe.close)
-    logging.getLogger("graphkiln").handlers = [LogPipeHandler(pipe)]
-    _sink = partial(_write_event, pipe)
-
-
-def _write_event(pipe: LogPipe, line: str, level: int) -> None:
-    from graphkiln_backend.server.log import LogRecord
-
-    pipe.write(LogRecord(message=line, level=logging.getLevelName(level).lower()))
-
-
-class _StderrHandler(logging.Handler):
-    """Print records as `say` does."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # a full disk, or a reader that has ended: no reason to end a service
-            say(record.getMessage())

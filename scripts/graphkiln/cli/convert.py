@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
@@ -13,18 +13,131 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand
 
-from graphkiln.cli.console import command_line
+from graphkiln.cli.console import command_line, print_table
 from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.manifest import Conversion, Manifest
-from graphkiln_backend.graph.signature import TensorSpec
-
-# The options of `graphkiln convert`: one for each field of the recipe that has a flag, written nowhere else.
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
-    from rich.table import Table
+
+    from graphkiln_backend.graph.manifest import Manifest
+    from graphkiln_converters.recipe import Recipe
+
+
+def convert(
+    ctx: typer.Context,
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, decoder:DIR_OR_ID, oneflow:DIR, "
+            "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, FILE.pt2, FILE.onnx, FILE.skops or FILE.keras.",
+            show_default=False,
+        ),
+    ] = "",
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Recipe keys, for example preprocess.mean=[0.5].", metavar="[KEY=VALUE]")
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option(help="YAML recipe, or the manifest.json of a conversion to repeat.")
+    ] = None,
+    print_recipe: Annotated[
+        bool, typer.Option("--print-recipe", help="Print the whole recipe and do nothing.")
+    ] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="List the passes and do nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    list_pattern: Annotated[
+        str | None, typer.Option("--list", help="List timm's architectures that fit a pattern.", metavar="PATTERN")
+    ] = None,
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
+) -> None:
+    """Convert a trained model into a proven version.
+
+    A version whose outputs are not those of the model is not written.
+    """
+    if list_pattern:
+        _list(list_pattern)
+        return
+    if explain:
+        _explain()
+        return
+    from graphkiln_converters.recipe_file import read_recipe
+
+    options = parse_options(ctx.obj)
+    if "=" in source and ":" not in source.partition("=")[0]:
+        overrides = [source, *(overrides or ())]
+    elif source:
+        options["source"] = source
+    with limit_computing(compute_limit):
+        full = read_recipe(recipe, options, overrides or [])
+        if print_recipe:
+            _print_recipe(full)
+        else:
+            _run(full, as_json=as_json)
+
+
+def _list(pattern: str) -> None:
+    from graphkiln_converters.sources.timm import list_architectures
+
+    if not (names := list_architectures(pattern)):
+        raise ConversionError(f"timm has no architecture like '{pattern}'", hint="patterns hold *, for example resnet*")
+    typer.echo("\n".join(names))
+
+
+def _explain() -> None:
+    from graphkiln_backend.passes.pipeline import catalog
+
+    rows = [(graph_pass.name, graph_pass.summary, when) for graph_pass, when in catalog()]
+    print_table(("pass", "what it does", "runs"), rows)
+
+
+def _print_recipe(recipe: Recipe) -> None:
+    import yaml
+
+    typer.echo(yaml.safe_dump(recipe.frozen(), sort_keys=False), nl=False)
+
+
+def _run(recipe: Recipe, *, as_json: bool) -> None:
+    from graphkiln.cli.verify import requested_split
+    from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+    from graphkiln_converters.convert import convert as run
+
+    folder = run(recipe, command=command_line())
+    if as_json:
+        typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
+    else:
+        show_conversion(folder, Manifest.read(folder / MANIFEST_FILE))
+        if split := requested_split(folder):
+            typer.echo(f"the whole graph is proven; parallel: {split} (config.pbtxt): graphkiln verify {folder}")
+
+
+def show_conversion(folder: Path, manifest: Manifest) -> None:
+    """Print what `graphkiln convert` wrote."""
+    if manifest.conversion:
+        passes = [
+            (each.name, str(each.nodes_before), str(each.nodes_after), each.note) for each in manifest.conversion.passes
+        ]
+        print_table(("pass", "nodes before", "after", "note"), passes)
+    print_table((), [*_facts(manifest), ("written", str(folder))])
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    conversion = manifest.conversion
+    errors = conversion.output_errors if conversion else {}
+    outputs = manifest.signature.outputs
+    yield "inputs", "\n".join(map(str, manifest.signature.inputs))
+    yield (
+        "outputs",
+        "\n".join(f"{each}: error {errors[each.name]:.1e}" if each.name in errors else str(each) for each in outputs),
+    )
+    yield "proof", "\n".join(verification.verdict for verification in manifest.verification)
+    if conversion:
+        yield "graph", f"{conversion.precision}, {conversion.graph_bytes / 2**20:.1f} MB"
+        yield "time", f"{conversion.seconds:.1f} s"
+        yield from (("note", note) for note in conversion.notes)
+
+
+# Options of the recipe: one for each of its fields that has a flag.
 
 
 class RecipeCommand(TyperCommand):
@@ -130,157 +243,3 @@ def _kind(field: FieldInfo) -> Any:
 
 def _spelled(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-# Tables for people: what a conversion, a proof and a graph look like, in 80 columns.
-
-if TYPE_CHECKING:
-    from graphkiln_backend.passes.base import Pass
-
-
-def show_conversion(folder: Path, manifest: Manifest) -> None:
-    """Print what `graphkiln convert` wrote."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console = Console()
-    if manifest.conversion:
-        console.print(_passes_table(manifest.conversion))
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, text in (*_facts(manifest), ("written", str(folder))):
-        table.add_row(name, escape(text))
-    console.print(table)
-
-
-def _passes_table(conversion: Conversion) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("pass", "nodes before", "after", "note")
-    for record in conversion.passes:
-        table.add_row(record.name, str(record.nodes_before), str(record.nodes_after), escape(record.note))
-    return table
-
-
-def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Name and text of each row."""
-    yield "inputs", "\n".join(map(str, manifest.signature.inputs))
-    yield "outputs", "\n".join(_output(manifest, spec) for spec in manifest.signature.outputs)
-    yield "proof", "\n".join(verification.verdict for verification in manifest.verification)
-    if conversion := manifest.conversion:
-        yield "graph", f"{conversion.precision}, {conversion.graph_bytes / 2**20:.1f} MB"
-        yield "time", f"{conversion.seconds:.1f} s"
-        yield from (("note", note) for note in conversion.notes)
-
-
-def _output(manifest: Manifest, spec: TensorSpec) -> str:
-    error = manifest.conversion.output_errors.get(spec.name) if manifest.conversion else None
-    return str(spec) if error is None else f"{spec}: error {error:.1e}"
-
-
-def show_passes(passes: Iterable[tuple[Pass, str]]) -> None:
-    """Print all passes and when they run."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("pass", "what it does", "runs")
-    for graph_pass, when in passes:
-        table.add_row(graph_pass.name, graph_pass.summary, when)
-    Console().print(table)
-
-
-if TYPE_CHECKING:
-    from graphkiln_converters.recipe import Recipe
-
-
-def convert(
-    ctx: typer.Context,
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, decoder:DIR_OR_ID, oneflow:DIR, "
-            "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, FILE.pt2, FILE.onnx, FILE.skops or FILE.keras.",
-            show_default=False,
-        ),
-    ] = "",
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Recipe keys, for example preprocess.mean=[0.5].", metavar="[KEY=VALUE]")
-    ] = None,
-    recipe: Annotated[
-        Path | None, typer.Option(help="YAML recipe, or the manifest.json of a conversion to repeat.")
-    ] = None,
-    print_recipe: Annotated[
-        bool, typer.Option("--print-recipe", help="Print the whole recipe and do nothing.")
-    ] = False,
-    explain: Annotated[bool, typer.Option("--explain", help="List the passes and do nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
-    list_pattern: Annotated[
-        str | None, typer.Option("--list", help="List timm's architectures that fit a pattern.", metavar="PATTERN")
-    ] = None,
-    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
-) -> None:
-    """Convert a trained model into a proven version.
-
-    A version whose outputs are not those of the model is not written.
-    """
-    if list_pattern:
-        _list(list_pattern)
-    elif explain:
-        _explain()
-    else:
-        options = parse_options(ctx.obj)
-        if "=" in source and ":" not in source.partition("=")[0]:
-            overrides = [source, *(overrides or ())]
-        elif source:
-            options["source"] = source
-        with limit_computing(compute_limit):
-            _convert(recipe, options, overrides or [], print_recipe=print_recipe, as_json=as_json)
-
-
-def _convert(
-    path: Path | None, options: Mapping[str, Any], overrides: Sequence[str], *, print_recipe: bool, as_json: bool
-) -> None:
-    from graphkiln_converters.recipe_file import read_recipe
-
-    recipe = read_recipe(path, options, overrides)
-    if print_recipe:
-        typer.echo(_yaml(recipe), nl=False)
-    else:
-        _run(recipe, as_json=as_json)
-
-
-def _run(recipe: Recipe, *, as_json: bool) -> None:
-    from graphkiln.cli.verify import requested_split
-    from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
-    from graphkiln_converters.convert import convert as run
-
-    folder = run(recipe, command=command_line())
-    if as_json:
-        typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
-    else:
-        show_conversion(folder, Manifest.read(folder / MANIFEST_FILE))
-        if split := requested_split(folder):
-            typer.echo(f"the whole graph is proven; parallel: {split} (config.pbtxt): graphkiln verify {folder}")
-
-
-def _list(pattern: str) -> None:
-    from graphkiln_converters.sources.timm import list_architectures
-
-    if not (names := list_architectures(pattern)):
-        raise ConversionError(f"timm has no architecture like '{pattern}'", hint="patterns hold *, for example resnet*")
-    typer.echo("\n".join(names))
-
-
-def _explain() -> None:
-    from graphkiln_backend.passes.pipeline import catalog
-
-    show_passes(catalog())
-
-
-def _yaml(recipe: Recipe) -> str:
-    import yaml
-
-    return str(yaml.safe_dump(recipe.frozen(), sort_keys=False))

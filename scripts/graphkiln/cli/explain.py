@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.lowering_report import (
-    ModelPath,
-    Set,
     images_in_words,
     open_artifact_cache,
     plan_document,
@@ -17,15 +15,11 @@ from graphkiln.cli.lowering_report import (
     session_document,
     settings_in_words,
 )
-from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, ModelPath, Set, local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
 
 if TYPE_CHECKING:
-    from graphkiln_backend.cache.store import ArtifactCache
-    from graphkiln_backend.graph.precision import Precision
-    from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.proven_session import ProvenSession
-    from graphkiln_backend.lowering.settings import Settings
 
 
 def explain(
@@ -43,46 +37,31 @@ def explain(
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(folder, set_, artifacts)
         images = images_in_words(folder, artifacts)
+        manifest = deployment.version.manifest
+        notes = manifest.conversion.notes if manifest and manifest.conversion else ()
         if as_json:
-            extra = {"images": images} if images else {}
-            print_json({**_document(deployment, artifacts, plan_only=plan_only), **extra})
+            document = plan_document(deployment.settings, deployment.saved, deployment.plan) | {
+                "conversion": list(notes)
+            }
+            if not plan_only:
+                proven = deployment.build(artifacts)
+                with proven.session:
+                    document["session"] = session_document(proven)
+            print_json(document | ({"images": images} if images else {}))
             return
-        _show_settings(deployment.settings, deployment.saved)
+        origins = deployment.settings.origins
+        settings = settings_in_words(deployment.settings, deployment.saved)
+        rows = [(name, value, origins.get(name, "-")) for name, value in settings.items()]
+        print_table(("setting", "value", "requested by"), rows)
         typer.echo(deployment.plan.explain())
         if images:
             typer.echo(f"images: {images}")
-        for note in _conversion_notes(deployment):
+        for note in notes:
             typer.echo(f"conversion: {note}")
         if not plan_only:
             proven = deployment.build(artifacts)
             with proven.session:
                 _show_result(proven)
-
-
-def _document(deployment: Deployment, artifacts: ArtifactCache, *, plan_only: bool) -> dict[str, Any]:
-    document = plan_document(deployment.settings, deployment.saved, deployment.plan)
-    document["conversion"] = list(_conversion_notes(deployment))
-    if plan_only:
-        return document
-    proven = deployment.build(artifacts)
-    with proven.session:
-        return {**document, "session": session_document(proven)}
-
-
-def _conversion_notes(deployment: Deployment) -> tuple[str, ...]:
-    """Notes of the conversion, such as the speed of int8 beside fp32."""
-    manifest = deployment.version.manifest
-    return manifest.conversion.notes if manifest and manifest.conversion else ()
-
-
-def _show_settings(settings: Settings, saved: Precision) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("setting", "value", "requested by")
-    for name, value in settings_in_words(settings, saved).items():
-        table.add_row(name, value, settings.origins.get(name, "-"))
-    Console().print(table, highlight=False)
 
 
 def _show_result(proven: ProvenSession) -> None:

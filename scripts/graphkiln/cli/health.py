@@ -1,19 +1,17 @@
-"""`graphkiln health`: is every model ready?"""
+"""`graphkiln health`: check that a server and its models are ready."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_json
+from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ClientError, ModelNotReady
-
-if TYPE_CHECKING:
-    from graphkiln_client import Client, Health
 
 _POLL_S = 0.05
 _TIMEOUT_S = 5.0
@@ -23,7 +21,7 @@ _TIMEOUT_S = 5.0
 def health(
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     wait: Annotated[float, typer.Option(help="Seconds to wait until it is ready.", min=0)] = 0.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that a server runs and every model is ready.
 
@@ -31,28 +29,20 @@ def health(
     """
     deadline = time.monotonic() + wait
     with replace(connection, timeout=min(_TIMEOUT_S, wait or _TIMEOUT_S)).connect() as client:
-        while not (state := _check(client))[0] and time.monotonic() < deadline:
+        while True:
+            ends = time.monotonic() >= deadline
+            try:
+                report = client.health()
+                if report.ready or ends:
+                    break
+            except ClientError:
+                if ends:
+                    raise
             time.sleep(_POLL_S)
-    ready, report = state
-    if isinstance(report, ClientError):
-        raise report
     if as_json:
         print_json(asdict(report))
-        raise typer.Exit(0 if ready else 1)
-    if not ready:
-        raise ModelNotReady(f"{client.url} answers, but {_reasons(report)}")
+        raise typer.Exit(0 if report.ready else 1)
+    if not report.ready:
+        reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in report.not_ready]
+        raise ModelNotReady(f"{client.url} answers, but {'; '.join(reasons) or 'is not ready'}")
     typer.echo("ready")
-
-
-def _check(client: Client) -> tuple[bool, Health | ClientError]:
-    """Return readiness, with the server's report or the reason why there is none."""
-    try:
-        report = client.health()
-    except ClientError as error:
-        return False, error
-    return report.ready, report
-
-
-def _reasons(report: Health) -> str:
-    reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in report.not_ready]
-    return "; ".join(reasons) or "is not ready"

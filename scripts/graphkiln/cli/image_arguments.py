@@ -1,9 +1,8 @@
-"""Images as arguments: folders, progress, and errors of single images."""
+"""Shared parts of the verbs that take images: folders, progress, failures of single images, drawings."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from graphkiln.cli.console import printable, say
+from graphkiln.cli.console import printable, say, stderr_console
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, list_images, recognize_text
 
@@ -22,14 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MANY = 20
-# As a path has them, which holds no two slashes in a row.
-_URLS = ("http:/", "https:/")
-_SHOWN = 60
-
-# How images travel, as the client names it, by `Encoded`.
-FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
-
+Images = Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")]
+BatchSize = Annotated[int, typer.Option(help="Most images in one request.", min=1)]
+Concurrency = Annotated[int, typer.Option(help="Concurrent requests.", min=1)]
 Encoded = Annotated[
     bool | None,
     typer.Option(
@@ -38,18 +32,25 @@ Encoded = Annotated[
         show_default="as they are, where that is smaller and the server takes them",
     ),
 ]
+# `Encoded` -> how images travel, as the client names it.
+FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
+
+_MANY = 20
+# As a path has them, which holds no two slashes in a row.
+_URLS = ("http:/", "https:/")
+_SHOWN = 60
 
 
 @contextmanager
 def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | None]:
     """A progress bar on a terminal's stderr, for many images."""
-    if count < _MANY or not sys.stderr.isatty():
+    console = stderr_console()
+    if count < _MANY or not console:
         yield None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=console, transient=True) as bar:
         task = bar.add_task(what, total=count)
         yield lambda done: bar.update(task, completed=done)
 
@@ -63,22 +64,21 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
     paths: list[Path] = []
     for image in images:
         check_place(image)
-        paths += _images_in(image) if image.is_dir() else [image]
+        if not image.is_dir():
+            paths.append(image)
+            continue
+        files, left_out = list_images(image)
+        if left_out:
+            say(printable(left_out))
+        paths += files
     return paths
-
-
-def _images_in(folder: Path) -> list[Path]:
-    files, left_out = list_images(folder)
-    if left_out:
-        say(printable(left_out))
-    return files
 
 
 def check_place(image: Path) -> None:
     """Refuse an argument that is no path: a URL, an image as text, and `-` for a pipe.
 
     Raises:
-        InvalidInput: It is one.
+        InvalidInput: The argument is one of these.
     """
     if os.path.exists(image):  # noqa: PTH110 - of a name that is too long, `Path.exists` fails
         return
@@ -123,29 +123,27 @@ def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as
     """Refuse options that exclude one another.
 
     Raises:
-        InvalidInput: They do.
+        InvalidInput: Some of the options do.
     """
     if as_json and as_csv:
         raise InvalidInput("--json and --csv: choose one")
-    if draw and len(paths) > 1 and _is_file_name(draw):
+    if draw is None or not _is_file_name(draw):
+        return
+    if len(paths) > 1:
         raise InvalidInput(f"--draw {draw} is one file for {len(paths)} images", hint="give a folder: --draw OUT/")
-    if draw and len(paths) == 1 and _is_file_name(draw) and draw.suffix.lower() not in SUFFIXES:
+    if draw.suffix.lower() not in SUFFIXES:
         raise InvalidInput(
             f"--draw {draw}: not a format of images", hint=f"known endings: {' '.join(sorted(SUFFIXES))}"
         )
 
 
 def drawing_paths(paths: Sequence[Path], draw: Path | None) -> dict[Path, Path]:
-    """Destination of each image's drawing: one file, or a folder with the image's name.
+    """Destination of each image's drawing: the file `draw`, or in that folder a file with the image's name.
 
     Images with the same name keep their folders below the common one.
 
-    Args:
-        paths: The images.
-        draw: What `--draw` names; None for no drawings.
-
     Returns:
-        Image -> its drawing.
+        Image -> its drawing; empty where `draw` is None.
 
     Raises:
         InvalidInput: A drawing would take the place of an image.
@@ -174,11 +172,11 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def save_drawing(image: Image.Image, target: Path) -> None:
-    """Write a drawing, and the folder that it belongs to.
+    """Write a drawing, and create its folder.
 
     Raises:
-        InvalidInput: It is larger than what its format holds.
-        OSError: It cannot be written.
+        InvalidInput: The drawing is larger than its format can hold.
+        OSError: The file cannot be written.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:

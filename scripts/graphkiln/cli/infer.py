@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_json
+from graphkiln.cli.options import ModelName, ModelVersion
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @with_connection()
 def infer(
-    model: Annotated[str, typer.Option(help="Model name.")],
+    model: ModelName,
     input_: Annotated[
         list[str],
         typer.Option(
@@ -30,7 +31,7 @@ def infer(
     ],
     output: Annotated[list[str] | None, typer.Option(help="Only this output; may be repeated.", metavar="NAME")] = None,
     output_dir: Annotated[Path | None, typer.Option(help="Write each output to DIR/NAME.npy.", metavar="DIR")] = None,
-    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     as_json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
@@ -49,14 +50,19 @@ def infer(
     if output_dir:
         _write(outputs, output_dir)
     if as_json:
-        print_json({name: _to_json(array) for name, array in outputs.items()})
+        print_json(
+            {
+                name: {"dtype": str(array.dtype), "shape": list(array.shape), "data": _readable(array).tolist()}
+                for name, array in outputs.items()
+            }
+        )
     elif not output_dir:
         for name, array in outputs.items():
             typer.echo(f"{name}: {array.dtype}{list(array.shape)}\n{_readable(array)}")
 
 
 def _declared(model: Model) -> str:
-    """Describe inputs and outputs of a model; "" if the server does not publish them."""
+    """Inputs and outputs of a model; "" if the server does not publish them."""
     try:
         metadata = model.metadata
     except ClientError:
@@ -82,17 +88,11 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
         raise InvalidInput(f"cannot write to {folder}: {getattr(error, 'strerror', '') or error}") from error
 
 
-def _to_json(array: AnyArray) -> dict[str, Any]:
-    return {"dtype": str(array.dtype), "shape": list(array.shape), "data": _readable(array).tolist()}
-
-
 def _readable(array: AnyArray) -> AnyArray:
-    """Text as text, other elements as they are."""
+    """Decode text, with replacement characters for what is not UTF-8; other elements stay as they are."""
     import numpy as np
 
-    return np.asarray(np.frompyfunc(_to_text, 1, 1)(array), np.object_) if array.dtype.kind in "OS" else array
+    def to_text(value: object) -> str:
+        return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
-
-def _to_text(value: object) -> str:
-    """A BYTES element as text; what is not UTF-8 is shown by replacement characters."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return np.asarray(np.frompyfunc(to_text, 1, 1)(array), np.object_) if array.dtype.kind in "OS" else array

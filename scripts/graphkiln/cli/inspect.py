@@ -1,17 +1,19 @@
-"""`graphkiln inspect`: what a version is, and what is known of it."""
+"""`graphkiln inspect`: signature, operators, arithmetic and proof of a version."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import local_path, version_folder
-from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, describe_signers
+from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
 
 if TYPE_CHECKING:
+    from graphkiln_backend.graph.signature import Signature
     from graphkiln_backend.passes.node_costs import Census
     from graphkiln_backend.repository.version import ModelVersion
 
@@ -41,7 +43,7 @@ def inspect(
         if as_json:
             print_json({**_document(version, found), "signed": signed})
         else:
-            _show(version, found, signed)
+            print_table((), [*_rows(version, found), ("signed", signed)])
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
@@ -60,57 +62,47 @@ def _bare_graph(path: Path) -> ModelVersion | None:
     return ModelVersion(graph_path=path, manifest=None, golden=None)
 
 
-def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
-    from graphkiln_backend.graph.decoding import encode
+def _signature(version: ModelVersion) -> Signature:
     from graphkiln_backend.repository.onnx_file import read_signature
 
-    signature = version.manifest.signature if version.manifest else read_signature(version.graph_path)
-    document: dict[str, Any] = {"graph": str(version.graph_path), "signature": encode(signature), **encode(found)}
+    return version.manifest.signature if version.manifest else read_signature(version.graph_path)
+
+
+def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
+    from graphkiln_backend.graph.decoding import encode
+
+    document = {"graph": str(version.graph_path), "signature": encode(_signature(version)), **encode(found)}
     if version.manifest:
         facts = encode(version.manifest)
         document |= {key: facts[key] for key in ("preprocess", "labels", "provenance", "verification", "conversion")}
     return document
 
 
-def _show(version: ModelVersion, found: Census, signed: str) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    from graphkiln_backend.repository.onnx_file import read_signature
-
-    manifest = version.manifest
-    signature = manifest.signature if manifest else read_signature(version.graph_path)
-    table = Table(show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    table.add_row("graph", escape(str(version.graph_path)))
-    table.add_row("inputs", escape("\n".join(map(str, (*signature.inputs, *signature.optional_inputs)))))
-    table.add_row("outputs", escape("\n".join(map(str, signature.outputs))))
+def _rows(version: ModelVersion, found: Census) -> Iterator[tuple[str, str]]:
+    signature = _signature(version)
+    yield "graph", str(version.graph_path)
+    yield "inputs", "\n".join(map(str, (*signature.inputs, *signature.optional_inputs)))
+    yield "outputs", "\n".join(map(str, signature.outputs))
     operators = [f"{count} {name}" for name, count in found.operators.items()]
     more = f", {len(operators) - _OPERATORS_SHOWN} other types" if len(operators) > _OPERATORS_SHOWN else ""
-    table.add_row("operators", f"{sum(found.operators.values())}: {', '.join(operators[:_OPERATORS_SHOWN])}{more}")
-    flops = "not known" if found.flops is None else f"{found.flops / 1e9:.3g} GFLOP a sample"
-    table.add_row("arithmetic", flops)
-    table.add_row("parameters", f"{found.parameters:,} ({found.weight_bytes / 2**20:.1f} MB)")
+    yield "operators", f"{sum(found.operators.values())}: {', '.join(operators[:_OPERATORS_SHOWN])}{more}"
+    yield "arithmetic", "not known" if found.flops is None else f"{found.flops / 1e9:.3g} GFLOP a sample"
+    yield "parameters", f"{found.parameters:,} ({found.weight_bytes / 2**20:.1f} MB)"
     shares = [f"{name} {count / max(1, found.parameters):.1%}" for name, count in found.precisions.items()]
-    table.add_row("weights in", ", ".join(shares) or "-")
-    table.add_row("format", f"opset {found.opset}, IR {found.ir_version}")
-    if manifest:
-        table.add_row("source", escape(manifest.provenance.source))
-        table.add_row("preprocess", escape(manifest.preprocess.to_json()) if manifest.preprocess else "-")
-        table.add_row("labels", _labels(version))
-        table.add_row("verdicts", escape("\n".join(item.verdict for item in manifest.verification)))
-        for note in manifest.conversion.notes if manifest.conversion else ():
-            table.add_row("note", escape(note))
-    else:
-        table.add_row("verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)")
-    table.add_row("signed", escape(signed))
-    Console().print(table)
+    yield "weights in", ", ".join(shares) or "-"
+    yield "format", f"opset {found.opset}, IR {found.ir_version}"
+    yield from _manifest_rows(version)
 
 
-def _labels(version: ModelVersion) -> str:
-    from rich.markup import escape
-
+def _manifest_rows(version: ModelVersion) -> Iterator[tuple[str, str]]:
+    manifest = version.manifest
+    if manifest is None:
+        yield "verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)"
+        return
     labels = version.contract.labels or (version.ranking.labels if version.ranking else ())
-    return escape(f"{len(labels)}: {labels[0]} ... {labels[-1]}") if labels else "-"
+    yield "source", manifest.provenance.source
+    yield "preprocess", manifest.preprocess.to_json() if manifest.preprocess else "-"
+    yield "labels", f"{len(labels)}: {labels[0]} ... {labels[-1]}" if labels else "-"
+    yield "verdicts", "\n".join(item.verdict for item in manifest.verification)
+    for note in manifest.conversion.notes if manifest.conversion else ():
+        yield "note", note

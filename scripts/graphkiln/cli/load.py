@@ -32,7 +32,8 @@ def load(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> No
         except ServerError:
             _check_known(client, model)
             raise
-        typer.echo(f"{model}: {_states(client, model)}")
+        states = [f"version {each.version} {each.state.lower()}" for each in client.models() if each.name == model]
+        typer.echo(f"{model}: {', '.join(states) or 'loaded'}")
 
 
 @with_connection(admin=True)
@@ -49,16 +50,6 @@ def unload(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> 
 
 
 def _check_known(client: Client, model: str) -> None:
-    """Raise an error with a suggestion for a misspelled name.
-
-    Raises:
-        ModelNotFound: No store of the server has such a model.
-    """
     names = sorted({each.name for each in client.models()})
     if model not in names:
         raise ModelNotFound(f"the server knows no model '{model}'", hint=did_you_mean(model, names))
-
-
-def _states(client: Client, model: str) -> str:
-    versions = [each for each in client.models() if each.name == model]
-    return ", ".join(f"version {each.version} {each.state.lower()}" for each in versions) or "loaded"

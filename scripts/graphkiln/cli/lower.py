@@ -9,48 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import print_json, say
-from graphkiln.cli.lowering_report import ModelPath, Set, open_artifact_cache, read_deployment, session_document
-from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path
+from graphkiln.cli.lowering_report import open_artifact_cache, read_deployment, session_document
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, ModelPath, Set, local_path
 from graphkiln_backend.engines.compute_limit import limit_computing
-
-# What `lower --measure` does first: how long each node of a graph takes, into a file beside the graph.
 
 if TYPE_CHECKING:
     from graphkiln_backend.cache.store import ArtifactCache
-
-# What is measured does not depend on how the model is spread, nor on what was measured before.
-_WHOLE = "parallel="
-
-
-def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
-    """Measure the nodes of a model, and write `node_times.json` beside its graph; returns a summary line.
-
-    Args:
-        path: As the user wrote it.
-        folder: Its local folder.
-        artifacts: Keeps what is converted from the graphs of other frameworks.
-
-    Raises:
-        LoweringError: The graph computes no known request, or its folder cannot keep files.
-        GraphkilnError: The version or its configuration is not usable.
-    """
-    from graphkiln_backend.graph.errors import LoweringError
-    from graphkiln_backend.lowering.parallel.timing import keep_times, measure_nodes
-
-    deployment = read_deployment(folder, [_WHOLE], artifacts)
-    version = deployment.version
-    if not version.graph_path.is_relative_to(folder.absolute()) or Path(path).absolute() != folder.absolute():
-        raise LoweringError(
-            "times of nodes are kept beside the graph",
-            attempts=(f"{path} has no graph of its own on this machine that they could be kept with",),
-            hint="convert it into a model store of this machine (graphkiln convert), or pull it (graphkiln pull)",
-        )
-    times = measure_nodes(
-        version, largest_batch=max(deployment.warmup_batch_sizes), op_libraries=deployment.settings.op_libraries
-    )
-    kept = keep_times(version, times)
-    sizes = " and ".join(map(str, times.sizes))
-    return f"measured {len(times.at(times.sizes[0]))} nodes for batches of {sizes}: {kept}"
 
 
 def lower(
@@ -90,3 +54,34 @@ def lower(
             if proven.self_test:
                 typer.echo(proven.self_test.verdict)
             typer.echo(f"ready in {seconds:.1f} s")
+
+
+def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
+    """Measure the nodes of a model, and write `node_times.json` beside its graph; return a summary line.
+
+    Args:
+        path: As the user wrote it.
+        folder: Where it is on this machine.
+        artifacts: Keeps what is converted from the graphs of other frameworks.
+
+    Raises:
+        LoweringError: The graph computes no known request, or its folder cannot keep files.
+        GraphkilnError: The version or its configuration is not usable.
+    """
+    from graphkiln_backend.graph.errors import LoweringError
+    from graphkiln_backend.lowering.parallel.timing import keep_times, measure_nodes
+
+    deployment = read_deployment(folder, ["parallel="], artifacts)  # measured whole, however it is spread
+    version = deployment.version
+    if not version.graph_path.is_relative_to(folder.absolute()) or Path(path).absolute() != folder.absolute():
+        raise LoweringError(
+            "times of nodes are kept beside the graph",
+            attempts=(f"{path} is not a model on this machine whose graph they could be kept with",),
+            hint="convert it into a model store of this machine (graphkiln convert), or pull it (graphkiln pull)",
+        )
+    times = measure_nodes(
+        version, largest_batch=max(deployment.warmup_batch_sizes), op_libraries=deployment.settings.op_libraries
+    )
+    kept = keep_times(version, times)
+    sizes = " and ".join(map(str, times.sizes))
+    return f"measured {len(times.at(times.sizes[0]))} nodes for batches of {sizes}: {kept}"

@@ -1,4 +1,4 @@
-"""JSON of `explain` and `lower`: settings, plan, and the session that would serve."""
+"""A model of a store, lowered as the server would on this machine, and the JSON of it for `explain` and `lower`."""
 
 from __future__ import annotations
 
@@ -7,35 +7,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
+from graphkiln.cli.options import version_folder
 from graphkiln_backend.graph.decoding import encode
-
-# A model of a store, planned as the server would plan it on this machine.
 
 if TYPE_CHECKING:
     from graphkiln_backend.cache.store import ArtifactCache
+    from graphkiln_backend.engines.base import SessionConfig
+    from graphkiln_backend.graph.precision import Precision
     from graphkiln_backend.lowering.deployment import Deployment
+    from graphkiln_backend.lowering.plan import LoweringPlan
+    from graphkiln_backend.lowering.proven_session import ProvenSession
+    from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.config import ModelConfigProto
-
-ModelPath = Annotated[
-    str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
-]
 
 
 @contextmanager
 def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[ArtifactCache]:
     """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries.
-
-    Args:
-        cache: The option.
-        must_keep: Whether what cannot be kept in the folder is an error.
 
     Raises:
         CacheError: The folder cannot be used, and `must_keep`.
@@ -63,7 +53,6 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
     """
-    from graphkiln.cli.options import version_folder
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.settings import parse_override
@@ -77,14 +66,9 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
 def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
     """Describe how a model takes encoded images on this machine, or why not; "" if not configured.
 
-    Args:
-        path: A model's folder or a version folder.
-        artifacts: As for `read_deployment`.
-
     Raises:
         GraphkilnError: The version or its configuration is not usable.
     """
-    from graphkiln.cli.options import version_folder
     from graphkiln_backend.server.image_models import asks_for_images, describe_images
 
     folder = version_folder(path).absolute()
@@ -100,21 +84,8 @@ def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
     return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))
 
 
-if TYPE_CHECKING:
-    from graphkiln_backend.engines.base import Placement, SessionConfig
-    from graphkiln_backend.graph.precision import Precision
-    from graphkiln_backend.lowering.plan import LoweringPlan
-    from graphkiln_backend.lowering.proven_session import ProvenSession
-    from graphkiln_backend.lowering.settings import Settings
-
-
 def settings_in_words(settings: Settings, saved: Precision) -> dict[str, str]:
-    """Every setting with its value, as people read it.
-
-    Args:
-        settings: What is requested.
-        saved: Precision that the graph was saved in.
-    """
+    """Every setting with its value for people, beside the precision that the graph was saved in."""
     return {
         "engine": settings.engine or "the default",
         "precision": settings.precision or f"as saved ({saved})",
@@ -143,9 +114,17 @@ def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> d
 
 def session_document(proven: ProvenSession) -> dict[str, Any]:
     """Serving configuration, placement, and proof."""
+    placement = None
+    if found := proven.placement:
+        placement = {
+            "nodes": dict(found.nodes),
+            "precision": str(found.precision),
+            "products": {str(name): count for name, count in found.products.items()},
+            "elsewhere": list(found.elsewhere),
+        }
     return {
         **_config(proven.config),
-        "placement": _placement(proven.placement) if proven.placement else None,
+        "placement": placement,
         "self_test": encode(proven.self_test) if proven.self_test else None,
         "warmup_s": proven.warmup_s,
         "fallbacks": list(proven.fallbacks),
@@ -162,13 +141,4 @@ def _config(config: SessionConfig) -> dict[str, Any]:
         "precision": str(config.precision) if config.precision else None,
         "threads": config.threads,
         "reason": config.reason,
-    }
-
-
-def _placement(placement: Placement) -> dict[str, Any]:
-    return {
-        "nodes": dict(placement.nodes),
-        "precision": str(placement.precision),
-        "products": {str(name): count for name, count in placement.products.items()},
-        "elsewhere": list(placement.elsewhere),
     }

@@ -7,15 +7,12 @@ from dataclasses import asdict
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import AsJson
 
 
 @with_connection(timeout_s=None, admin=True)
-def models(
-    connection: ConnectionOptions = DEFAULT_CONNECTION,
-    as_json: AsJson = False,
-) -> None:
+def models(connection: ConnectionOptions = DEFAULT_CONNECTION, as_json: AsJson = False) -> None:
     """List the model versions of a server and their states.
 
     Exit code 1 when one is not ready.
@@ -25,12 +22,6 @@ def models(
     if as_json:
         print_json([asdict(model) for model in served])
     else:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.table import Table
-
-        table = Table("model", "version", "state", "reason")
-        for model in served:
-            table.add_row(*map(escape, (model.name, model.version or "-", model.state or "not loaded", model.reason)))
-        Console().print(table if served else "the server knows no model")
+        rows = [(model.name, model.version or "-", model.state or "not loaded", model.reason) for model in served]
+        print_table(("model", "version", "state", "reason"), rows, empty="the server knows no model")
     raise typer.Exit(0 if all(model.ready for model in served) else 1)

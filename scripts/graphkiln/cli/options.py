@@ -1,4 +1,4 @@
-"""The options that several verbs share."""
+"""Options and arguments that several verbs share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,32 @@ import typer
 
 from graphkiln_backend.engines.compute_limit import DEFAULT_COMPUTE_LIMIT_S
 
-# The version that a path means, where a command takes a model's folder, too.
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
+ModelName = Annotated[str, typer.Option("--model", help="Model name.")]
+ModelVersion = Annotated[str, typer.Option("--version", help="Model version.", show_default="the server's choice")]
+ModelPath = Annotated[
+    str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
+]
+Cache = Annotated[
+    str,
+    typer.Option(
+        help="Folder for lowered graphs and compiled artifacts, or 'off'.",
+        envvar="GRAPHKILN_CACHE",
+        show_default="~/.cache/graphkiln",
+    ),
+]
+ComputeLimit = Annotated[
+    float,
+    typer.Option(
+        "--compute-limit", help="How long one batch may take before the command gives up.", metavar="SECONDS", min=0.1
+    ),
+]
+COMPUTE_LIMIT_S = DEFAULT_COMPUTE_LIMIT_S
 
 
 def version_folder(path: Path) -> Path:
@@ -28,18 +53,12 @@ def version_folder(path: Path) -> Path:
     return path if path.is_dir() and is_version(path.name) else newest_version(path)
 
 
-# Paths of verbs that read: of this machine, or fetched from a remote store for as long as they are looked at.
-
-
 @contextmanager
 def local_path(path: str) -> Iterator[Path]:
-    """Make a path local: `s3://` and the like are fetched into a temporary folder.
-
-    Args:
-        path: A model, a version, or a graph.
+    """Make the path of a model, version or graph local: `s3://` and the like are fetched into a temporary folder.
 
     Raises:
-        RepositoryError: It is an address, but none that is known, or there is nothing.
+        RepositoryError: The address is not known, or nothing is there.
     """
     from graphkiln_backend.repository.remote_model import fetch_path
     from graphkiln_backend.storage.address import parse_store
@@ -51,21 +70,3 @@ def local_path(path: str) -> Iterator[Path]:
         return
     with OwnedFolder(prefix="graphkiln-fetched-") as temporary:
         yield fetch_path(place, temporary.path)
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Cache = Annotated[
-    str,
-    typer.Option(
-        help="Folder for lowered graphs and compiled artifacts, or 'off'.",
-        envvar="GRAPHKILN_CACHE",
-        show_default="~/.cache/graphkiln",
-    ),
-]
-ComputeLimit = Annotated[
-    float,
-    typer.Option(
-        "--compute-limit", help="How long one batch may take before the command gives up.", metavar="SECONDS", min=0.1
-    ),
-]
-COMPUTE_LIMIT_S = DEFAULT_COMPUTE_LIMIT_S

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from graphkiln.cli.signers import TrustedKeysOption
+from graphkiln.cli.sign import TrustedKeysOption
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
 
 # `graphkiln pull`: the models of a registry or an object store, into a model store of this machine.
@@ -70,7 +70,7 @@ def _staging_folder(store: Path) -> Iterator[Path]:
 
 
 def _check_signed(version: Path, trusted_keys: Path | None) -> None:
-    from graphkiln.cli.signers import check_signers
+    from graphkiln.cli.sign import check_signers
 
     try:
         check_signers(version, trusted_keys)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import Html, check_html, command_line, facts, say, write_html
-from graphkiln.cli.lowering_report import Set
-from graphkiln.cli.options import Cache
+from graphkiln.cli.options import Cache, Set
 from graphkiln.cli.score_display import ProgressMode, open_display
 from graphkiln_backend.graph.errors import InvalidInput
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import print_csv, print_json, print_table
 from graphkiln.cli.image_arguments import (
     FORMS,
+    BatchSize,
+    Concurrency,
     Encoded,
+    Images,
     check_formats,
     drawing_paths,
     expand_folders,
@@ -23,31 +24,29 @@ from graphkiln.cli.image_arguments import (
     show_progress,
     split_errors,
 )
-from graphkiln.cli.options import AsJson
+from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 from graphkiln_backend.graph.errors import ClientError
 
 if TYPE_CHECKING:
     from graphkiln_client import SegmentedImage
 
-# What is printed of an image: its class map, a byte or four for each pixel, would fill the memory for a folder.
 Document = Mapping[str, Any]
-Found = Sequence[tuple[Path, Document]]
 
 
 @with_connection()
 def segment(
-    images: Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")],
-    model: Annotated[str, typer.Option(help="Model name.")],
-    version: Annotated[str, typer.Option(help="Model version.", show_default="the server's choice")] = "",
+    images: Images,
+    model: ModelName,
+    version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     draw: Annotated[
         Path | None, typer.Option(help="Tint a copy of the image by its classes; a folder for several.", metavar="OUT")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Most images in one request.", min=1)] = 8,
-    concurrency: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 4,
+    batch_size: BatchSize = 8,
+    concurrency: Concurrency = 4,
     encoded: Encoded = None,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")] = False,
+    as_csv: AsCsv = False,
 ) -> None:
     """Find the class of every pixel of images.
 
@@ -60,58 +59,42 @@ def segment(
         answers = client.model(model, version, images=FORMS[encoded]).segment_many(
             paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
         )
+        # One by one: the class maps of a folder, a byte or four for each pixel, would fill the memory.
         pairs = zip(paths, answers, strict=True)
         described = [_describe(path, answer, targets.get(path), whole=as_json) for path, answer in pairs]
     found, failures = split_errors(paths, described)
+    segments = [(path, each) for path, document in found for each in document["segments"]]
     if as_json:
         print_json([{"source": str(path), **document} for path, document in found])
     elif as_csv:
-        _write_csv(found)
+        rows = [(path, each["index"], each["label"], each["share"]) for path, each in segments]
+        print_csv(("source", "index", "label", "share"), rows)
     elif found:
-        _print_table(found)
+        _print_table(segments)
     report_failures(failures)
 
 
 def _describe(
     path: Path, answer: SegmentedImage | ClientError, target: Path | None, *, whole: bool
 ) -> Document | ClientError:
-    """Describe an image's result, with the masks or without; draw it, too, if requested."""
+    """The classes of an image, with their masks where `whole`; drawn into the target, too."""
     if isinstance(answer, ClientError):
         return answer
     if target:
-        _draw(path, answer, target)
-    return answer.to_dict() if whole else {"segments": _shares(answer)}
+        from graphkiln.cli.drawing import draw_segments
+        from graphkiln_backend.images.decoding import open_image
+
+        save_drawing(draw_segments(open_image(path), answer), target)
+    if whole:
+        return answer.to_dict()
+    shares = [{"label": answer.label(index), "index": index, "share": answer.share(index)} for index in answer.present]
+    return {"segments": shares}
 
 
-def _shares(image: SegmentedImage) -> list[Document]:
-    return [{"label": image.label(index), "index": index, "share": image.share(index)} for index in image.present]
-
-
-def _draw(path: Path, segmented: SegmentedImage, target: Path) -> None:
-    from graphkiln.cli.drawing import draw_segments
-    from graphkiln_backend.images.decoding import open_image
-
-    save_drawing(draw_segments(open_image(path), segmented), target)
-
-
-def _print_table(found: Found) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("image", "label", "index", "share")
-    for path, document in found:
-        for place, segment in enumerate(document["segments"]):
-            name = "" if place else escape(path.name)
-            label, index, share = segment["label"] or "-", segment["index"], segment["share"]
-            table.add_row(name, escape(label), str(index), f"{100 * share:.1f} %")
-    Console().print(table)
-
-
-def _write_csv(found: Found) -> None:
-    """One row for each class of an image, with the share of its pixels."""
-    writer = csv.writer(sys.stdout)
-    writer.writerow(["source", "index", "label", "share"])
-    for path, document in found:
-        for segment in document["segments"]:
-            writer.writerow([path, segment["index"], segment["label"], segment["share"]])
+def _print_table(segments: list[tuple[Path, Document]]) -> None:
+    rows, last = [], None
+    for path, each in segments:
+        share = f"{100 * each['share']:.1f} %"
+        rows.append(["" if path is last else path.name, each["label"] or "-", str(each["index"]), share])
+        last = path
+    print_table(("image", "label", "index", "share"), rows)

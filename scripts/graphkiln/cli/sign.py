@@ -1,4 +1,4 @@
-"""`graphkiln sign` and `graphkiln keygen`: vouch for versions, so that `serve --trusted-keys` takes them."""
+"""`graphkiln sign` and `graphkiln keygen`: sign versions, so that `serve --trusted-keys` takes them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,18 @@ from typing import Annotated
 
 import typer
 
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 
+NOT_SIGNED = "no"
+
+TrustedKeysOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trusted-keys",
+        help="Public keys in PEM, a file or a folder of *.pub: whose signature counts.",
+        metavar="FILE|DIR",
+    ),
+]
 _PASSPHRASE_BYTES = 4096
 
 PassphraseFile = Annotated[
@@ -56,10 +66,7 @@ def keygen(
 
 
 def versions_of(text: str) -> tuple[Path, list[int]]:
-    """The model's folder that an argument names, and the versions that are meant.
-
-    Args:
-        text: `STORE/MODEL`, `STORE/MODEL:VERSION`, or the folder of a version.
+    """Model folder and versions of `STORE/MODEL`, `STORE/MODEL:VERSION`, or the folder of a version.
 
     Raises:
         RepositoryError: There is no such model or version here.
@@ -69,13 +76,13 @@ def versions_of(text: str) -> tuple[Path, list[int]]:
     from graphkiln_backend.storage.address import parse_store
 
     if not isinstance(parse_store(text), Path):
-        raise RepositoryError(f"{text} lies elsewhere", hint="sign the files here, then upload them")
+        raise RepositoryError(f"{text} is not on this machine", hint="sign the files here, then upload them")
     before, colon, after = text.rpartition(":")
     number = version_number(after) if colon else None
     model = Path(os.path.abspath(before if number is not None else text))  # noqa: PTH100 - a link keeps its name
     if number is None and version_number(model.name) is not None and not version_folders(model.iterdir()):
         model, number = model.parent, version_number(model.name)
-    newest_version(model)  # or says what is wrong
+    newest_version(model)  # raises where this is no model
     found = list(version_folders(model.iterdir()))
     if number is not None and number not in found:
         has = ", ".join(map(str, found))
@@ -95,3 +102,54 @@ def _passphrase(file: Path | None) -> bytes | None:
     if not lines or not lines[0]:
         raise RepositoryError(f"--passphrase-file {file} is empty", hint="its first line is the passphrase")
     return lines[0]
+
+
+# Signers of a version, as `verify`, `inspect` and `pull` check and print them.
+
+
+def check_signers(version: Path, trusted: Path | None) -> str:
+    """Check a version's files against its signature, and describe the signers.
+
+    Args:
+        version: The version folder.
+        trusted: Public keys, one of which must have signed; None if no signature is required.
+
+    Raises:
+        RepositoryError: Files are not as they were signed, or no trusted key has signed.
+        ManifestError: The attestation is damaged.
+    """
+    from graphkiln_backend.repository.attestation import (
+        HOW_TO_SIGN,
+        Attestation,
+        Statement,
+        check_files,
+        check_statement,
+        find_signer,
+    )
+    from graphkiln_backend.repository.signing_keys import TrustedKeys, short
+
+    version = version.absolute()
+    model, number = version.parent, int(version.name)
+    if trusted:
+        keys = TrustedKeys.read(trusted)
+        statement, key_id = find_signer(model, number, keys)
+        check_files(statement, model)
+        return f"by {keys.names[key_id]} ({short(key_id)})"
+    attestation = Attestation.read(version)
+    if attestation is None:
+        return NOT_SIGNED
+    signers = attestation.signers()
+    if not signers:
+        raise RepositoryError("its signature does not hold", hint=HOW_TO_SIGN)
+    statement = Statement.from_payload(attestation.payload)
+    check_statement(statement, model, number)
+    check_files(statement, model)
+    return f"by {', '.join(map(short, signers))}"
+
+
+def describe_signers(version: Path, trusted: Path | None) -> str:
+    """Describe the signers for a table; a failed check becomes part of the text."""
+    try:
+        return check_signers(version, trusted)
+    except (GraphkilnError, OSError) as error:
+        return f"not these files: {error}"

@@ -1,4 +1,4 @@
-"""`graphkiln verify`: prove a version again."""
+"""`graphkiln verify`: prove a version again, and where it is spread over devices, as it would be served."""
 
 from __future__ import annotations
 
@@ -11,20 +11,72 @@ import typer
 
 from graphkiln.cli.console import print_json
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit, local_path, version_folder
-from graphkiln.cli.signers import NOT_SIGNED, TrustedKeysOption, check_signers
+from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, check_signers
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.text import did_you_mean
-
-# Proof of a version that is spread over devices, as it would be served.
 
 if TYPE_CHECKING:
     from graphkiln_backend.engines.base import Placement
     from graphkiln_backend.graph.manifest import Verification
     from graphkiln_backend.graph.precision import Precision
 
-_KEY = "parallel"
+
+def verify(
+    path: Annotated[
+        str, typer.Argument(help="Version folder, or model folder (its newest version); also s3:// and others.")
+    ],
+    engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
+    precision: Annotated[
+        str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
+    ] = "",
+    samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
+    trusted_keys: TrustedKeysOption = None,
+    cache: Cache = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
+) -> None:
+    """Prove a version again on an engine of this machine.
+
+    Where its config.pbtxt says `parallel`, its stages and shards are then built as the server builds them, and proven,
+    too. Exit code 1 when its outputs are no longer those of the source model, 2 when its files are not those that were
+    signed, or that the manifest describes.
+    """
+    from graphkiln_backend.graph.precision import SAVED, Precision
+    from graphkiln_backend.repository.version import read_version
+    from graphkiln_backend.system.resources import usable_cores
+    from graphkiln_converters.verify import verify as run
+
+    if precision and precision not in SAVED:
+        raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
+    row, split = Precision(precision) if precision else None, None
+    with local_path(path) as folder, limit_computing(compute_limit):
+        version = version_folder(folder)
+        signed = check_signers(version, trusted_keys)
+        verified = run(read_version(version), engine=engine, precision=row, samples=samples, threads=usable_cores())
+        if not as_json:
+            _show(verified.verdicts, verified.placement)
+        if requested_split(version):
+            split = prove_split(version, cache, precision=row, samples=samples)
+    if as_json:
+        print_json({**encode(verified), "parallel": split and split.document(), "signed": signed})
+        return
+    if split:
+        typer.echo("\n".join(split.plan))
+        if not split.verdicts:
+            typer.echo("each instance computes the whole graph, which is proven above")
+        _show(split.verdicts, split.placement)
+    if signed != NOT_SIGNED:
+        typer.echo(f"signed: {signed}")
+
+
+def _show(verdicts: Iterable[Verification], placement: Placement | None) -> None:
+    for verdict in verdicts:
+        typer.echo(verdict.verdict)
+    if placement:
+        nodes = ", ".join(f"{count} nodes on {name}" for name, count in placement.nodes.items())
+        typer.echo(f"ran: {nodes}, mostly in {placement.precision}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +85,7 @@ class SplitProof:
 
     Attributes:
         plan: What each device computes and holds, a line each.
-        verdicts: One for each reference; none where every instance has the whole graph.
+        verdicts: One for each reference; empty where every instance has the whole graph.
         placement: What the engines report that they ran.
     """
 
@@ -51,10 +103,7 @@ class SplitProof:
 
 
 def requested_split(version: Path) -> str:
-    """The value of `parallel` in the configuration of a version's model; empty where there is none.
-
-    Args:
-        version: The version folder.
+    """The value of `parallel` in the configuration of a version's model, or "".
 
     Raises:
         RepositoryError: The configuration cannot be read.
@@ -63,7 +112,7 @@ def requested_split(version: Path) -> str:
     from graphkiln_backend.repository.version import CONFIG_FILE
 
     config = ModelConfig.read(version.absolute().parent / CONFIG_FILE, has_gpu=False)
-    return config.parameters.get(_KEY, "")
+    return config.parameters.get("parallel", "")
 
 
 def prove_split(version: Path, cache: str, *, precision: Precision | None, samples: Path | None) -> SplitProof:
@@ -93,70 +142,3 @@ def prove_split(version: Path, cache: str, *, precision: Precision | None, sampl
             name = f"{proven.config.engine} with {proven.config.parallel}"
             verdicts = verify_session(deployment.version, proven.session, name, precision=precision, samples=samples)
     return SplitProof(plan=plan, verdicts=verdicts, placement=proven.placement)
-
-
-if TYPE_CHECKING:
-    from graphkiln_backend.engines.base import Placement
-    from graphkiln_backend.graph.manifest import Verification
-
-
-def verify(
-    path: Annotated[
-        str, typer.Argument(help="Version folder, or model folder (its newest version); also s3:// and others.")
-    ],
-    engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
-    precision: Annotated[
-        str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
-    ] = "",
-    samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
-    trusted_keys: TrustedKeysOption = None,
-    cache: Cache = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
-    compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
-) -> None:
-    """Prove a version again on an engine of this machine.
-
-    Where its config.pbtxt says `parallel`, its stages and shards are then built as the server builds them, and proven,
-    too. Exit code 1 when its outputs are no longer those of the source model, 2 when its files are not those that were
-    signed, or that the manifest describes.
-    """
-    from graphkiln_backend.graph.decoding import encode
-    from graphkiln_backend.graph.precision import SAVED, Precision
-    from graphkiln_backend.repository.version import read_version
-    from graphkiln_backend.system.resources import usable_cores
-    from graphkiln_converters.verify import verify as run
-
-    if precision and precision not in SAVED:
-        raise RepositoryError(f"unknown precision '{precision}'", hint=did_you_mean(precision, SAVED))
-    row, split = Precision(precision) if precision else None, None
-    with local_path(path) as folder, limit_computing(compute_limit):
-        version = version_folder(folder)
-        signed = check_signers(version, trusted_keys)
-        verified = run(read_version(version), engine=engine, precision=row, samples=samples, threads=usable_cores())
-        if not as_json:
-            _show(verified.verdicts, verified.placement)
-        if requested_split(version):
-            split = prove_split(version, cache, precision=row, samples=samples)
-    if as_json:
-        spread = {"parallel": split.document() if split else None}
-        print_json({**encode(verified), **spread, "signed": signed})
-        return
-    if split:
-        _show_split(split)
-    if signed != NOT_SIGNED:
-        typer.echo(f"signed: {signed}")
-
-
-def _show(verdicts: Iterable[Verification], placement: Placement | None) -> None:
-    for verdict in verdicts:
-        typer.echo(verdict.verdict)
-    if placement:
-        nodes = ", ".join(f"{count} nodes on {name}" for name, count in placement.nodes.items())
-        typer.echo(f"ran: {nodes}, mostly in {placement.precision}")
-
-
-def _show_split(split: SplitProof) -> None:
-    typer.echo("\n".join(split.plan))
-    if not split.verdicts:
-        typer.echo("each instance computes the whole graph, which is proven above")
-    _show(split.verdicts, split.placement)

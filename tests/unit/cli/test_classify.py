@@ -16,7 +16,7 @@ from graphkiln_client import Classification
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A folder of three images and a text; nobody decodes them here."""
+    """A folder of three images and a text, which are not decoded here."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name in ("b.png", "a.jpg", "c.JPEG", "notes.txt"):
@@ -29,16 +29,11 @@ def sources(out: str) -> list[str]:
 
 
 class TestImages:
-    def test_of_a_folder_in_order_and_nothing_else(self, run: RunVerb, client: FakeClient, images: Path) -> None:
-        finished = run("classify", images, "--model", "digits", "--json")
-        assert finished.code == 0
-        assert sources(finished.out) == ["a.jpg", "b.png", "c.JPEG"]
-        assert client.open == 0
-
-    @pytest.mark.usefixtures("client")
-    def test_files_and_folders_in_the_order_of_the_command(self, run: RunVerb, images: Path) -> None:
+    def test_of_files_and_folders_in_order_and_nothing_else(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         finished = run("classify", images / "c.JPEG", images, "--model", "digits", "--json")
+        assert finished.code == 0
         assert sources(finished.out) == ["c.JPEG", "a.jpg", "b.png", "c.JPEG"]
+        assert client.open == 0
 
     def test_an_empty_folder_is_a_mistake(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
         finished = run("classify", tmp_path, "--model", "digits")
@@ -67,11 +62,13 @@ class TestImages:
         assert seen["progress"] is None  # nobody watches
 
 
+@pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
 @pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
 def test_flags_decide_how_images_travel(
-    run: RunVerb, client: FakeClient, images: Path, flags: tuple[str, ...], form: str
+    run: RunVerb, client: FakeClient, images: Path, verb: str, flags: tuple[str, ...], form: str
 ) -> None:
-    run("classify", images / "a.jpg", "--model", "digits", *flags)
+    client.fake_model.error = InvalidInput("not answered here")
+    run(verb, images / "a.jpg", "--model", "digits", *flags)
     assert client.image_form == form
 
 
@@ -165,16 +162,6 @@ class TestFailures:
         client.fake_model.error = ServerError("out of memory")
         finished = run("classify", images, "--model", "digits")
         assert (finished.code, finished.out, finished.err) == (1, "", "graphkiln: out of memory\n")
-
-    @pytest.mark.parametrize("form", ["--csv", "--json"])
-    def test_of_one_image_beside_results_keep_the_form(
-        self, run: RunVerb, client: FakeClient, images: Path, form: str
-    ) -> None:
-        client.fake_model.error, client.fake_model.failing = InvalidInput("no"), ("a.jpg", "b.png")
-        finished = run("classify", images, "--model", "digits", "--top-k", "1", form)
-        assert finished.code == 1
-        assert "c.JPEG" in finished.out
-        assert len(finished.err.splitlines()) == 2
 
     @pytest.mark.parametrize("words", [["--top-k", "0"], ["--batch-size", "0"], ["--concurrency", "0"], []])
     def test_options_that_make_no_sense(self, run: RunVerb, client: FakeClient, images: Path, words: list[str]) -> None:

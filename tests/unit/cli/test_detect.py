@@ -79,12 +79,6 @@ def test_an_image_that_fails_does_not_stop_the_others(run: RunVerb, client: Fake
     assert len(json.loads(finished.out)) == 1
 
 
-@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
-def test_how_images_travel(run: RunVerb, images: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
-    run("detect", images, "--model", "m", *flags)
-    assert client.image_form == form
-
-
 def test_images_of_one_name_are_drawn_apart(run: RunVerb, images: Path) -> None:
     (images / "more").mkdir()
     Image.new("RGB", (32, 20)).save(images / "more" / "a.png")

@@ -48,26 +48,11 @@ def test_both_formats(run: RunVerb, image: Path) -> None:
     assert run("embed", image, "--model", "m", "--csv", "--json").code == 2
 
 
-@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
-def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
-    run("embed", image, "--model", "m", *flags)
-    assert client.image_form == form
-
-
 @pytest.mark.parametrize("name", ["v.csv", "v.NPY"])
 def test_a_file_that_is_named_as_something_else(run: RunVerb, image: Path, name: str) -> None:
     finished = run("embed", image, "--model", "m", "--out", image.parent / name)
     assert (finished.code, "v.parquet" in finished.err) == (2, True)
     assert not (image.parent / name).exists()
-
-
-@pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
-def test_vectors_are_divided_by_their_length_when_that_is_asked_for(
-    run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], normalize: bool | None
-) -> None:
-    for form in ("--json", "--csv"):
-        run("embed", image, "--model", "m", form, *flags)
-        assert client.fake_model.options["normalize"] is normalize
 
 
 # `graphkiln embed --out`: the file, what is said of images that fail, and what ends it.
@@ -113,9 +98,12 @@ def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: Fake
     assert client.open == 0
 
 
+@pytest.mark.parametrize("form", [["--out", OUT], ["--json"], ["--csv"]])
 @pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
-def test_the_length_is_as_asked_for(embed: Any, client: FakeClient, photos: Path, flags: Any, normalize: Any) -> None:
-    assert embed(photos, *flags).code == 0
+def test_the_length_is_as_asked_for(
+    run: RunVerb, client: FakeClient, photos: Path, form: list[str], flags: Any, normalize: Any
+) -> None:
+    assert run("embed", photos, "--model", "m", *form, *flags).code == 0
     assert client.fake_model.options["normalize"] is normalize
 
 

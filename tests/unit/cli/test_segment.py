@@ -56,12 +56,6 @@ def test_a_drawing(run: RunVerb, image: Path) -> None:
     assert not drawn[18, 5].any()  # the background is not tinted
 
 
-@pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
-def test_how_images_travel(run: RunVerb, image: Path, client: FakeClient, flags: tuple[str, ...], form: str) -> None:
-    run("segment", image, "--model", "m", *flags)
-    assert client.image_form == form
-
-
 def test_class_maps_are_not_kept(
     run: RunVerb, image: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from signed import SignedStore
 
-from graphkiln.cli.signers import NOT_SIGNED, check_signers, describe_signers
+from graphkiln.cli.sign import NOT_SIGNED, check_signers, describe_signers
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.attestation import Attestation
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from commands import FakeClient
 
 from graphkiln.cli import vector_file
-from graphkiln.cli.vector_file import Origin, VectorWriter, replaced_file
+from graphkiln.cli.vector_file import Origin, VectorWriter, identify, replaced_file
+from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.preprocess import Preprocess
 
 ORIGIN = Origin(model="m", version="3", contract="ab", graph="cd")
 VECTORS = np.random.default_rng(1).normal(size=(11, 5)).astype(np.float32)
@@ -92,3 +95,15 @@ def test_rows_are_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(vector_file, "_PIECE_BYTES", 4 * 4 * 5)  # four vectors
     write(tmp_path / "v.parquet")
     assert pq.ParquetFile(tmp_path / "v.parquet").num_row_groups == 3
+
+
+def test_the_newest_version_is_pinned_with_its_contract() -> None:
+    client, contract = FakeClient(), Contract(preprocess=Preprocess(resize=4, crop=(4, 4)))
+    assert identify(cast(Any, client), "m", "")[1] == Origin(model="m", version="", contract="")  # not published
+    client.fake_model.versions = ["9", "10"]
+    published = Contracts.of({"9": Contract(), "10": contract}).to_json()
+    client.fake_model.config = {"parameters": {"contracts": {"string_value": published}}}
+    _, origin = identify(cast(Any, client), "m", "")
+    assert origin == Origin(model="m", version="10", contract=contract.digest)
+    assert client.models_opened[-1] == ("m", "10")
+    assert identify(cast(Any, client), "m", "9")[1] == Origin(model="m", version="9", contract=Contract().digest)
