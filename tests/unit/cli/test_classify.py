@@ -29,7 +29,9 @@ def sources(out: str) -> list[str]:
 
 
 class TestImages:
-    def test_of_files_and_folders_in_order_and_nothing_else(self, run: RunVerb, client: FakeClient, images: Path) -> None:
+    def test_of_files_and_folders_in_order_and_nothing_else(
+        self, run: RunVerb, client: FakeClient, images: Path
+    ) -> None:
         finished = run("classify", images / "c.JPEG", images, "--model", "digits", "--json")
         assert finished.code == 0
         assert sources(finished.out) == ["c.JPEG", "a.jpg", "b.png", "c.JPEG"]
@@ -65,7 +67,7 @@ class TestImages:
 @pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
 @pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
 def test_flags_decide_how_images_travel(
-    run: RunVerb, client: FakeClient, images: Path, verb: str, flags: tuple[str, ...], form: str
+    run: RunVerb, client: FakeClient, images: Path, *, verb: str, flags: tuple[str, ...], form: str
 ) -> None:
     client.fake_model.error = InvalidInput("not answered here")
     run(verb, images / "a.jpg", "--model", "digits", *flags)

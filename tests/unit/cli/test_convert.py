@@ -126,7 +126,14 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_fact_is_there_in_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys)
-    facts = ("clean-up", "31", "image FP32[batch,3,8,8]", "scores FP32[batch,4]: error 1.2e-07", "bf16, 5.0 MB", "1.3 s")
+    facts = (
+        "clean-up",
+        "31",
+        "image FP32[batch,3,8,8]",
+        "scores FP32[batch,4]: error 1.2e-07",
+        "bf16, 5.0 MB",
+        "1.3 s",
+    )
     for words in (*facts, "models/net/1", "kept in fp32: [/bold] conv_1", "[why]"):  # text in brackets is no markup
         assert words in text
     assert VERIFICATION.verdict in " ".join(text.replace("│", " ").split())

@@ -101,7 +101,7 @@ def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: Fake
 @pytest.mark.parametrize("form", [["--out", OUT], ["--json"], ["--csv"]])
 @pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
 def test_the_length_is_as_asked_for(
-    run: RunVerb, client: FakeClient, photos: Path, form: list[str], flags: Any, normalize: Any
+    run: RunVerb, client: FakeClient, photos: Path, *, form: list[str], flags: Any, normalize: Any
 ) -> None:
     assert run("embed", photos, "--model", "m", *form, *flags).code == 0
     assert client.fake_model.options["normalize"] is normalize
