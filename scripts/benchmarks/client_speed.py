@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from inputs import add_model
 from measurement import SetUp, measure
 from onnx import TensorProto, helper
-from stores import add_model
 
 from graphkiln.story.server import start_server
 from graphkiln_client import Client

@@ -21,10 +21,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from cpp_server import check_backend, start_cpp_server
-from inputs import exported_graph
+from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import ratio_of, show_progress
-from stores import add_model, openvino_settings, parameters
+from servers import check_backend, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from inputs import synthetic_photograph
-from precision_models import prepare
+from inputs import add_model, synthetic_photograph
+from precision_speed import prepare
 from score_requests import PREPROCESS
-from stores import add_model
 
 ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime that the peer has, too
 _WIDTH, _HEIGHT = 500, 375

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inputs import CACHE
+from inputs import CACHE, DIGITS
 from measurement import show_progress
-from parts import Parts
 from PIL import Image
-from precision_models import prepare
+from precision_speed import prepare
+from reporting import Parts
 from score_bound import measure_bound
 from score_faults import measure_faults
 from score_models import add_resnet, write_photographs
@@ -37,7 +37,6 @@ from score_rows import (
 )
 from score_runs import RunReport
 from score_verify import VerifyTimes, measure_verify
-from stores import DIGITS
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT

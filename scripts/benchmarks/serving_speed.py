@@ -16,11 +16,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import psutil
-from cpp_server import check_backend, start_cpp_server
-from generators import Load, find_generator
-from inputs import exported_graph
+from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import Ratio, ratio_of, show_progress
-from stores import add_model, openvino_settings, parameters
+from servers import Load, check_backend, find_generator, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.story.worker import measure_throughput

@@ -9,37 +9,297 @@ interrupted within a part goes on where it was; a table that is kept holds the r
 from __future__ import annotations
 
 import json
+import math
+import random
 import shutil
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inputs import CACHE, exported_graph
+from inputs import CACHE, add_model, exported_graph
 from measurement import show_progress
-from parts import Parts
-from reporting import RESULTS
-from stores import add_model
-from tune_analyzer import analyzed
-from tune_promise import Held, measure_again
-from tune_simulated import simulated_choices
-from tune_ways import OURS, Choice, Course, at_random, default, exhaustive, judged, tuned
+from reporting import RESULTS, Parts
+from servers import PERF_ANALYZER, PerfAnalyzer
+from simulated_server import SimulatedServer, simulated_space, true_rate
 
 from graphkiln.story.request import machine_facts
-from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate
-from graphkiln.tuning.local_trials import LocalTrials
+from graphkiln.story.server import start_server
+from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate, changes_of
+from graphkiln.tuning.contest import RateContest
+from graphkiln.tuning.drift import Reference
+from graphkiln.tuning.journal import Journal, RecordedTrials
+from graphkiln.tuning.local_trials import FLAGS, LocalTrials
 from graphkiln.tuning.measure import Loading
 from graphkiln.tuning.questions import Questions, read_questions
+from graphkiln.tuning.result import CandidateScore, Result
+from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Axis, Space, span_space
-from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
+from graphkiln.tuning.subject import Subject, read_subject, stage, vanishing_cache
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.trials import Trials
+from graphkiln.tuning.trials import OpenLoop, Trials
+
+# Ways to search a space: ours, random within the same budget, exhaustive, and not at all.
+#
+# All of them measure through a journal of their own, so that one that was interrupted goes on where it was.
+
+OURS, RANDOM, EXHAUSTIVE, DEFAULT = "graphkiln tune", "random search", "exhaustive search", "default"
+_LONGEST = 4  # measurements of the other searches last at most so many times the shortest
+
+# Opens whoever measures, and its clock.
+OpenTrials = Callable[[], AbstractContextManager[tuple[Trials, Callable[[], float]]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What all ways to search are given.
+
+    Attributes:
+        open_trials: What measures.
+        space: What may be chosen.
+        target: What must be met.
+        budget_s: Seconds of measurements.
+        cores: Of the machine.
+        seed: Of arrivals and of random orders.
+        shortest_s: Of one measurement of the exhaustive and the random search.
+        journals: Where journals are kept.
+    """
+
+    open_trials: OpenTrials
+    space: Space
+    target: Target
+    budget_s: float
+    cores: int
+    seed: int
+    shortest_s: float
+    journals: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What a way to search chose.
+
+    Attributes:
+        name: Of the way.
+        candidate: The configuration; None for none.
+        spent_s: Seconds that it measured.
+        measurements: How many it made.
+        promised: Requests per second that it promises; None where it promises nothing.
+        budget_s: What it was given; None where it needed none, or took what it needed.
+        note: Why it chose nothing; empty where it did, or where that is all there is to say.
+    """
+
+    name: str
+    candidate: Candidate | None
+    spent_s: float = 0.0
+    measurements: int = 0
+    promised: float | None = None
+    budget_s: float | None = None
+    note: str = ""
+
+
+def tuned(course: Course) -> Choice:
+    """What `graphkiln tune` chooses within the budget."""
+    with _recorded(course, OURS) as recorded:
+        search = Search(
+            course.space, course.target, recorded, budget_s=course.budget_s, cores=course.cores, seed=course.seed
+        )
+        show_progress(f"{OURS}: {course.budget_s:.0f} s")
+        found = search.run()
+        load = found.promise.load if found.promise else None
+        return Choice(
+            name=OURS,
+            candidate=found.candidate or found_without_proof(found),
+            spent_s=found.spent_s,
+            measurements=found.measurements,
+            promised=load.rate if isinstance(load, OpenLoop) else None,
+            budget_s=course.budget_s,
+        )
+
+
+def found_without_proof(result: Result) -> Candidate | None:
+    """What reached the highest rate, where the budget was spent before it was proven; other searches prove nothing."""
+    reached = [row.scored for row in result.rows if row.scored.score.lower > 0]
+    best = max(reached, key=lambda each: each.score.lower, default=None)
+    return best.candidate if best else None
+
+
+def at_random(course: Course) -> Choice:
+    """The best of the candidates that the budget allows to measure exactly, in random order."""
+    return _best_of(course, RANDOM)[0]
+
+
+def exhaustive(course: Course, budget_s: float = math.inf) -> Choice:
+    """The best of all candidates; of those that a budget allows, where there is one, and its name says how many."""
+    choice, measured, viable = _best_of(replace(course, budget_s=budget_s), EXHAUSTIVE)
+    name = EXHAUSTIVE if measured == viable else f"{EXHAUSTIVE}, {measured} of {viable}"
+    return replace(choice, name=name)
+
+
+def judged(course: Course, candidates: Sequence[Candidate]) -> Mapping[Candidate, float]:
+    """The highest rate at which each of some candidates meets the target, with other arrivals than the searches had."""
+    course = replace(course, seed=course.seed + 1, budget_s=math.inf)
+    with _recorded(course, "judged") as recorded:
+        return _rates(_settle(course, recorded, candidates))
+
+
+def default(course: Course) -> Choice:
+    """What serves without a search."""
+    return Choice(name=DEFAULT, candidate=course.space.default)
+
+
+def _best_of(course: Course, name: str) -> tuple[Choice, int, int]:
+    """What is chosen; how many candidates were measured, and of how many."""
+    with _recorded(course, name) as recorded:
+        viable = list(probe(course.space, course.target, recorded).viable)
+        random.Random(course.seed).shuffle(viable)  # noqa: S311 - an order of measurements
+        settled = list(_settle(course, recorded, viable))
+        rates = _rates(settled)
+        best = max(rates, key=lambda each: rates[each], default=None)
+        choice = Choice(
+            name=name,
+            candidate=best,
+            spent_s=recorded.spent_s,
+            measurements=recorded.count,
+            budget_s=None if math.isinf(course.budget_s) else course.budget_s,
+        )
+    return choice, len(settled), len(viable)
+
+
+def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candidate]) -> Iterator[CandidateScore]:
+    """Measures candidates, each until its rate is known, for as long as the budget lasts."""
+    reference, longest_s = Reference(recorded, course.shortest_s, course.seed), _LONGEST * course.shortest_s
+    contest = RateContest(reference, course.target, course.shortest_s, longest_s)
+    for number, candidate in enumerate(candidates, 1):
+        if recorded.spent_s >= course.budget_s:
+            break
+        show_progress(f"{number} of {len(candidates)}: {candidate}")
+        yield contest.settle(contest.enter(candidate, math.inf), -math.inf)
+
+
+def _rates(settled: Iterable[CandidateScore]) -> dict[Candidate, float]:
+    """Those that met the target at any rate."""
+    return {each.candidate: each.score.lower for each in settled if each.score.lower > 0}
+
+
+@contextmanager
+def _recorded(course: Course, name: str) -> Iterator[RecordedTrials]:
+    path = course.journals / f"{name.replace(' ', '_')}-{course.seed}.jsonl"
+    identity = {
+        "way": name,
+        "target": str(course.target),
+        "budget": str(course.budget_s),
+        "shortest": course.shortest_s,
+        "space": [each.id for each in course.space.candidates],
+    }
+    with Journal(path, identity) as journal, course.open_trials() as (trials, clock):
+        yield RecordedTrials(trials, journal, clock)
+
+
+# Searches of a simulated server, whose best configuration is known without noise.
+
+_TARGET = Target(p99_s=0.05)
+_BUDGET_S, _SHORTEST_S = 1200.0, 3.0
+_NOISE, _CORES = 0.05, 4
+_WAYS = (tuned, at_random, default)
+
+Judged = tuple[Choice, float]  # A choice, and its highest rate as a share of the best
+
+
+def simulated_choices(seeds: int) -> Iterator[Judged]:
+    """The choices of all ways, each seed with other arrivals and noise; the exhaustive search of the first one only."""
+    space, clean = simulated_space(_CORES), SimulatedServer(cores=_CORES)
+    best = _best_rate()
+
+    def share(candidate: Candidate | None) -> float:
+        return true_rate(clean, candidate, _TARGET.p99_s) / best if candidate else 0.0
+
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(seeds):
+            course = Course(
+                open_trials=_open_simulated,
+                space=space,
+                target=_TARGET,
+                budget_s=_BUDGET_S,
+                cores=_CORES,
+                seed=seed,
+                shortest_s=_SHORTEST_S,
+                journals=Path(folder),
+            )
+            ways = [way(course) for way in _WAYS]
+            show_progress(f"simulated server, seed {seed + 1} of {seeds}")
+            for choice in (*ways, *([exhaustive(course)] if seed == 0 else [])):
+                yield choice, share(choice.candidate)
+
+
+def _best_rate() -> float:
+    """Of all candidates whose outputs are right."""
+    clean, best = SimulatedServer(cores=_CORES), 0.0
+    right = [each for each in simulated_space(_CORES).candidates if str(each["precision"]) not in clean.model.wrong]
+    for candidate in sorted(right, key=clean.capacity, reverse=True):
+        best = max(best, true_rate(clean, candidate, _TARGET.p99_s, more_than=best))
+    return best
+
+
+@contextmanager
+def _open_simulated() -> Iterator[tuple[Trials, Callable[[], float]]]:
+    server = SimulatedServer(cores=_CORES, noise=_NOISE)
+    yield server, server.clock
+
+
+# Whether a rate that was promised holds when Triton's own perf_analyzer measures it.
+
+REPEATS = 10
+_WARM_UP_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """What perf_analyzer measured at a promised rate.
+
+    Attributes:
+        p99_ms: Of each repeat.
+        target_ms: What was promised.
+    """
+
+    p99_ms: tuple[float, ...]
+    target_ms: float
+
+    @property
+    def within(self) -> int:
+        """Repeats whose p99 is within the target."""
+        return sum(each <= self.target_ms for each in self.p99_ms)
+
+    def __str__(self) -> str:
+        return f"{self.within} of {len(self.p99_ms)}"
+
+
+def measure_again(subject: Subject, candidate: Candidate, rate: float, p99_s: float, seconds: float) -> Held | None:
+    """Serves a configuration and sends Poisson arrivals at a rate; None where perf_analyzer is not on PATH.
+
+    Args:
+        subject: The model.
+        candidate: Its configuration.
+        rate: Requests per second.
+        p99_s: The target.
+        seconds: Of each repeat.
+    """
+    if not shutil.which(PERF_ANALYZER):
+        return None
+    generator, found = PerfAnalyzer(), []
+    with stage(subject, changes_of(candidate, subject)) as store, start_server(store, flags=FLAGS) as server:
+        generator.at_rate(server.grpc_url, subject.name, rate, _WARM_UP_S)
+        for number in range(REPEATS):
+            show_progress(f"{PERF_ANALYZER} at {rate:g} requests per second, {number + 1} of {REPEATS}")
+            found.append(generator.at_rate(server.grpc_url, subject.name, rate, seconds).p99_ms)
+    return Held(p99_ms=tuple(found), target_ms=p99_s * 1e3)
+
 
 PARTS = CACHE / "tune"  # where each part is kept, and the journals of its searches
 KEPT = RESULTS / "tune.json"  # what stands in the documentation
@@ -143,7 +403,6 @@ def _real(name: str, model: Model, journals: Path, seconds: float) -> list[Row]:
         found = [tuned(course), at_random(course), default(course)]
         if not model.is_held_out:
             found.append(exhaustive(course, _EXHAUSTIVE * model.budget_s))
-        found.append(analyzed(subject, [axis.key for axis in course.space.axes], model.p99_s))
         rates = judged(course, list(dict.fromkeys(each.candidate for each in found if each.candidate)))
         held = _promise(subject, model, found[0], seconds)
     title = f"{name}, held out" if model.is_held_out else name

@@ -23,13 +23,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from conforming.bare import ask_bare
 from conforming.cases import Case, select
-from conforming.converting import ask_converted
-from conforming.html_report import to_report
-from conforming.instance import ask_openvino
-from conforming.outcome import Outcome
-from conforming.record import Record
+from conforming.outcome import Outcome, Record
 from conforming.report import (
     BARE,
     CONVERTED,
@@ -39,10 +34,11 @@ from conforming.report import (
     WAYS,
     find_violations,
     to_document,
+    to_report,
     write_page,
     write_report,
 )
-from conforming.serving import ask_served
+from conforming.ways import ask_bare, ask_converted, ask_openvino, ask_served
 from graphkiln.reporting.report import render
 
 _ASKERS: dict[str, Callable[[Sequence[Case]], Iterable[tuple[Case, Outcome]]]] = {

@@ -19,8 +19,120 @@ from onnx import numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnx.backend.test.loader import DATA_DIR, load_model_tests
 
-from conforming.comparison import differences
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.repository.config import BACKEND, write_config
+from graphkiln_backend.repository.overlay import complete_config
+
+# When an answer is the expected one, by the suite's own rules.
+#
+# Source: `onnx.backend.test.runner.Runner.assert_similar_outputs`.
+
+_BFLOAT16_RTOL = 2**-6  # what the suite allows, whatever else a case says
+_LONGEST = 300
+
+
+def differences(expected: Mapping[str, Any], got: Mapping[str, Any], rtol: float, atol: float) -> str:
+    """How the first output differs that does; empty where none does.
+
+    Args:
+        expected: Values by name: arrays, lists of values, or None.
+        got: As many, by the same names.
+        rtol: Relative tolerance.
+        atol: Absolute tolerance.
+    """
+    found = ((name, difference(value, got[name], rtol, atol)) for name, value in expected.items())
+    return next((f"{name}: {text}" for name, text in found if text), "")
+
+
+def difference(expected: Any, got: Any, rtol: float, atol: float) -> str:
+    """How a value differs; empty where it does not."""
+    if isinstance(expected, list) or isinstance(got, list):
+        return _difference_of_lists(expected, got, rtol, atol)
+    if expected is None or got is None:
+        return "" if expected is got else "a value in the place of none"
+    if got.shape != expected.shape:
+        return f"the shape {list(got.shape)} instead of {list(expected.shape)}"
+    if expected.dtype.kind in "OSU":
+        return "" if _texts(got) == _texts(expected) else f"{got.tolist()} instead of {expected.tolist()}"
+    if got.dtype != expected.dtype:
+        return f"{got.dtype} instead of {expected.dtype}"
+    return _difference_of_numbers(expected, got, rtol, atol)
+
+
+def _difference_of_lists(expected: Any, got: Any, rtol: float, atol: float) -> str:
+    if not (isinstance(expected, list) and isinstance(got, list)) or len(expected) != len(got):
+        return "another sequence"
+    return next(filter(None, (difference(*pair, rtol, atol) for pair in zip(expected, got, strict=True))), "")
+
+
+def _difference_of_numbers(expected: Any, got: Any, rtol: float, atol: float) -> str:
+    if got.dtype.name == "bfloat16":  # which numpy does not promote with Python's numbers
+        got, expected, rtol = got.astype(np.float32), expected.astype(np.float32), max(rtol, _BFLOAT16_RTOL)
+    try:
+        np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol)
+    except AssertionError as error:
+        return " ".join(str(error).split())[:_LONGEST]
+    return ""
+
+
+def _texts(array: AnyArray) -> list[str]:
+    return [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()]
+
+
+# Cases as models of a model store, and their tensors as Triton's protocol has them.
+
+_BACKENDS = frozenset({BACKEND})
+
+
+def write_model(case: Case, store: Path, engine: str = "") -> Path:
+    """Puts a case's graph into a model store, and completes its configuration as `graphkiln serve` does.
+
+    Returns:
+        The model's folder.
+
+    Raises:
+        GraphkilnError: The graph cannot be served.
+    """
+    folder = store / case.served_name
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(case.model.SerializeToString())
+    lines = [f'backend: "{BACKEND}"', "instance_group { count: 1 kind: KIND_CPU }"]
+    lines += [f'parameters {{ key: "engine" value {{ string_value: "{engine}" }} }}'] if engine else []
+    (folder / "config.pbtxt").write_text("\n".join(lines))
+    write_config(complete_config(folder, _BACKENDS, lambda version: version), folder / "config.pbtxt")
+    return folder
+
+
+def to_tensors(feeds: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, AnyArray]:
+    """Feeds as the server takes them: where it publishes `[1]` for a scalar, that is what it gets.
+
+    Args:
+        feeds: Values by input name.
+        ranks: The rank of each input, as the server publishes it.
+    """
+    return {name: _as_published(np.asarray(value), ranks.get(name)) for name, value in feeds.items()}
+
+
+def to_values(case: Case, outputs: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+    """Outputs as the graph computes them: a scalar that came as `[1]` is one again."""
+    scalars = {value.name for value in case.model.graph.output if _is_scalar(value.type)}
+    return {
+        name: array.reshape(()) if name in scalars and array.shape == (1,) else array for name, array in outputs.items()
+    }
+
+
+def ranks_of(inputs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """The rank of each input by its name, from a model's metadata."""
+    return {each["name"]: len(each["shape"]) for each in inputs}
+
+
+def _as_published(array: AnyArray, rank: int | None) -> AnyArray:
+    return array.reshape(1) if array.ndim == 0 and rank == 1 else array
+
+
+def _is_scalar(kind: Any) -> bool:
+    return kind.HasField("tensor_type") and kind.tensor_type.HasField("shape") and not kind.tensor_type.shape.dim
+
 
 FOLDERS = ("simple", "pytorch-operator", "pytorch-converted")
 LIGHT_TOLERANCE = (2e-3, 1e-7)  # the widest that the suite gives to one of them, relative and absolute

@@ -3,8 +3,93 @@
 from __future__ import annotations
 
 import enum
+import json
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from conforming.cases import Case
+
+# Why a case is not served, in the few kinds that there are: what an engine says is told apart by these patterns.
+
+_MADE_UP = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
+_KINDS = (
+    (r"is an? (?:sequence|optional|map|sparse)", "Triton carries tensors only: a sequence, an optional value"),
+    (
+        r"element type \w+ is not one that Triton can carry",
+        "Triton has no such element type: 8-bit floats, 2 and 4 bits",
+    ),
+    (r"Unsupported model IR version", "newer than ONNX Runtime: the IR version"),
+    (r"Numpy_type \d+", "ONNX Runtime's Python binding has no such element type"),
+    (r"ValidateOpsetForDomain|Opset \d+ is under development", "newer than ONNX Runtime: the opset"),
+    (r"is not a registered function/op", "ONNX Runtime does not know the operator"),
+    (r"Could not find an implementation|Failed to find kernel", "ONNX Runtime has no kernel for these types"),
+    (r"INVALID_GRAPH|Type Error: ", "ONNX Runtime does not take the graph for valid"),
+    (r"Exception during initialization", "ONNX Runtime does not initialize the operator: a layout, a locale"),
+    (r"every request fails, whatever its values", "ONNX Runtime fails every request, for any values"),
+    (r"OpenVINO computes FP64 in FP32", "OpenVINO computes FP64 in FP32"),
+    (r"OpenVINO cannot load|OpenVINO cannot serve", "OpenVINO does not load the graph"),
+    (r"not those of the saved graph: fp", "OpenVINO computed something else before it served"),
+    (r"those of the graph that would serve", "OpenVINO sees outputs of another shape"),
+    (r"session fails where the saved graph does not", "OpenVINO fails on what the saved graph computes"),
+    (
+        r"ONNX Runtime does not load it for a comparison",
+        "nothing to compare with: ONNX Runtime does not load the graph",
+    ),
+    (r"refuses every request that was made up", "nothing to compare: it refuses every request that was made up"),
+    (r"refuses the samples|refuses every request", "the graph refuses its samples, its own as well"),
+    (r"holds no finite number|the samples prove nothing", "samples of its own give no number to compare"),
+    (r"the outputs changed|does not run with", "the rewritten graph did not pass its proof"),
+    (r"the pass '", "a pass does not take the graph"),
+    (r"cannot be loaded", "ONNX Runtime does not load the graph"),
+)
+OTHER = "another reason"
+
+
+def kind_of(reason: str) -> str:
+    """The kind of a reason: the first that fits."""
+    return next((kind for pattern, kind in _KINDS if re.search(pattern, reason)), OTHER)
+
+
+def needs_samples(reason: str) -> bool:
+    """Whether a conversion was refused for the samples that were made up for it, as its user would be told."""
+    return re.search(_MADE_UP, reason) is not None
+
+
+# What came of the cases so far, in a file that grows case by case: a run that was ended goes on where it was.
+
+
+class Record:
+    """Outcomes of one way to ask, by the served name of the case.
+
+    Args:
+        path: The file, a JSON document per line; made when missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.outcomes = dict(_read(path)) if path.exists() else {}
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Keeps an outcome, on disk as well."""
+        self.outcomes[case.served_name] = outcome
+        line = {"case": case.served_name, "verdict": outcome.verdict, "reason": outcome.reason}
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    def pending(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases of which nothing is known yet."""
+        return [case for case in cases if case.served_name not in self.outcomes]
+
+
+def _read(path: Path) -> Iterator[tuple[str, Outcome]]:
+    for line in path.read_text().splitlines():
+        with suppress(ValueError):  # the run was ended while it wrote: the case is asked again
+            known = json.loads(line)
+            yield known["case"], Outcome(Verdict(known["verdict"]), known["reason"])
+
 
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/?")
 _STACK = re.compile(r"\s*At:.*", re.DOTALL)

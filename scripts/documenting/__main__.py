@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from documenting import links, pages, site, terminal
+from documenting import pages, site
 from documenting.pages import REPOSITORY
 
 
@@ -34,11 +34,11 @@ def main() -> None:
     parser.add_argument("--links", action="store_true")
     given = parser.parse_args()
     if given.picture:
-        terminal.record(REPOSITORY)
+        site.record(REPOSITORY)
     elif given.check:
         _check()
     elif given.links:
-        print(*(f"{page}: {address}" for page, address in links.outside_links(REPOSITORY)), sep="\n")
+        print(*(f"{page}: {address}" for page, address in site.outside_links(REPOSITORY)), sep="\n")
     else:
         print(*pages.write(), sep="\n")
         if not given.write:
@@ -48,8 +48,8 @@ def main() -> None:
 def _check() -> None:
     faulty = [
         f"{page}: {address}: {fault}"
-        for page, address in links.outside_links(REPOSITORY)
-        if (fault := links.fault_of(address))
+        for page, address in site.outside_links(REPOSITORY)
+        if (fault := site.fault_of(address))
     ]
     if faulty:
         sys.exit(f"graphkiln: addresses of other sites: {'; '.join(faulty)}")

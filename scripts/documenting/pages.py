@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from documenting import commands, errors, journeys, manifest, metrics, policy, settings
+from documenting import commands, journeys, reference
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
@@ -13,12 +13,12 @@ DOCS = REPOSITORY / "docs"
 # Path below `docs` -> what renders it.
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": commands.render,
-    "reference/settings.md": settings.render,
-    "reference/manifest.md": manifest.render,
-    "reference/manifest.schema.json": manifest.render_schema,
-    "reference/errors.md": errors.render,
-    "reference/policy.md": policy.render,
-    "metrics.md": metrics.render,
+    "reference/settings.md": reference.render_settings,
+    "reference/manifest.md": reference.render_manifest,
+    "reference/manifest.schema.json": reference.render_schema,
+    "reference/errors.md": reference.render_errors,
+    "reference/policy.md": reference.render_policy,
+    "metrics.md": reference.render_metrics,
     "journeys.md": lambda: journeys.render(DOCS / "journeys.json"),
 }
 

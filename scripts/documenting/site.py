@@ -6,12 +6,19 @@ site does not have these files: there such a link is their path, as text.
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
 import re
+import subprocess
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.text import Text
 
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((\.\.?/[^()\s]+)\)")
 _FOREIGN = re.compile(r"(?:https?:)?//")
@@ -82,3 +89,90 @@ def foreign_resources(folder: Path) -> list[str]:
         elif path.suffix == ".css":
             found += [(path.name, address) for address in _IN_STYLE.findall(path.read_text())]
     return [f"{name}: {address}" for name, address in dict.fromkeys(found)]
+
+
+# Addresses of other sites in the pages. Without a network only their form is checked: https, no credentials, and no
+# file of a branch, which moves while the page stays.
+
+_ADDRESS = re.compile(r"https?://[^\s<>()\[\]`'\"|\\]+")
+_MOVING = re.compile(
+    r"/(?:blob|tree|raw)/(?:main|master|develop|dev|trunk|HEAD)(?:/|$)|^/[^/]+/[^/]+/(?:main|master|HEAD)/"
+)
+_FORGES = ("github.com", "gitlab.com", "codeberg.org", "raw.githubusercontent.com", "huggingface.co")
+_EXAMPLES = ("example.org", "example.com", "localhost")
+
+
+def outside_links(repository: Path) -> list[tuple[str, str]]:
+    """Page, below the checkout, and each address of another site in it, in order; those of examples are none."""
+    pages = [*sorted(repository.glob("*.md")), *sorted((repository / "docs").rglob("*.md"))]
+    return [(str(page.relative_to(repository)), each) for page in pages for each in addresses(page.read_text())]
+
+
+def addresses(text: str) -> Iterator[str]:
+    """The addresses of other sites in a text: hosts with a dot, in small letters, that are no examples."""
+    for found in _ADDRESS.findall(text):
+        address = found.rstrip(".,;:*_")
+        host = urlsplit(address).netloc.rpartition("@")[2].partition(":")[0]
+        is_name = "." in host and host == host.lower() and not re.fullmatch(r"[\d.]+", host)
+        if is_name and not host.endswith(_EXAMPLES):
+            yield address
+
+
+def fault_of(address: str) -> str:
+    """What is wrong with an address, in words; empty where nothing can be seen from here."""
+    parts = urlsplit(address)
+    if parts.scheme != "https":
+        return "it is not https"
+    if "@" in parts.netloc:
+        return "it carries a name or a password"
+    if parts.netloc in _FORGES and _MOVING.search(parts.path):
+        return "it names a file of a branch, which moves: name a tag or a commit"
+    return ""
+
+
+# docs/quickstart.svg: the terminal of a real run of the quickstart.
+
+COLUMNS = 100
+_COMMAND = "scripts/quickstart"
+# They would be fetched from another site; the reader's own monospaced font does.
+_FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+# What Triton says where there is no GPU, and what only the first run says.
+_UNTOLD = re.compile(r"CudaDriverHelper|[Pp]inned memory|making a virtual environment|installing graphkiln|^\s*$")
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def record(repository: Path) -> None:
+    """Runs the quickstart and draws what it printed.
+
+    Raises:
+        subprocess.CalledProcessError: It failed.
+    """
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
+    ran = subprocess.run(
+        [str(repository / _COMMAND)],
+        cwd=repository,
+        env=environment,
+        text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    (repository / "docs" / "quickstart.svg").write_text(draw(f"$ ./{_COMMAND}\n{ran.stdout}", title="graphkiln"))
+
+
+def draw(printed: str, title: str) -> str:
+    """A terminal as SVG that needs nothing from elsewhere.
+
+    Args:
+        printed: What stands in it, with the terminal's escape sequences.
+        title: Of its window.
+    """
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    for line in shown_lines(printed):
+        console.print(Text.from_ansi(line), soft_wrap=True)
+    return _FONT_FACES.sub("", console.export_svg(title=title, unique_id="quickstart"))
+
+
+def shown_lines(printed: str) -> list[str]:
+    """The lines without empty ones and what other runs do not say."""
+    return [line for line in printed.splitlines() if not _UNTOLD.search(_ESCAPES.sub("", line))]

@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from graphkiln.story.server import free_ports
-from rolling.proxy import wait
-from rolling.servers import is_ready
+from rolling.servers import is_ready, wait
 
 _ROOT = Path(__file__).resolve().parents[2]
 _OVERLAY = _ROOT / "deploy" / "kubernetes" / "overlays" / "cpu"

@@ -18,18 +18,206 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+import numpy as np
 
 from graphkiln.story.request import machine_facts
-from rolling.load import Outcome, Sender
 from rolling.pods import ServedPod
-from rolling.proxy import Proxy, wait
-from rolling.servers import Replaceable, ServedProcess
+from rolling.servers import Proxy, Replaceable, ServedProcess, wait
 
 _ROOT = Path(__file__).resolve().parents[2]
 _NAMES = ("one", "two")
 _PAUSE_S = 2.0
+
+
+# An open loop over HTTP. Requests are bytes that are made once, on connections that stay open: the CPU is for the
+# servers. Nothing is sent twice: every outcome is counted.
+
+_TIMEOUT_S = 60
+_ROW = np.full((1, 1, 32, 32), 0.5, np.float32)
+_CLASSES = 10
+
+
+@dataclass
+class Outcome:
+    """What came of it.
+
+    Attributes:
+        rate: Requests that were due each second.
+        kind: What was replaced: processes or containers.
+        replacements: How often a server was replaced.
+        sent: Requests that were sent.
+        answered: Right answers.
+        failed: What else came -> how often.
+        seconds: How long requests were sent.
+        latency_ms: Percentiles, from the moment when a request was due.
+    """
+
+    rate: float
+    kind: str = "processes"
+    replacements: int = 0
+    sent: int = 0
+    answered: int = 0
+    failed: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    latency_ms: dict[str, float] = field(default_factory=dict)
+
+    def fail(self, reason: str) -> None:
+        """Counts a request that failed."""
+        self.failed[reason] = self.failed.get(reason, 0) + 1
+
+
+def request_bytes(url: str) -> bytes:
+    """A request to infer: one digit, as Triton's binary extension has it, and its answer as JSON.
+
+    Args:
+        url: `http://HOST:PORT/v2/models/NAME/infer`.
+
+    Source: "Binary Tensor Data Extension" in Triton's documentation of its protocol.
+    """
+    parts, content = urlsplit(url), _ROW.tobytes()
+    tensor = {"name": "INPUT_0", "shape": _ROW.shape, "datatype": "FP32"}
+    described = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(content)}}]}).encode()
+    lines = (
+        f"POST {parts.path} HTTP/1.1",
+        f"Host: {parts.netloc}",
+        "Content-Type: application/octet-stream",
+        f"Inference-Header-Content-Length: {len(described)}",
+        f"Content-Length: {len(described) + len(content)}",
+    )
+    return "\r\n".join((*lines, "", "")).encode() + described + content
+
+
+class Connection(asyncio.Protocol):
+    """One to the server, for a request at a time."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._body: list[bytes] = []
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self.is_open = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Of asyncio."""
+        self._transport, self.is_open = cast("asyncio.Transport", transport), True
+
+    def data_received(self, data: bytes) -> None:
+        """Of asyncio."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Of asyncio."""
+        self._end(exc or ConnectionResetError("closed"))
+
+    def on_body(self, body: bytes) -> None:
+        """Of httptools."""
+        self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """Of httptools."""
+        status, body = self._parser.get_status_code(), b"".join(self._body)
+        self.is_open = self.is_open and self._parser.should_keep_alive()
+        self._body, self._parser = [], httptools.HttpResponseParser(self)
+        if self._answer and not self._answer.done():
+            self._answer.set_result((status, body))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Sends a request; status and body of its response.
+
+        Raises:
+            OSError: The connection ended first.
+            HttpParserError: No response came.
+        """
+        self._answer = asyncio.get_running_loop().create_future()
+        if self._transport is None or not self.is_open:
+            raise ConnectionResetError("closed")
+        self._transport.write(request)
+        return await self._answer
+
+    def close(self) -> None:
+        """Closes it."""
+        self.is_open = False
+        if self._transport:
+            self._transport.close()
+
+    def _end(self, error: Exception) -> None:
+        self.is_open = False
+        if self._answer and not self._answer.done():
+            self._answer.set_exception(error)
+
+
+class Sender:
+    """Sends the same request again and again.
+
+    Args:
+        url: `http://HOST:PORT/v2/models/NAME/infer`.
+        outcome: What is counted, at its rate.
+    """
+
+    def __init__(self, url: str, outcome: Outcome) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._request = request_bytes(url)
+        self._outcome = outcome
+        self._idle: list[Connection] = []
+        self._latencies_ms: list[float] = []
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Sends until it is told to stop, and waits for the last responses."""
+        begun, outcome = time.monotonic(), self._outcome
+        async with asyncio.TaskGroup() as tasks:
+            while not stop.is_set():
+                due = begun + outcome.sent / outcome.rate
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                tasks.create_task(self._ask(due))
+                outcome.sent += 1
+            outcome.seconds = time.monotonic() - begun
+        for connection in self._idle:
+            connection.close()
+        if self._latencies_ms:
+            found = np.percentile(self._latencies_ms, (50, 99, 100))
+            outcome.latency_ms = dict(zip(("p50", "p99", "worst"), (round(float(ms), 1) for ms in found), strict=True))
+
+    async def _ask(self, due: float) -> None:
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                connection = await self._connection()
+                status, body = await connection.ask(self._request)
+        except (OSError, TimeoutError, httptools.HttpParserError) as error:
+            self._outcome.fail(type(error).__name__)
+            return
+        if connection.is_open:
+            self._idle.append(connection)
+        if status == 200 and _is_right(body):
+            self._outcome.answered += 1
+            self._latencies_ms.append((time.monotonic() - due) * 1e3)
+        else:
+            self._outcome.fail(f"HTTP {status}")
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        loop = asyncio.get_running_loop()
+        _, made = await loop.create_connection(Connection, self._host, self._port)
+        return made
+
+
+def _is_right(body: bytes) -> bool:
+    try:
+        return len(json.loads(body)["outputs"][0]["data"]) == _CLASSES
+    except (ValueError, KeyError, IndexError, TypeError):
+        return False
 
 
 def replace(proxy: Proxy, name: str, server: Replaceable, *, pause: bool) -> None:

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 from stories import make_observation, story_document
 from tuned import document
 
-from conforming.html_report import to_report
+from conforming.report import to_report
 from graphkiln.reporting.report import render
 from graphkiln.story.report import render_page as render_story
 from graphkiln.tuning.report import render_page as render_search

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from aiohttp import web
 
-from rolling.load import Outcome, Sender, request_bytes
 from rolling.pods import on_this_machine
-from rolling.proxy import Proxy
+from rolling.rolling_update import Outcome, Sender, request_bytes
+from rolling.servers import Proxy
 
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

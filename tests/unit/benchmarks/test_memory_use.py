@@ -9,8 +9,8 @@ from pathlib import Path
 import memory_use
 import psutil
 import pytest
+from inputs import DIGITS
 from memory_use import BARE, CPP, Reading, read_memory, rows_of
-from stores import DIGITS
 
 GRAPH = DIGITS / "1" / "model.onnx"
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import precision_models
 import precision_speed
 import pytest
 from precision_speed import AUTO_BF16, ORT_FP32, OV_BF16, OV_FP32, Rounds
@@ -108,7 +107,7 @@ def test_what_is_made_up_for_an_input(
     dtype: DType, shape: tuple[int | str, ...], fits: Callable[[np.ndarray], bool]
 ) -> None:
     signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
-    (x,) = precision_models.synthetic_feeds(signature, 4, np.random.default_rng(1)).values()
+    (x,) = precision_speed.synthetic_feeds(signature, 4, np.random.default_rng(1)).values()
     assert (x.shape, x.dtype) == ((4, *shape[1:]), dtype.numpy)
     assert fits(x)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import serving_speed
-from generators import Load
+from inputs import DIGITS
+from servers import Load
 from serving_speed import BARE, CPP, OURS, VARIANTS, Sample, read_statistics, rows_of
-from stores import DIGITS
 
 STAGES = {stage: {"ns": 3_000, "count": 2} for stage in ("queue", "compute_input", "compute_infer", "compute_output")}
 STATISTICS = {"model_stats": [{"inference_stats": {"success": {"count": 2}, **STAGES}, "inference_count": 5,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from conforming import cases
-from conforming.cases import Case
+from conforming.cases import Case, difference, differences, ranks_of, to_tensors, to_values, write_model
+from conforming.outcome import PASSED, Verdict
+from conforming.ways import ask_bare, ask_openvino
+from graphkiln_backend.graph.errors import GraphkilnError
 
 
 def case(outputs: dict[str, np.ndarray], *, sequence: str = "") -> Case:
@@ -51,3 +59,104 @@ def test_names_match_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_values_are_read_as_what_they_are() -> None:
     assert cases._as_value(numpy_helper.from_array(np.ones(2))).tolist() == [1, 1]
     assert cases._as_value([np.float32(1), None]) == [1, None]
+
+
+# When an answer is the expected one, by the suite's own rules.
+
+ONE = np.array([1.0], np.float32)
+BF16 = ml_dtypes.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("expected", "got"),
+    [
+        pytest.param(ONE, ONE * np.float32(1.0005), id="within the tolerance"),
+        pytest.param(np.array([np.nan, np.inf]), np.array([np.nan, np.inf]), id="no numbers"),
+        pytest.param(np.array(["a", "b"], object), np.array([b"a", b"b"], object), id="text comes as bytes"),
+        pytest.param(ONE.astype(BF16), (ONE * np.float32(1.01)).astype(BF16), id="two roundings of bf16"),
+        pytest.param([ONE, [ONE]], [ONE, [ONE]], id="sequences"),
+        pytest.param(None, None, id="nothing"),
+        pytest.param(np.empty(0), np.empty(0), id="empty"),
+    ],
+)
+def test_the_same(expected: Any, got: Any) -> None:
+    assert not difference(expected, got, 1e-3, 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "how"),
+    [
+        (ONE, ONE * 2, "Mismatched elements: 1 / 1"),
+        (ONE, ONE.reshape(1, 1), r"the shape \[1, 1\] instead of \[1\]"),
+        (ONE, ONE.astype(np.float64), "float64 instead of float32"),
+        (np.array(["a"], object), np.array([b"b"], object), r"\[b'b'\] instead of \['a'\]"),
+        (ONE.astype(BF16), (ONE * np.float32(1.1)).astype(BF16), "Mismatched"),
+        ([ONE], [ONE, ONE], "another sequence"),
+        ([ONE], [ONE * 2], "Mismatched"),
+        ([ONE], ONE, "another sequence"),
+        (None, ONE, "a value in the place of none"),
+    ],
+)
+def test_another(expected: Any, got: Any, how: str) -> None:
+    with pytest.raises(AssertionError, match=how):
+        raise AssertionError(difference(expected, got, 1e-3, 1e-7))
+
+
+def test_the_first_output_that_differs_is_named() -> None:
+    assert differences({"a": ONE, "b": ONE}, {"a": ONE, "b": ONE * 2}, 1e-3, 1e-7).startswith("b: Not equal")
+
+
+# Cases as models of a store, and their tensors as Triton's protocol has them.
+
+TWO = np.float32(2.0)
+
+
+def add(expected: object = TWO, dims: tuple[int, ...] = (), dtype: int = TensorProto.FLOAT) -> Case:
+    """A graph that doubles a scalar."""
+    values = [helper.make_tensor_value_info(name, dtype, dims) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "x"], ["y"])], "g", values[:1], values[1:])
+    model = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 18)])
+    samples = (([np.array(1.0, np.float32).reshape(dims)], [expected]),)
+    return Case(kind="node", name="test_add", model=model, samples=samples, rtol=1e-3, atol=1e-7)
+
+
+def test_a_case_is_a_model_of_a_store(tmp_path: Path) -> None:
+    folder = write_model(add(), tmp_path, engine="openvino")
+    assert folder.name == "node_add"
+    assert onnx.load(folder / "1" / "model.onnx").graph.node[0].op_type == "Add"
+    text = (folder / "config.pbtxt").read_text()
+    assert "openvino" in text
+    assert 'name: "y"' in text  # completed from the graph
+
+
+def test_one_that_nobody_can_serve_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(GraphkilnError, match="FLOAT8E4M3FN is not one that Triton can carry"):
+        write_model(add(dtype=TensorProto.FLOAT8E4M3FN), tmp_path)
+
+
+@pytest.mark.parametrize(("published", "shape"), [([1], (1,)), ([], ())])
+def test_scalars_are_sent_as_the_server_publishes_them(published: list[int], shape: tuple[int, ...]) -> None:
+    ranks = ranks_of([{"name": "x", "shape": published}])
+    assert to_tensors(add().feeds(0), ranks)["x"].shape == shape
+
+
+@pytest.mark.parametrize("dims", [(), (1,)])
+def test_what_the_graph_computes_as_a_scalar_is_one_again(dims: tuple[int, ...]) -> None:
+    assert to_values(add(dims=dims), {"y": np.ones(1, np.float32)})["y"].shape == dims
+
+
+class TestAsking:
+    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
+    def test_what_is_right_passes(self, ask: Any) -> None:
+        assert [outcome for _, outcome in ask([add()])] == [PASSED]
+
+    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
+    def test_what_is_not_differs(self, ask: Any) -> None:
+        ((_, outcome),) = ask([add(expected=TWO + np.float32(1))])
+        assert (outcome.verdict, outcome.reason[:12]) == (Verdict.DIFFERS, "y: Not equal")
+
+    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
+    def test_what_cannot_be_loaded_is_refused(self, ask: Any) -> None:
+        case = add()
+        case.model.graph.node[0].op_type = "NoSuchOperator"
+        assert [outcome.verdict for _, outcome in ask([case])] == [Verdict.REFUSED]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -10,8 +11,9 @@ import pytest
 
 from conforming import report
 from conforming.cases import Case
-from conforming.outcome import PASSED, Outcome, Verdict
-from conforming.reasons import OTHER, kind_of
+from conforming.outcome import OTHER, PASSED, Outcome, Record, Verdict, kind_of
+from conforming.report import to_report
+from graphkiln.reporting.report import render
 
 REFUSED = Outcome(Verdict.REFUSED, "x: the ONNX element type INT4 is not one that Triton can carry")
 WRONG = Outcome(Verdict.DIFFERS, "y: Not equal")
@@ -97,3 +99,51 @@ class TestKept:
 )
 def test_kinds(reason: str, kind: str) -> None:
     assert kind_of(reason).startswith(kind)
+
+
+# A kept run as a page.
+
+
+def test_the_kept_run_is_a_page_with_a_table_for_each_chart(repository: Path) -> None:
+    document = json.loads((repository / "docs" / "conformance.json").read_text())
+    report = to_report(document)
+    outcomes, *reasons = report.sections
+    assert [row[0] for row in outcomes.table.rows] == list(document["ways"])
+    assert [int(row[3]) for row in outcomes.table.rows] == [way["passes"] for way in document["ways"].values()]
+    assert all(int(row[2]) == sum(map(int, row[3:])) for row in outcomes.table.rows), (
+        "all that was asked came to something"
+    )
+    for section in reasons:
+        way = document["ways"][section.name]
+        assert sum(int(row[2]) for row in section.table.rows) == way["asked"] - way["passes"]
+    page = render(report)
+    assert page.count("<svg") == len(report.sections) == page.count("<table")
+
+
+# A run that was ended goes on where it was.
+
+
+def case(name: str) -> Case:
+    return Case(kind="node", name=f"test_{name}", model=onnx.ModelProto(), samples=(), rtol=0, atol=0)
+
+
+def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
+    one, two = case("one"), case("two")
+    record = Record(tmp_path / "served.jsonl")
+    assert record.pending([one, two]) == [one, two]
+    record.add(one, Outcome(Verdict.FAILS, "why"))
+    again = Record(tmp_path / "served.jsonl")
+    assert again.pending([one, two]) == [two]
+    assert again.outcomes == {"node_one": Outcome(Verdict.FAILS, "why")}
+
+
+def test_half_a_line_is_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "served.jsonl"
+    Record(path).add(case("one"), PASSED)
+    path.write_text(f'{path.read_text()}{{"case": "node_tw')
+    assert list(Record(path).outcomes) == ["node_one"]
+
+
+def test_reasons_have_one_line_and_no_folders_of_the_run() -> None:
+    reason: Any = "cannot load /tmp/run1/store/a/1/model.onnx:\n  it is damaged\n\nAt:\n  /usr/lib/model.py(3): load"
+    assert Outcome.of(Verdict.REFUSED, reason).reason == "cannot load the file: it is damaged"

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 
-from documenting.site import foreign_resources, on_config, without_outside_links
+from documenting.site import (
+    addresses,
+    draw,
+    fault_of,
+    foreign_resources,
+    on_config,
+    outside_links,
+    shown_lines,
+    without_outside_links,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +62,61 @@ def test_the_site_may_be_below_a_path(address: str, monkeypatch: pytest.MonkeyPa
     assert on_config(config).site_url is None
     monkeypatch.setenv("SITE_URL", address)
     assert on_config(config).site_url == "https://docs.example/graphkiln/"
+
+
+# Addresses of other sites in the pages.
+
+
+def test_those_of_examples_and_of_this_machine_are_none() -> None:
+    text = """
+    [a](https://docs.astral.sh/uv/), https://in-toto.io. <https://b.example.org/x> http://localhost:8000
+    http://127.0.0.1:8003, https://HOST/x, `https://github.com/OWNER/x` http://prometheus:9090 s3://https://minio.example.com:9
+    """
+    assert list(addresses(text)) == ["https://docs.astral.sh/uv/", "https://in-toto.io", "https://github.com/OWNER/x"]
+
+
+@pytest.mark.parametrize(
+    ("address", "fault"),
+    [
+        ("https://in-toto.io", ""),
+        ("https://github.com/a/b", ""),
+        ("https://github.com/a/b/blob/v1.2/main/x.md", ""),
+        ("http://in-toto.io", "not https"),
+        ("https://me:pass@in-toto.io", "password"),
+        ("https://github.com/a/b/blob/main/README.md", "moves"),
+        ("https://github.com/a/b/tree/master", "moves"),
+        ("https://raw.githubusercontent.com/a/b/main/x", "moves"),
+    ],
+)
+def test_faults(address: str, fault: str) -> None:
+    told = fault_of(address)
+    assert fault in told
+    assert bool(fault) == bool(told)
+
+
+def test_those_of_the_pages_have_none(repository: Path) -> None:
+    found = outside_links(repository)
+    assert ("docs/releasing.md", "https://docs.astral.sh/uv/") in found
+    assert [(page, address) for page, address in found if fault_of(address)] == []
+
+
+# A terminal as a picture.
+
+PRINTED = (
+    "$ ./quickstart\nE0101 CudaDriverHelper has not been initialized.\n\x1b[1mseven\x1b[0m  \x1b[32m0.99\x1b[0m\n\n"
+)
+
+
+def test_the_picture_needs_nothing_from_elsewhere() -> None:
+    picture = draw(PRINTED, title="graphkiln")
+    root = ElementTree.fromstring(picture)  # noqa: S314 - our own
+    assert root.tag.endswith("svg")
+    assert "url(http" not in picture
+    assert "@font-face" not in picture
+    text = "".join(root.itertext()).replace("\xa0", " ")
+    assert "seven" in text
+    assert "font-weight: bold" in picture
+
+
+def test_what_only_this_machine_says_is_left_out() -> None:
+    assert shown_lines(PRINTED) == ["$ ./quickstart", "\x1b[1mseven\x1b[0m  \x1b[32m0.99\x1b[0m"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import inputs
 import numpy as np
 import pytest
-import stores
-from inputs import synthetic_photograph
+from inputs import DIGITS, add_model, openvino_settings, synthetic_photograph
 from PIL import Image
-from stores import DIGITS, add_model, openvino_settings
 
 from graphkiln_backend.repository.version import read_version
 
@@ -37,7 +36,7 @@ def test_a_second_model_of_that_name_is_an_error(tmp_path: Path) -> None:
 def test_bf16_is_measured_where_the_processor_has_it(
     missing: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "missing_instructions", lambda _: missing)
+    monkeypatch.setattr(inputs, "missing_instructions", lambda _: missing)
     assert openvino_settings() == {"engine": "openvino", "precision": precision}
 
 

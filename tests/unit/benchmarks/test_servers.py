@@ -1,0 +1,157 @@
+"""What loads a server from outside, and how its reports are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import servers
+from servers import (
+    LIBRARY,
+    Bench,
+    PerfAnalyzer,
+    check_backend,
+    find_generator,
+    read_bench,
+    read_report,
+    start_cpp_server,
+)
+
+from graphkiln_backend.server.installation import find_installation
+
+REPORT = (
+    "Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,Server Queue,Server Compute Input,"
+    "Server Compute Infer,Server Compute Output,Client Recv,p50 latency,p90 latency,p95 latency,p99 latency\n"
+    "8,354.5,10,100,200,30,2700,40,3,21500,23000,24000,31250\n"
+)
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Commands that would have run."""
+    found: list[tuple[str, ...]] = []
+
+    def fake(*command: str) -> str:
+        found.append(command)
+        if command[0] == "perf_analyzer":
+            Path(command[command.index("-f") + 1]).write_text(REPORT)
+        return json.dumps([{"client": {"per_second": 5.0, "latency_ms": {"p50": 1.5, "p99": 2.5}}}])
+
+    monkeypatch.setattr(servers, "_run", fake)
+    return found
+
+
+def test_a_report_of_perf_analyzer_is_in_microseconds() -> None:
+    load = read_report(REPORT)
+    assert (load.per_second, load.p50_ms, load.p99_ms) == (354.5, 21.5, 31.25)
+
+
+def test_a_report_without_a_row_ends_it() -> None:
+    with pytest.raises(SystemExit, match="measured nothing"):
+        read_report(REPORT.splitlines()[0] + "\n")
+
+
+def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]]) -> None:
+    assert PerfAnalyzer()("grpc://localhost:8001", "m", 8, 6.0).per_second == 354.5
+    words = " ".join(commands[0])
+    assert "-m m -u localhost:8001 -i grpc --concurrency-range 8 -p 2000 -r 3 -s 999" in words
+
+
+def test_its_windows_hold_some_requests_of_a_slow_model(commands: list[tuple[str, ...]]) -> None:
+    PerfAnalyzer()("http://localhost:8000", "m", 1, 0.1)
+    assert "-i http --concurrency-range 1 -p 1000" in " ".join(commands[0])
+
+
+def test_it_sends_so_many_requests_a_second(commands: list[tuple[str, ...]]) -> None:
+    assert PerfAnalyzer().at_rate("grpc://localhost:8001", "m", 120.5, 3.0).p99_ms == 31.25
+    assert "-i grpc --request-rate-range 120.5 --request-distribution poisson -p 1000" in " ".join(commands[0])
+
+
+def test_bench_measures_where_it_is_not_installed(commands: list[tuple[str, ...]]) -> None:
+    load = Bench()("http://localhost:8000", "m", 2, 3.0)
+    assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)
+    assert "bench --model m --url http://localhost:8000 --concurrency 2 --duration 3.0" in " ".join(commands[0])
+
+
+def test_a_run_without_answers_is_none_of_ours() -> None:
+    with pytest.raises(KeyError):
+        read_bench(json.dumps([{"client": {"per_second": 0.0, "latency_ms": {}}}]))
+
+
+def test_perf_analyzer_is_taken_from_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_generator().name == "graphkiln bench"
+    (tmp_path / "perf_analyzer").write_text("#!/bin/sh\n")
+    (tmp_path / "perf_analyzer").chmod(0o755)
+    assert find_generator().name == "perf_analyzer"
+
+
+def test_a_command_that_fails_ends_it_with_what_it_said() -> None:
+    with pytest.raises(SystemExit, match=r"sh -c echo gone >&2; exit 3 ended with code 3: gone"):
+        servers._run("sh", "-c", "echo gone >&2; exit 3")
+    assert servers._run("echo", "fine") == "fine\n"
+
+
+# A server with Triton's own backend: where it is, and what happens when it does not start.
+
+
+@pytest.fixture
+def backends(tmp_path: Path) -> Path:
+    folder = tmp_path / "backends"
+    (folder / LIBRARY).parent.mkdir(parents=True)
+    (folder / LIBRARY).touch()
+    (folder / "lib").mkdir()
+    return folder
+
+
+def _pretend(monkeypatch: pytest.MonkeyPatch, binary: Path, script: str) -> None:
+    """Has a script stand in for tritonserver."""
+    binary.write_text(f"#!/bin/sh\n{script}\n")
+    binary.chmod(0o755)
+    installation = dataclasses.replace(find_installation(), binary=binary)
+    monkeypatch.setattr(servers, "find_installation", lambda: installation)
+
+
+def test_a_folder_without_the_library_is_an_error(tmp_path: Path, backends: Path) -> None:
+    assert check_backend(backends) == backends.resolve()
+    with pytest.raises(SystemExit, match=r"expected .*libtriton_onnxruntime\.so"):
+        check_backend(tmp_path)
+
+
+def test_libraries_beside_it_come_first(backends: Path) -> None:
+    path = servers._environment(backends)["LD_LIBRARY_PATH"].split(":")
+    assert path[:2] == [str(backends / "onnxruntime"), str(backends / "lib")]
+    assert path[2:] == find_installation().library_path.split(":")
+
+
+def test_a_server_that_ends_says_why(backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend(monkeypatch, tmp_path / "tritonserver", "echo no such model; exit 7")
+    with pytest.raises(SystemExit, match=r"ended with code 7: no such model"), start_cpp_server(backends, tmp_path):
+        pytest.fail("it is not ready")
+
+
+def test_a_server_is_asked_until_it_is_ready_and_stopped(
+    backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve = (
+        "import sys, http.server as h, pathlib as p, re; "
+        "p.Path('v2/health').mkdir(parents=True); p.Path('v2/health/ready').touch(); "
+        "port = int(re.search(r'--http-port=(\\d+)', ' '.join(sys.argv))[1]); "
+        "h.HTTPServer(('127.0.0.1', port), h.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    _pretend(monkeypatch, tmp_path / "tritonserver", f'cd {tmp_path} && exec python3 -c "{serve}" "$@"')
+    with start_cpp_server(backends, tmp_path) as server:
+        assert server.http_url.startswith("http://127.0.0.1:")
+        assert Path(f"/proc/{server.pid}").exists()
+    assert not Path(f"/proc/{server.pid}").exists()
+
+
+def test_a_server_that_is_never_ready_is_not_waited_for_forever(
+    backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend(monkeypatch, tmp_path / "tritonserver", "exec sleep 60")
+    monkeypatch.setattr(servers, "_READY_S", 0.1)
+    with pytest.raises(SystemExit, match="is not ready after"), start_cpp_server(backends, tmp_path):
+        pytest.fail("it is not ready")

@@ -1,0 +1,282 @@
+"""The page of errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from copy import deepcopy
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from documenting import commands, journeys, pages, reference
+from documenting.text import attributes_of, code, summary_of, table
+from graphkiln_backend.graph.decoding import decode
+from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.lowering import settings as setting_keys
+from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY
+from graphkiln_backend.triton.metric_catalog import METRICS
+
+ROOMS = ("backend", "client", "converters", "scripts/graphkiln")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _defined() -> None:
+    for name in reference.MODULES:
+        import_module(name)
+
+
+def classes(repository: Path) -> dict[str, set[str]]:
+    """Name -> names of the bases, of every class of the sources; what is private leaves no module."""
+    texts = (path.read_text() for room in ROOMS for path in (repository / room).rglob("*.py"))
+    found = (each for text in texts for each in re.findall(r"^ *class ([A-Za-z]\w*)\(([^)]*)\):", text, re.MULTILINE))
+    return {name: set(re.findall(r"\w+", bases)) for name, bases in found}
+
+
+def test_every_error_of_the_sources_is_there(repository: Path) -> None:
+    known, bases = {GraphkilnError.__name__}, classes(repository)
+    while found := {name for name, above in bases.items() if known & above} - known:
+        known |= found
+    assert {each.__name__ for each in reference.tree()} == known
+
+
+def test_each_stands_below_its_base_and_the_order_is_that_of_the_modules() -> None:
+    found = list(reference.tree())
+    assert all(found.index(each.__bases__[0]) < found.index(each) for each in found[1:])  # type: ignore[arg-type]
+    names = [each.__name__ for each in found]
+    assert names[1] == "ManifestError"
+    assert names.index("ProtocolError") < names.index("ContractChanged") < names.index("ScoringError")
+
+
+def test_codes_are_those_of_the_classes() -> None:
+    page = reference.render_errors()
+    assert "| `InvalidInput` | `ClientError` | 2 | INVALID_ARG: 400, INVALID_ARGUMENT |" in page
+    assert "| `GraphkilnError` |  | 1 | INTERNAL: 500, INTERNAL |" in page
+    assert "| `RunInterrupted` | `ScoringError` | 128 and the number of the signal |" in page
+    assert "| `OutOfMemory` | `GraphkilnError` | 1 | UNAVAILABLE: 503, UNAVAILABLE |" in page
+    assert "`retry_after_s`: Seconds to wait" in page
+
+
+# The page of metrics.
+
+
+def test_each_metric_has_a_row() -> None:
+    page = reference.render_metrics()
+    assert "| `graphkiln_nodes` | gauge | `instance`, `executor` | nodes that each executor really ran |" in page
+    assert "| `graphkiln_restarts_total` | counter | `cause` only |" in page
+    assert "| `nv_inference_count` | counter | - | samples that were computed |" in page
+    named = re.findall(r"^\| `([a-z_0-9]+)`", page, re.MULTILINE)
+    assert len(named) == len(set(named)) == len(METRICS) + len(reference.TRITONS)
+
+
+# The page of the numeric policy.
+
+
+def test_every_row_of_the_policy_is_there_with_its_figures() -> None:
+    page = reference.render_policy()
+    lines = page.splitlines()
+    for row in (*BY_PRECISION.values(), *REPLAY.values()):
+        figures = f"| {row.relative_l2:.10g} | {'-' if row.worst_element is None else f'{row.worst_element:.10g}'} |"
+        assert any(figures in line for line in lines), row.name
+    assert "| fp32 | 0.99 | 0.1 | 0.001 | yes |" in page
+    assert "5 times the row of their precision" in page
+
+
+# The page of settings.
+
+
+def test_every_known_key_is_there() -> None:
+    page = reference.render_settings()
+    assert [key for key in setting_keys.KNOWN_KEYS if f"`{key}`" not in page] == []
+    for known in (*setting_keys.GPU_ACCELERATORS.values(), *setting_keys.CPU_ACCELERATORS.values()):
+        assert [key for key in known or () if f"`{key}`" not in page] == []
+
+
+def test_what_a_setting_says_is_its_docstring() -> None:
+    rows = {key: (values, said) for key, values, said in reference.own_settings()}
+    assert set(rows) == {f"`{key}`" for key in setting_keys.OWN_KEYS}
+    assert rows["`threads`"][1] == "Threads inside one operator."
+    assert "`auto`" in rows["`engine`"][0]
+    assert "`bf16`" in rows["`precision`"][0]
+
+
+# The format of manifests: every one that there is fits the schema, what does not fit is refused by both.
+
+
+@pytest.fixture(scope="module")
+def document(repository: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((repository / "model_repository/digits/1/manifest.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    schema = reference.schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def test_every_manifest_fits(repository: Path, validator: jsonschema.Draft202012Validator) -> None:
+    found = [json.loads(path.read_text()) for path in (repository / "model_repository").rglob("manifest.json")]
+    assert len(found) >= 2
+    for each in found:
+        validator.validate(each)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("sha256",), 5),
+        (("signature", "inputs", 0, "dtype"), "FP33"),
+        (("signature", "inputs", 0, "shape"), "batch"),
+        (("preprocess", "layout"), "WHC"),
+        (("new",), 1),
+        (("provenance", "versions"), []),
+        (("verification", 0, "samples"), "six"),
+    ],
+)
+def test_what_the_reader_refuses_does_not_fit(
+    path: tuple[Any, ...], value: Any, document: dict[str, Any], validator: jsonschema.Draft202012Validator
+) -> None:
+    changed = deepcopy(document)
+    inner: Any = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    assert not validator.is_valid(changed)
+    with pytest.raises(ManifestError):
+        decode(Manifest, changed)
+
+
+def test_every_part_and_key_is_on_the_page() -> None:
+    page = reference.render_manifest()
+    for part in reference.parts():
+        section = page.partition(f"\n## {part.__name__}\n")[2].partition("\n## ")[0]
+        assert all(f"| `{name}` |" in section for name in reference.schema()["$defs"][part.__name__]["properties"])
+
+
+# Markdown from values and docstrings.
+
+
+class Documented:
+    """What it is,
+    on two lines.
+
+    More of it.
+
+    Attributes:
+        one: The first,
+            on two lines: with a colon.
+        two: The second | with a bar.
+
+    Raises:
+        three: Not an attribute.
+    """  # noqa: D205 - a summary on two lines
+
+
+def test_a_table_escapes_what_would_end_a_cell() -> None:
+    assert table(["a", "b"], [["1|2", "x\ny"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | x y |\n"
+
+
+def test_code_of_nothing_is_nothing() -> None:
+    assert (code("x"), code("")) == ("`x`", "")
+
+
+def test_a_summary_is_the_first_paragraph() -> None:
+    assert summary_of(Documented) == "What it is, on two lines."
+
+
+def test_attributes_with_their_continuation() -> None:
+    assert attributes_of(Documented) == {
+        "one": "The first, on two lines: with a colon.",
+        "two": "The second | with a bar.",
+    }
+    assert attributes_of(Documented, "Raises") == {"three": "Not an attribute."}
+    assert attributes_of(code) == {}
+
+
+# The page of commands.
+
+
+def test_every_command_is_there_with_its_options() -> None:
+    page = commands.render()
+    found = dict(commands.commands())
+    assert len(found) > 25
+    assert "graphkiln cache list" in found
+    for name, command in found.items():
+        section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        for param in commands.parameters(command):
+            assert all(f"`{option}`" in section for option in param.opts if option.startswith("--")), (name, param.name)
+
+
+def test_a_recipe_is_part_of_convert() -> None:
+    section = commands.render().partition("## graphkiln convert\n")[2].partition("\n## ")[0]
+    assert "`--int8-by`" in section
+    assert "`GRAPHKILN_MODEL_STORE`" in section
+
+
+def test_defaults_and_choices_are_told() -> None:
+    page = commands.render()
+    assert "`--objective` `throughput\\|latency\\|memory\\|cost`" in page
+    assert "| *required* |" in page
+    assert "half of what is free" in page
+
+
+# The page of journeys.
+
+
+def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
+    commands = [{"command": "graphkiln serve x | y", "seconds": 3.21}, {"command": "graphkiln models", "seconds": 0.5}]
+    journey = {
+        "name": "a",
+        "title": "A way",
+        "page": "tutorial.md",
+        "given": "Nothing.",
+        "seconds": 4.6,
+        "load": 2.3,
+        "commands": commands,
+    }
+    recorded = tmp_path / "journeys.json"
+    facts = {"machine": "two cores", "date": "today", "place": "a new container"}
+    recorded.write_text(json.dumps({"facts": facts, "journeys": [journey]}))
+    page = journeys.render(recorded)
+    assert "| A way | [tutorial.md](tutorial.md) | 2 | 5 | 2.3 |" in page
+    assert "## A way\n\nNothing.\n" in page
+    assert "| `graphkiln serve x \\| y` | 3.2 |" in page
+    assert "two cores; today; in a new container." in page
+
+
+def test_what_the_tutorial_took_stands_below(tmp_path: Path) -> None:
+    recorded = tmp_path / "journeys.json"
+    facts = {"machine": "two cores", "date": "today", "place": "an empty folder"}
+    steps = [{"command": "python digits.py", "seconds": 7.04}]
+    tutorial = {"facts": facts, "seconds": 61.4, "load": 2.5, "commands": steps}
+    recorded.write_text(json.dumps({"facts": facts, "journeys": [], "tutorial": tutorial}))
+    page = journeys.render(recorded)
+    assert "\n## The tutorial\n" in page
+    assert (
+        "): 61 s, without installing, reading and\ntyping. two cores; today; in an empty folder. Load: 2.5.\n" in page
+    )
+    assert page.endswith("| `python digits.py` | 7.0 |\n")
+
+
+# The pages that are written from the code are what the code says.
+
+
+def test_every_page_is_what_the_code_says() -> None:
+    assert pages.stale() == [], "scripts/docs writes them"
+
+
+def test_what_was_changed_by_hand_is_written_again(repository: Path, tmp_path: Path) -> None:
+    for name in pages.PAGES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(repository / "docs" / name, tmp_path / name)
+    (tmp_path / "reference" / "errors.md").write_text("by hand")
+    (tmp_path / "reference" / "cli.md").unlink()
+    assert pages.write(tmp_path) == ["reference/cli.md", "reference/errors.md"]
+    assert pages.stale(tmp_path) == []

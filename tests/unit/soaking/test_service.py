@@ -1,0 +1,185 @@
+"""How readiness is watched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from graphkiln_backend.server.tls import TlsFiles
+from graphkiln_backend.system.processes import is_gone
+from soaking import guard
+from soaking.guard import known_runs, regions_of, remove_outside
+from soaking.service import Certificates, Lapse, Reach, Readiness
+
+
+@pytest.fixture
+def watching() -> Iterator[Readiness]:
+    service: Any = SimpleNamespace(ready_status=lambda: 200)
+    with Readiness(service) as readiness:
+        seen = [(10.0, 10.01, 503), (10.1, 10.2, None), (10.3, 10.4, 503), (20.0, 20.1, 400)]
+        readiness._lapses = [Lapse(begun=begun, ended=ended, status=status) for begun, ended, status in seen]
+        yield readiness
+
+
+def test_the_longest_time_without_readiness(watching: Readiness) -> None:
+    assert watching.longest_s(9, 30) == pytest.approx(0.4)
+    assert watching.longest_s(15, 30) == pytest.approx(0.1)
+    assert watching.longest_s(30, 40) == 0
+
+
+def test_the_last_failure_and_what_was_said(watching: Readiness) -> None:
+    assert watching.last_failure(9, 15) == 10.4
+    assert watching.last_failure(11, 15) is None
+    assert watching.statuses(9, 15) == {"503": 2, "no answer": 1}
+
+
+def test_failures_outside_of_all_windows(watching: Readiness) -> None:
+    assert [lapse.begun for lapse in watching.lapses_outside([(9.0, 11.0)])] == [20.0]
+    assert watching.lapses_outside([(9.0, 11.0), (19.0, 21.0)]) == []
+
+
+def test_a_service_that_is_not_ready_is_noted() -> None:
+    service: Any = SimpleNamespace(ready_status=lambda: 503, log_tail=lambda _: "")
+    begun = time.monotonic()
+    with Readiness(service) as readiness:
+        while readiness.last_failure(begun, time.monotonic()) is None:
+            assert time.monotonic() - begun < 30
+            time.sleep(0.02)
+
+
+def test_a_lapse_says_which_model_and_what_the_log_said() -> None:
+    service: Any = SimpleNamespace(
+        ready_status=lambda: 400, unready_models=lambda: ("digits",), log_tail=lambda _: "first\ndigits: loading\n"
+    )
+    with Readiness(service) as readiness:
+        lapse = readiness._examine(12.0, 12.1, 400)
+    assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log said: digits: loading"
+
+
+# How a service is reached, plainly and with TLS.
+
+
+def test_plain_connections_need_nothing() -> None:
+    reach = Reach(http_port=1, grpc_port=2)
+    assert (reach.http_url, reach.grpc_url) == ("http://127.0.0.1:1", "grpc://127.0.0.1:2")
+    assert reach.security == {}
+    assert reach.triton_http() == {"url": "127.0.0.1:1"}
+    assert reach.triton_grpc() == {"url": "127.0.0.1:2"}
+
+
+def test_with_certificates_both_sides_know_each_other(tmp_path: Path) -> None:
+    certificates = Certificates.issue(tmp_path / "pki")
+    files = TlsFiles(
+        certificate=certificates.of("server")[0],
+        key=certificates.of("server")[1],
+        client_authorities=certificates.authority,
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        reach = Reach(http_port=port, grpc_port=port, certificates=certificates)
+        assert reach.http_url == f"https://127.0.0.1:{port}"
+        names: list[object] = []
+
+        def serve() -> None:
+            with listener.accept()[0] as bare, files.context().wrap_socket(bare, server_side=True) as secured:
+                names.append(secured.getpeercert())
+                secured.sendall(b"hello")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with reach.open_http(10) as connection:
+            assert isinstance(connection, ssl.SSLSocket)
+            assert connection.recv(9) == b"hello"
+        thread.join()
+    assert names[0]
+
+
+# The guard ends what a soak leaves, however the soak ends.
+
+PROGRAM = """
+import os, subprocess, sys, time
+from pathlib import Path
+from soaking.guard import Guard
+from soaking.service import MARKER
+
+folder = Path(sys.argv[1])
+with Guard(folder):
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"],
+        env={**os.environ, MARKER: str(folder)},
+        start_new_session=True,
+    )
+    print(child.pid, flush=True)
+    time.sleep(600 if sys.argv[2] == "wait" else 0)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    return not is_gone(pid)
+
+
+@pytest.mark.parametrize("end", [None, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left(tmp_path: Path, end: signal.Signals | None) -> None:
+    folder = tmp_path / "soak"
+    folder.mkdir()
+    (folder / "file").touch()
+    arguments = [sys.executable, "-c", PROGRAM, str(folder), "wait" if end else "end"]
+    path = os.pathsep.join(sys.path)
+    with subprocess.Popen(
+        arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as soak:
+        assert soak.stdout
+        child = int(soak.stdout.readline())
+        if end:
+            assert is_alive(child)
+            os.killpg(soak.pid, end)
+        soak.wait(60)
+    deadline = time.monotonic() + 60
+    while is_alive(child) or folder.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_runs_have_left_in_shared_memory_is_found_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, temporary = tmp_path / "shm", tmp_path / "tmp"
+    monkeypatch.setattr(guard, "SHARED_MEMORY", memory)
+    (memory / "graphkiln-abc-instances").mkdir(parents=True)
+    for name in ("graphkiln-abc-0", "graphkiln-client-7-x", "graphkiln-client-8-x", "graphkiln-other-0"):
+        (memory / name).touch()
+    (temporary / "graphkiln-abc").mkdir(parents=True)
+    assert known_runs(temporary) == {"graphkiln-abc"}
+    (temporary / "graphkiln-abc").rmdir()
+    runs = known_runs(temporary)
+    assert runs == {"graphkiln-abc"}, "a run is remembered when its folder is gone"
+    found = [path.name for path in regions_of(7, runs)]
+    assert found == ["graphkiln-abc-0", "graphkiln-abc-instances", "graphkiln-client-7-x"]
+    remove_outside(7, temporary)
+    assert {path.name for path in memory.iterdir()} == {"graphkiln-client-8-x", "graphkiln-other-0"}
+
+
+def test_folders_of_tritons_python_backend_go_with_their_run(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="gk-guarded0", dir="/tmp", ignore_cleanup_errors=True) as environment:
+        run = f"graphkiln-{Path(environment).name[len('gk-') : -6]}"
+        (tmp_path / "tmp" / run).mkdir(parents=True)
+        remove_outside(7, tmp_path / "tmp")
+        assert not Path(environment).exists()
