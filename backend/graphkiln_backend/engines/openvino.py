@@ -203,18 +203,19 @@ def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
     Args:
         name: The input.
         array: Its values.
-        limit: What they must be less than, and at least the negative of.
+        limit: What they must be less than without their sign.
 
     Raises:
         SignatureError: One does not fit.
     """
     if not array.size or not (array.dtype in _WIDE or (limit < LIMIT and array.dtype.kind in "iu")):
         return
+    lowest = -LIMIT if limit == LIMIT else 1 - limit
     least, most = int(array.min()), int(array.max())
-    if least < -limit or most >= limit:
+    if least < lowest or most >= limit:
         raise SignatureError(
             f"input '{name}' does not fit: OpenVINO computes integers in 32 bits (engine: onnxruntime takes all)",
-            expected=f"{-limit} to {limit - 1}",
+            expected=f"{lowest} to {limit - 1}",
             got=f"{least} to {most}",
         )
 
