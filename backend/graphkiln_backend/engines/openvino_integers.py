@@ -121,8 +121,8 @@ def _scattered(operation: openvino.Node, sizes: Sequence[float]) -> float:
     return max(sizes[0], sizes[2]) if replaces else math.inf
 
 
-# Size of what an operation computes from inputs of some sizes. Of one that is neither here nor in `_CARRYING`, it may be
-# anything: a graph that shows it is refused.
+# Size of what an operation computes from inputs of some sizes. An operation that is neither here nor in `_CARRYING` may
+# compute anything: a graph that shows it is refused.
 _RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
     **dict.fromkeys(("Add", "Subtract"), lambda _, s: s[0] + s[1]),
     "Multiply": lambda _, s: _times(s[0], s[1]),

@@ -1,7 +1,13 @@
-"""What a model's configuration requests, as one typed object: every key is honored or refused with a reason.
+"""Settings that a model's configuration requests, as one typed object: every key is honored or refused with a reason.
 
 Where a setting is given more than once, this order decides: `--set MODEL.key=value`, `--enable-ENGINE MODEL`,
-`parameters` of config.pbtxt, its `xrt` parameter, its execution accelerator. What lost is kept, with the reason.
+`parameters` of config.pbtxt, its `xrt` parameter, its execution accelerator. Values that lost are kept with the reason.
+
+graphkiln's keys are `engine`, `precision`, ...; the others are those of Triton's C++ `onnxruntime` backend and of
+oneflow-serving, so that their repositories work unchanged. Theirs ignore unknown keys; here one is an error that names
+the nearest known key.
+
+Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
 """
 
 from __future__ import annotations
@@ -25,19 +31,15 @@ from graphkiln_backend.graph.text import did_you_mean, read_size
 from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
 from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
 
-# The keys of a model's configuration: graphkiln's own, and those of the backends that it stands in for.
-#
-# graphkiln's are `engine`, `precision`, ...; the others are those of Triton's C++ `onnxruntime` backend and of
-# oneflow-serving, so that their repositories work unchanged. Theirs ignore what they do not know; here an unknown key
-# is an error that names the nearest known one.
-#
-# Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
+T = TypeVar("T")
 
+AUTO = "auto"  # the engine that means: try all, take the fastest
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 # `optimization.graph.level` -> how far ONNX Runtime rewrites the graph.
 GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
 
+# Keys of `parameters`.
 OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel")
 SESSION_KEYS = (
     "execution_mode",
@@ -56,15 +58,14 @@ TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKI
 # Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it.
 UNREAD_KEYS = ("execute_delay_ms",)
 PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
-# What changes nothing where a person writes it.
+# Keys that change nothing where a person writes them.
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
-# All keys of `parameters`, beside those with `SESSION_PREFIX`.
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
 
 # Values of oneflow-serving's `xrt` parameter.
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
 # How the C++ backend writes `cudnn_conv_algo_search`.
-CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
+_CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
 
 TENSORRT_KEYS = (
     *("precision_mode", "max_workspace_size_bytes", "int8_calibration_table_name"),
@@ -82,39 +83,22 @@ OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "c
 # Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know.
 GPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"tensorrt": TENSORRT_KEYS, "cuda": None}
 CPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"openvino": OPENVINO_KEYS}
-# Begins what is said of where a setting comes from that an accelerator means.
-ACCELERATOR_ORIGIN = "execution accelerator"
-ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
+_ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
 # Options of an accelerator that mean a setting: accelerator -> its key -> ours.
 ACCELERATOR_SETTINGS = {
     "tensorrt": {"precision_mode": "precision"},
     "openvino": {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"},
     "cuda": {"cudnn_conv_algo_search": "conv_search"},
 }
+ACCELERATOR_ORIGIN = "execution accelerator"  # begins the origin of a setting that an accelerator means
 
 
-def check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
-    """Refuses keys that nobody reads.
+class Override(NamedTuple):
+    """A key of `parameters`, its value, and the flag of the command line that gives it."""
 
-    Args:
-        keys: As written.
-        known: Those that are read.
-        where: The block of the configuration or the flag that holds them, for the message.
-
-    Raises:
-        RepositoryError: A key is unknown; the hint is the nearest known one.
-    """
-    for key in keys:
-        if key not in known and not key.startswith(SESSION_PREFIX):
-            offered = [each for each in known if each not in _NOT_OFFERED]
-            raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, offered))
-
-
-# The values of settings: text from a config.pbtxt or a flag in, typed values out.
-#
-# Each parser takes the origin of the text beside it, which a refusal names.
-
-_PRECISIONS = ", ".join(Precision)
+    key: str
+    value: str
+    flag: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,211 +112,9 @@ class Choice:
         return f"{self.engine}:{self.precision}" if self.precision else self.engine
 
 
-_MOST_DIGITS = 20
-AUTO_NUMBERS = "auto"  # instead of `pipeline` and `tensor`: the smallest that fit the memory
-
-
-def parse_flag(origin: str, text: str) -> bool:
-    """Reads `0` or `1`, as the C++ backend writes a flag.
-
-    Raises:
-        RepositoryError: It is neither.
-    """
-    if text not in ("0", "1"):
-        raise invalid_value(origin, text, "0 or 1")
-    return text == "1"
-
-
-def parse_switch(origin: str, text: str) -> bool:
-    """Reads `on` or `off`.
-
-    Raises:
-        RepositoryError: It is neither.
-    """
-    if text not in ("on", "off"):
-        raise invalid_value(origin, text, "on or off")
-    return text == "on"
-
-
-def parse_count(origin: str, text: str) -> int:
-    """Reads a number of threads or streams; 0 means the default.
-
-    Raises:
-        RepositoryError: It is not a whole number, or more than any machine has.
-    """
-    if not (text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) < 1 << 31):
-        raise invalid_value(origin, text, "a whole number, 0 for the default")
-    return int(text)
-
-
-def parse_precision(origin: str, text: str) -> Precision | None:
-    """Reads a precision; empty for none.
-
-    Raises:
-        RepositoryError: It is unknown.
-    """
-    if not text:
-        return None
-    try:
-        return Precision(text)
-    except ValueError:
-        raise invalid_value(origin, text, _PRECISIONS) from None
-
-
-_PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
-_NUMBERS = ("data", "pipeline", "tensor", "micro_batches")
-
-
-def parse_parallel(origin: str, text: str) -> Parallelism | None:
-    """Reads how a model is spread: `auto`, and numbers with their names; empty for None.
-
-    Raises:
-        RepositoryError: A word is unknown, given twice, or contradicts another one.
-    """
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not words:
-        return None
-    given: dict[str, int] = {}
-    for word in (word for word in words if word != AUTO_NUMBERS):
-        name, equals, value = (part.strip() for part in word.partition("="))
-        number = _parse_number(name, value) if equals else None
-        if number is None or name in given:
-            raise invalid_value(origin, text, _PARALLEL)
-        given[name] = number
-    auto = AUTO_NUMBERS in words
-    if auto and (given.keys() & {"pipeline", "tensor"} or words.count(AUTO_NUMBERS) > 1):
-        raise invalid_value(origin, text, "auto, which chooses `pipeline` and `tensor`, or these numbers")
-    if given.get("micro_batches") and not auto and given.get("pipeline", 1) == 1:
-        raise invalid_value(origin, text, "with pipeline=2 or more where micro_batches is given")
-    memory = given.pop("memory", 0)
-    return Parallelism(auto=auto, memory_bytes=memory, **given)
-
-
-def _parse_number(name: str, value: str) -> int | None:
-    """A number of at least 1, or a size; None where the name or the value is none."""
-    if name == "memory":
-        return read_size(value) or None
-    whole = value.isdecimal() and len(value) <= _MOST_DIGITS and 0 < int(value) < 1 << 16
-    return int(value) if name in _NUMBERS and whole else None
-
-
-def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:
-    """Reads a list of engines such as `openvino:bf16, onnxruntime`.
-
-    Raises:
-        RepositoryError: A precision is unknown.
-    """
-    return tuple(_parse_choice(origin, word) for part in text.split(",") if (word := part.strip()))
-
-
-def _parse_choice(origin: str, word: str) -> Choice:
-    engine, _, precision = word.partition(":")
-    try:
-        return Choice(engine=engine, precision=Precision(precision) if precision else None)
-    except ValueError:
-        expected = f"ENGINE or ENGINE:PRECISION, with a precision of {_PRECISIONS}"
-        raise invalid_value(origin, word, expected) from None
-
-
-def invalid_value(origin: str, text: str, expected: str) -> RepositoryError:
-    """The error for a malformed value.
-
-    Args:
-        origin: The key that holds it.
-        text: As written.
-        expected: What may be written.
-    """
-    return RepositoryError(f"{origin} must be {expected}, got '{text}'")
-
-
-# One value for each setting, where several sources may give it: the source of highest precedence wins.
-
-T = TypeVar("T")
-
-
-class Sourced(NamedTuple):
-    """A value as written, and the key or flag that gives it."""
-
-    value: str
-    origin: str
-
-
-class SettingResolver:
-    """Keys with their values. Sources are added in the order of precedence: the first value of a key stays.
-
-    Attributes:
-        rejected: One line per value that has no effect, with the reason.
-    """
-
-    def __init__(self) -> None:
-        self.rejected: list[str] = []
-        self._values: dict[str, Sourced] = {}
-
-    @property
-    def values(self) -> Mapping[str, Sourced]:
-        """Every key that a source gives, with the value that counts."""
-        return self._values
-
-    def add(self, key: str, value: str, origin: str) -> None:
-        """Adds the value of a source; rejects it where a source before this one gives another."""
-        held = self._values.setdefault(key, Sourced(value, origin))
-        if held.value != value:
-            self.reject(key, Sourced(value, origin), f"{held.origin} requests {held.value}")
-
-    def get(self, key: str) -> str:
-        """The value that counts, or empty."""
-        return self._values[key].value if key in self._values else ""
-
-    def parse(self, key: str, parser: Callable[[str, str], T], default: T) -> T:
-        """The value that counts, read by `parser(origin, value)`.
-
-        Raises:
-            RepositoryError: The value is malformed.
-        """
-        if key not in self._values:
-            return default
-        value, origin = self._values[key]
-        return parser(origin, value)
-
-    def check(self, key: str, allowed: Sequence[str]) -> None:
-        """Refuses a value that is not one of some words.
-
-        Raises:
-            RepositoryError: It is not.
-        """
-        if key in self._values and self.get(key) not in allowed:
-            value, origin = self._values[key]
-            raise invalid_value(origin, value, ", ".join(allowed))
-
-    def reject_unused(self, keys: Iterable[str], reason: str) -> None:
-        """Tells of keys that are there and change nothing."""
-        for key in keys:
-            if key in self._values:
-                self.reject(key, self._values[key], reason)
-
-    def remove(self, key: str, reason: str) -> None:
-        """Takes a value out, and tells why."""
-        self.reject(key, self._values.pop(key), reason)
-
-    def reject(self, key: str, sourced: Sourced, reason: str) -> None:
-        """Tells of a value that has no effect."""
-        self.rejected.append(f"{key} {sourced.value} of {sourced.origin}: {reason}")
-
-
-AUTO = "auto"  # the engine that means: try all, take the fastest
-
-
-class Override(NamedTuple):
-    """A key of `parameters`, its value, and the flag of the command line that gives it."""
-
-    key: str
-    value: str
-    flag: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What is requested of a model. Empty and 0 leave it to the plan.
+    """Settings that are requested of a model. Empty and 0 leave it to the plan.
 
     Attributes:
         engine: Name of an engine, or `auto`.
@@ -368,67 +150,62 @@ class Settings:
 
     @classmethod
     def from_config(cls, config: ModelConfig, device: Device, overrides: Sequence[Override] = ()) -> Settings:
-        """Reads a model's configuration.
+        """Read a model's configuration.
 
         Args:
             config: The configuration.
             device: Where the instance runs.
-            overrides: What the command line gives; goes before the configuration, the first before the next.
+            overrides: Values of the command line; go before the configuration, the first before the next.
 
         Raises:
             RepositoryError: A key is unknown, a value is malformed, or the instance cannot do what is requested.
         """
-        resolver = SettingResolver()
+        requests = _Requests()
         for key, value, flag in overrides:
-            check_known([key], KNOWN_KEYS, flag)
-            _add(resolver, key, value, flag)
-        check_known(config.parameters, KNOWN_KEYS, "parameters")
+            _check_known([key], KNOWN_KEYS, flag)
+            requests.add_parameter(key, value, flag)
+        _check_known(config.parameters, KNOWN_KEYS, "parameters")
         for key, value in sorted(config.parameters.items(), key=lambda item: item[0] not in OWN_KEYS):
-            _add(resolver, key, value, f"parameters.{key}")
-        options = _add_accelerator(resolver, _accelerator(config, device, resolver))
-        _check_device(resolver, device)
+            requests.add_parameter(key, value, f"parameters.{key}")
+        options = _add_accelerator(requests, _accelerator(config, device, requests))
+        _check_device(requests, device)
         if device.is_gpu:
-            cuda = {key: resolver.get(key) for key in CUDA_OPTIONS if key in resolver.values}
+            cuda = {key: requests.get(key) for key in CUDA_OPTIONS if key in requests.values}
             options["onnxruntime"] = {**options.get("onnxruntime", {}), **cuda}
         return cls(
-            engine=resolver.get("engine"),
-            precision=resolver.parse("precision", parse_precision, None),
-            layout=resolver.get("layout"),
-            conv_search=resolver.get("conv_search"),
-            threads=resolver.parse("threads", parse_count, 0),
-            streams=resolver.parse("streams", parse_count, 0),
-            self_test=resolver.parse("self_test", parse_switch, default=True),
-            fallback=resolver.parse("fallback", parse_choices, ()),
-            parallel=resolver.parse("parallel", parse_parallel, None),
-            tuning=_tuning(resolver, config.graph_level),
+            engine=requests.get("engine"),
+            precision=requests.parse("precision", parse_precision, None),
+            layout=requests.get("layout"),
+            conv_search=requests.get("conv_search"),
+            threads=requests.parse("threads", parse_count, 0),
+            streams=requests.parse("streams", parse_count, 0),
+            self_test=requests.parse("self_test", parse_switch, default=True),
+            fallback=requests.parse("fallback", parse_choices, ()),
+            parallel=requests.parse("parallel", parse_parallel, None),
+            tuning=_tuning(requests, config.graph_level),
             options={engine: given for engine, given in options.items() if given},
-            origins={key: sourced.origin for key, sourced in resolver.values.items() if key in OWN_KEYS},
-            rejected=tuple(resolver.rejected),
+            origins={key: origin for key, (_, origin) in requests.values.items() if key in OWN_KEYS},
+            rejected=tuple(requests.rejected),
         )
 
 
-_LINE = 'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
-
-
 def parse_override(text: str) -> Override:
-    """Reads `KEY=VALUE` of a `--set` flag.
+    """Read `KEY=VALUE` of a `--set` flag.
 
     Raises:
-        RepositoryError: There is no `=`, the key is unknown, or it is none that the command line can set.
+        RepositoryError: There is no `=`, the key is unknown, or the command line cannot set it.
     """
     key, equals, value = text.partition("=")
     if not equals:
         raise RepositoryError(f"--set {text}: a value is missing", hint="--set KEY=VALUE")
-    check_known([key], KNOWN_KEYS, "--set")
+    _check_known([key], KNOWN_KEYS, "--set")
+    line = f'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
     if key == ACCEPT_IMAGES:
         raise RepositoryError(
-            f"--set {text}: whether a model accepts images is read from its config.pbtxt alone",
-            hint=_LINE.format(key=key, value=value),
+            f"--set {text}: whether a model accepts images is read from its config.pbtxt alone", hint=line
         )
     if key in TRITON_KEYS:
-        raise RepositoryError(
-            f"--set {text}: Triton itself reads this, from config.pbtxt", hint=_LINE.format(key=key, value=value)
-        )
+        raise RepositoryError(f"--set {text}: Triton itself reads this, from config.pbtxt", hint=line)
     if key in PUBLISHED_KEYS:
         raise RepositoryError(
             f"--set {text}: '{key}' is what a version says of itself, and would not change what it does",
@@ -437,31 +214,73 @@ def parse_override(text: str) -> Override:
     return Override(key, value, "--set")
 
 
-def _add(resolver: SettingResolver, key: str, value: str, origin: str) -> None:
-    """Adds a key, and the setting of ours that it means in another vocabulary.
+class _Requests:
+    """Requested keys with their values and origins. Added in the order of precedence: the first value of a key stays.
 
-    Raises:
-        RepositoryError: A value is unknown.
+    Attributes:
+        values: Key -> the value that counts, as written, and the key or flag that gives it.
+        rejected: One line per value that has no effect, with the reason.
     """
-    resolver.add(key, value, origin)
-    if key == "xrt":
-        if value not in ENGINE_FOR_XRT:
-            raise invalid_value(origin, value, ", ".join(ENGINE_FOR_XRT))
-        resolver.add("engine", ENGINE_FOR_XRT[value], origin)
-    if key == "intra_op_thread_count" and parse_count(origin, value):
-        resolver.add("threads", value, origin)
-    if key == "cudnn_conv_algo_search":
-        resolver.add("conv_search", CONV_SEARCH_NUMBERS.get(value, value.lower()), origin)
+
+    def __init__(self) -> None:
+        self.values: dict[str, tuple[str, str]] = {}
+        self.rejected: list[str] = []
+
+    def add(self, key: str, value: str, origin: str) -> None:
+        """Add a value; it is rejected where an earlier source gives another one."""
+        held, holder = self.values.setdefault(key, (value, origin))
+        if held != value:
+            self.reject(key, value, origin, f"{holder} requests {held}")
+
+    def add_parameter(self, key: str, value: str, origin: str) -> None:
+        """Add a key of `parameters`, and the setting of ours that it means in another vocabulary."""
+        self.add(key, value, origin)
+        if key == "xrt":
+            if value not in ENGINE_FOR_XRT:
+                raise _invalid(origin, value, ", ".join(ENGINE_FOR_XRT))
+            self.add("engine", ENGINE_FOR_XRT[value], origin)
+        if key == "intra_op_thread_count" and parse_count(origin, value):
+            self.add("threads", value, origin)
+        if key == "cudnn_conv_algo_search":
+            self.add("conv_search", _CONV_SEARCH_NUMBERS.get(value, value.lower()), origin)
+
+    def get(self, key: str) -> str:
+        """The value that counts, or empty."""
+        return self.values[key][0] if key in self.values else ""
+
+    def parse(self, key: str, parser: Callable[[str, str], T], default: T) -> T:
+        """The value that counts, read by `parser(origin, value)`."""
+        if key not in self.values:
+            return default
+        value, origin = self.values[key]
+        return parser(origin, value)
+
+    def reject(self, key: str, value: str, origin: str, reason: str) -> None:
+        self.rejected.append(f"{key} {value} of {origin}: {reason}")
+
+    def reject_unused(self, keys: Iterable[str], reason: str) -> None:
+        """Note that keys change nothing, where they are there."""
+        for key in keys:
+            if key in self.values:
+                self.reject(key, *self.values[key], reason)
 
 
-def _accelerator(config: ModelConfig, device: Device, resolver: SettingResolver) -> Accelerator | None:
-    """The execution accelerator of the instance's kind of device; the first one where there are several.
+def _check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
+    """Refuse unknown keys of a block of the configuration or a flag; the hint is the nearest known one."""
+    for key in keys:
+        if key not in known and not key.startswith(SESSION_PREFIX):
+            offered = [each for each in known if each not in _NOT_OFFERED]
+            raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, offered))
 
-    Raises:
-        RepositoryError: An accelerator or one of its keys is unknown, or it needs a GPU and the instance has none.
-    """
-    _check_accelerators(config.gpu_accelerators, GPU_ACCELERATORS, "gpu_execution_accelerator")
-    _check_accelerators(config.cpu_accelerators, CPU_ACCELERATORS, "cpu_execution_accelerator")
+
+def _accelerator(config: ModelConfig, device: Device, requests: _Requests) -> Accelerator | None:
+    """The execution accelerator of the instance's kind of device; the first one where there are several."""
+    for block, known in (("gpu", GPU_ACCELERATORS), ("cpu", CPU_ACCELERATORS)):
+        where = f"{block}_execution_accelerator"
+        for accelerator in config.gpu_accelerators if block == "gpu" else config.cpu_accelerators:
+            _check_known([accelerator.name], tuple(known), where)
+            if (keys := known[accelerator.name]) is not None:
+                _check_known(accelerator.parameters, keys, f"{where} {accelerator.name}")
     if config.gpu_accelerators and not device.is_gpu:
         raise RepositoryError(
             f"gpu_execution_accelerator '{config.gpu_accelerators[0].name}' is requested, but the instance runs on "
@@ -469,33 +288,20 @@ def _accelerator(config: ModelConfig, device: Device, resolver: SettingResolver)
             hint="take the accelerator out of config.pbtxt, or serve it on a machine with a GPU",
         )
     first, *others = (config.gpu_accelerators if device.is_gpu else config.cpu_accelerators) or (None,)
-    resolver.rejected += [f"execution accelerator {other.name}: one stands before it" for other in others if other]
+    requests.rejected += [f"{ACCELERATOR_ORIGIN} {other.name}: one stands before it" for other in others if other]
     return first
 
 
-def _check_accelerators(
-    accelerators: Sequence[Accelerator], known: Mapping[str, tuple[str, ...] | None], where: str
-) -> None:
-    for accelerator in accelerators:
-        check_known([accelerator.name], tuple(known), where)
-        keys = known[accelerator.name]
-        if keys is not None:
-            check_known(accelerator.parameters, keys, f"{where} {accelerator.name}")
-
-
-def _add_accelerator(resolver: SettingResolver, accelerator: Accelerator | None) -> dict[str, dict[str, str]]:
-    """Adds the settings that an accelerator means.
+def _add_accelerator(requests: _Requests, accelerator: Accelerator | None) -> dict[str, dict[str, str]]:
+    """Add the settings that an accelerator means, and return its engine -> its options that are no settings.
 
     Where another engine is requested, its options stay for the case that it is a fallback; its settings do not count.
-
-    Returns:
-        Its engine -> its options that are no settings.
     """
     if accelerator is None:
         return {}
     name = accelerator.name
-    engine, origin = ENGINE_FOR_ACCELERATOR[name], f"{ACCELERATOR_ORIGIN} {name}"
-    resolver.add("engine", engine, origin)
+    engine, origin = _ENGINE_FOR_ACCELERATOR[name], f"{ACCELERATOR_ORIGIN} {name}"
+    requests.add("engine", engine, origin)
     options = dict(accelerator.parameters)
     for precision in (Precision.FP16, Precision.BF16):
         if name == "tensorrt" and options.pop(f"trt_{precision}_enable", "0").lower() in ("1", "true"):
@@ -504,58 +310,132 @@ def _add_accelerator(resolver: SettingResolver, accelerator: Accelerator | None)
         value = options.pop(key, "").lower()
         if value in ("", "accuracy"):  # OpenVINO's word for: as saved
             continue
-        if resolver.get("engine") in (AUTO, engine):
-            resolver.add(setting, value, f"{origin}, {key}")
+        if requests.get("engine") in (AUTO, engine):
+            requests.add(setting, value, f"{origin}, {key}")
         else:
-            resolver.reject(setting, Sourced(value, origin), "another engine is requested")
+            requests.reject(setting, value, origin, "another engine is requested")
     return {engine: options}
 
 
-def _check_device(resolver: SettingResolver, device: Device) -> None:
-    """Refuses what the instance does not have, and tells of keys that its device or engine has no use for.
-
-    Raises:
-        RepositoryError: `layout` or `conv_search` is unknown, or requests something that a CPU does not have.
-    """
-    resolver.check("layout", LAYOUTS)
-    resolver.check("conv_search", CONV_SEARCHES)
+def _check_device(requests: _Requests, device: Device) -> None:
+    """Refuse what the instance does not have, and note keys that its device or engine has no use for."""
+    for key, allowed in (("layout", LAYOUTS), ("conv_search", CONV_SEARCHES)):
+        if key in requests.values and requests.get(key) not in allowed:
+            value, origin = requests.values[key]
+            raise _invalid(origin, value, ", ".join(allowed))
     if not device.is_gpu:
-        _check_cpu(resolver)
-    if resolver.get("engine") == "openvino":
+        requests.reject_unused(CUDA_OPTIONS, "the instance runs on the CPU")
+        if "conv_search" in requests.values:
+            value, origin = requests.values.pop("conv_search")
+            # The C++ backend's own key has no effect on a CPU, as with that backend.
+            if origin != "parameters.cudnn_conv_algo_search":
+                raise RepositoryError(f"{origin} is for GPUs, but the instance runs on the CPU", hint="take it out")
+            requests.reject("conv_search", value, origin, "the instance runs on the CPU, which has no cuDNN")
+        if requests.get("layout") == "nhwc":
+            origin = requests.values["layout"][1]
+            raise RepositoryError(
+                f"{origin} nhwc is for GPUs: on a CPU engines choose their own blocked layout", hint="take it out"
+            )
+    if requests.get("engine") == "openvino":
         only_onnxruntime = set(SESSION_KEYS) - {"intra_op_thread_count"}
-        keys = [key for key in resolver.values if key in only_onnxruntime or key.startswith(SESSION_PREFIX)]
-        resolver.reject_unused(keys, "OpenVINO has no use for it")
+        keys = [key for key in requests.values if key in only_onnxruntime or key.startswith(SESSION_PREFIX)]
+        requests.reject_unused(keys, "OpenVINO has no use for it")
 
 
-def _check_cpu(resolver: SettingResolver) -> None:
-    """What only a GPU has is refused on a CPU; the C++ backend's own key has no effect there, as with that backend.
-
-    Raises:
-        RepositoryError: `layout` or `conv_search` requests something that a CPU does not have.
-    """
-    resolver.reject_unused(CUDA_OPTIONS, "the instance runs on the CPU")
-    if search := resolver.values.get("conv_search"):
-        if search.origin != "parameters.cudnn_conv_algo_search":
-            raise RepositoryError(f"{search.origin} is for GPUs, but the instance runs on the CPU", hint="take it out")
-        resolver.remove("conv_search", "the instance runs on the CPU, which has no cuDNN")
-    if resolver.get("layout") == "nhwc":
-        raise RepositoryError(
-            f"{resolver.values['layout'].origin} nhwc is for GPUs: on a CPU engines choose their own blocked layout",
-            hint="take it out",
-        )
-
-
-def _tuning(resolver: SettingResolver, graph_level: int) -> SessionTuning:
+def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
     if graph_level not in GRAPH_LEVELS:
         expected = "0 (all), -1 (basic), 1 (extended) or 2 (off)"
-        raise invalid_value("optimization.graph.level", str(graph_level), expected)
-    entries = {key: sourced.value for key, sourced in resolver.values.items() if key.startswith(SESSION_PREFIX)}
+        raise _invalid("optimization.graph.level", str(graph_level), expected)
     return SessionTuning(
         graph_level=GRAPH_LEVELS[graph_level],
-        parallel=resolver.parse("execution_mode", parse_flag, default=False),
-        inter_threads=resolver.parse("inter_op_thread_count", parse_count, 0),
-        memory_arena=resolver.parse("enable_mem_arena", parse_flag, default=True),
-        memory_pattern=resolver.parse("enable_mem_pattern", parse_flag, default=True),
-        arena_shrinkage=resolver.get("memory.enable_memory_arena_shrinkage"),
-        config_entries=entries,
+        parallel=requests.parse("execution_mode", parse_flag, default=False),
+        inter_threads=requests.parse("inter_op_thread_count", parse_count, 0),
+        memory_arena=requests.parse("enable_mem_arena", parse_flag, default=True),
+        memory_pattern=requests.parse("enable_mem_pattern", parse_flag, default=True),
+        arena_shrinkage=requests.get("memory.enable_memory_arena_shrinkage"),
+        config_entries={key: value for key, (value, _) in requests.values.items() if key.startswith(SESSION_PREFIX)},
     )
+
+
+# Parsers of values: text from a config.pbtxt or a flag, and its origin, which a refusal names.
+
+_MOST_DIGITS = 20
+_PRECISIONS = ", ".join(Precision)
+_PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
+_AUTO_NUMBERS = "auto"  # instead of `pipeline` and `tensor`: the smallest that fit the memory
+
+
+def _invalid(origin: str, text: str, expected: str) -> RepositoryError:
+    return RepositoryError(f"{origin} must be {expected}, got '{text}'")
+
+
+def parse_flag(origin: str, text: str) -> bool:
+    """Read `0` or `1`, as the C++ backend writes a flag."""
+    if text not in ("0", "1"):
+        raise _invalid(origin, text, "0 or 1")
+    return text == "1"
+
+
+def parse_switch(origin: str, text: str) -> bool:
+    """Read `on` or `off`."""
+    if text not in ("on", "off"):
+        raise _invalid(origin, text, "on or off")
+    return text == "on"
+
+
+def parse_count(origin: str, text: str) -> int:
+    """Read a number of threads or streams; 0 means the default."""
+    if not (text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) < 1 << 31):
+        raise _invalid(origin, text, "a whole number, 0 for the default")
+    return int(text)
+
+
+def parse_precision(origin: str, text: str) -> Precision | None:
+    """Read a precision; empty for None."""
+    try:
+        return Precision(text) if text else None
+    except ValueError:
+        raise _invalid(origin, text, _PRECISIONS) from None
+
+
+def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:
+    """Read a list of engines such as `openvino:bf16, onnxruntime`."""
+    choices = []
+    for word in (part.strip() for part in text.split(",") if part.strip()):
+        engine, _, precision = word.partition(":")
+        try:
+            choices.append(Choice(engine=engine, precision=Precision(precision) if precision else None))
+        except ValueError:
+            expected = f"ENGINE or ENGINE:PRECISION, with a precision of {_PRECISIONS}"
+            raise _invalid(origin, word, expected) from None
+    return tuple(choices)
+
+
+def parse_parallel(origin: str, text: str) -> Parallelism | None:
+    """Read how a model is spread: `auto`, and numbers with their names; empty for None."""
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        return None
+    given: dict[str, int] = {}
+    for word in (word for word in words if word != _AUTO_NUMBERS):
+        name, equals, value = (part.strip() for part in word.partition("="))
+        number = _parse_number(name, value) if equals else None
+        if number is None or name in given:
+            raise _invalid(origin, text, _PARALLEL)
+        given[name] = number
+    auto = _AUTO_NUMBERS in words
+    if auto and (given.keys() & {"pipeline", "tensor"} or words.count(_AUTO_NUMBERS) > 1):
+        raise _invalid(origin, text, "auto, which chooses `pipeline` and `tensor`, or these numbers")
+    if given.get("micro_batches") and not auto and given.get("pipeline", 1) == 1:
+        raise _invalid(origin, text, "with pipeline=2 or more where micro_batches is given")
+    memory = given.pop("memory", 0)
+    return Parallelism(auto=auto, memory_bytes=memory, **given)
+
+
+def _parse_number(name: str, value: str) -> int | None:
+    """A number of at least 1, or a size; None where the name or the value is unknown."""
+    if name == "memory":
+        return read_size(value) or None
+    known = name in ("data", "pipeline", "tensor", "micro_batches")
+    whole = value.isdecimal() and len(value) <= _MOST_DIGITS and 0 < int(value) < 1 << 16
+    return int(value) if known and whole else None

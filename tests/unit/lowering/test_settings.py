@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from lowered import cpu
 
 from graphkiln_backend.engines.base import SessionTuning
 from graphkiln_backend.engines.onnxruntime.loading import session_options
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU, Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
@@ -143,6 +145,60 @@ def test_what_is_refused(document: dict[str, Any], words: str) -> None:
     with pytest.raises(RepositoryError) as caught:
         read(document)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "expected"),
+    [
+        ("threads", "0", 0),
+        ("threads", "007", 7),
+        ("precision", "", None),
+        *(("precision", str(precision), precision) for precision in Precision),
+        ("fallback", " , ,", ()),
+        ("fallback", "theirs, openvino:", (Choice(engine="theirs"), Choice(engine="openvino"))),
+        ("parallel", "", None),
+        ("parallel", "data=2", Parallelism(data=2)),
+        ("parallel", " pipeline = 2,tensor=4 ", Parallelism(pipeline=2, tensor=4)),
+        ("parallel", "auto, memory=2GiB", Parallelism(auto=True, memory_bytes=2 << 30)),
+        ("parallel", "pipeline=2, micro_batches=8", Parallelism(pipeline=2, micro_batches=8)),
+    ],
+)
+def test_values(key: str, text: str, expected: object) -> None:
+    assert getattr(read(config({key: text})), key) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "texts", "expected"),
+    [
+        ("threads", ("", "-1", "1.5", " 2", "9" * 20, "two"), "a whole number, 0 for the default"),
+        ("precision", ("FP16", "half"), "fp32, tf32, fp16, bf16, int8"),
+        ("self_test", ("1", "ON"), "on or off"),
+        ("enable_mem_arena", ("true", "2", ""), "0 or 1"),
+        (
+            "parallel",
+            ("2", "data=0", "data=two", "data=1.5", "data=2, data=2", "pipelines=2", "memory=much", "=2", "data="),
+            "auto or numbers such as data=2",
+        ),
+        ("parallel", ("auto, tensor=2", "auto, auto"), "auto, which chooses `pipeline` and `tensor`"),
+        ("parallel", ("micro_batches=2",), "with pipeline=2 or more where micro_batches is given"),
+    ],
+)
+def test_malformed_values(key: str, texts: tuple[str, ...], expected: str) -> None:
+    for text in texts:
+        with pytest.raises(RepositoryError) as caught:
+            read(config({key: text}))
+        assert caught.value.message.startswith(f"parameters.{key} must be {expected}")
+        assert caught.value.message.endswith(f"got '{text}'")
+
+
+@given(st.lists(st.tuples(st.sampled_from(["engine", "fallback"]), st.sampled_from("xyz"), st.sampled_from("123"))))
+def test_every_value_counts_or_is_rejected_with_a_reason(sources: list[tuple[str, str, str]]) -> None:
+    settings = read({}, *(Override(*source) for source in sources))
+    first = {key: value for key, value, _ in reversed(sources)}
+    assert settings.engine == first.get("engine", "")
+    for key, value, origin in sources:
+        rejected = any(line.startswith(f"{key} {value} of {origin}: ") for line in settings.rejected)
+        assert rejected == (first[key] != value)
 
 
 def test_the_options_reach_onnx_runtime() -> None:
