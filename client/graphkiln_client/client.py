@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Unpack
 
-from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_client.async_client import AsyncClient, AsyncSharedMemory
+from graphkiln_client.async_model import ModelOptions
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from graphkiln_client.encoded_images import Form
 from graphkiln_client.model import Model
 from graphkiln_client.results import Health, ServedModel
 from graphkiln_client.runner import run
+from graphkiln_client.transports import open_blocking
 from graphkiln_client.transports.endpoint import Compression, Security
-from graphkiln_client.transports.factory import open_blocking
 
 
 class Client(Closeable):
@@ -23,10 +22,10 @@ class Client(Closeable):
 
     Args:
         url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
-        timeout_s: Seconds that one call may take, all its attempts together; the server is told as well.
+        timeout_s: Seconds that one call may take, all its attempts together; also sent to the server.
         max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
         compression: How requests are compressed; worth it over slow networks only.
-        fetch_urls: Whether images may be given as `https://` URLs.
+        fetch_urls: Allow images to be given as `https://` URLs.
         **security: `headers`, `ca_file`, `client_cert`, `client_key` and `admin_key`: see `Security`.
 
     Raises:
@@ -54,29 +53,18 @@ class Client(Closeable):
         )
         self.url = self._client.url
 
-    def model(
-        self,
-        name: str,
-        version: str = "",
-        *,
-        preprocess: Preprocess | None = None,
-        labels: Sequence[str] | None = None,
-        images: Form = "auto",
-    ) -> Model:
+    def model(self, name: str, version: str = "", **options: Unpack[ModelOptions]) -> Model:
         """A model of the server; no request is sent before the first use.
 
         Args:
             name: Model name.
             version: Version, or empty for the one that the server's version policy prefers.
-            preprocess: In place of the spec that the server publishes.
-            labels: In place of the labels that the server knows; by class index.
-            images: `"encoded"` sends images as they are, `"tensor"` decodes them here; `"auto"` sends them as they are
-                where that is smaller and the server takes them.
+            **options: `preprocess`, `labels` and `images`: see `ModelOptions`.
         """
-        return Model(self._client.model(name, version, preprocess=preprocess, labels=labels, images=images))
+        return Model(self._client.model(name, version, **options))
 
     def ready(self) -> bool:
-        """Whether every model of the server is ready.
+        """True if every model of the server is ready.
 
         Raises:
             ClientError: The request failed.
@@ -84,7 +72,7 @@ class Client(Closeable):
         return run(self._client.ready())
 
     def health(self) -> Health:
-        """The state of the server, and which models are not ready.
+        """The state of the server, and the models that are not ready.
 
         Raises:
             ClientError: The request failed.
@@ -109,15 +97,15 @@ class Client(Closeable):
         return run(self._client.statistics())
 
     def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
-        """Loads or reloads a model.
+        """Load or reload a model.
 
-        With `--model-control-mode=explicit`, that is how new versions are served; `graphkiln serve` in its other modes
+        With `--model-control-mode=explicit`, new versions are served by this call; in its other modes `graphkiln serve`
         loads again what it serves.
 
         Args:
             name: Model name.
-            config: What stands in the place of its config.pbtxt until it is loaded again, as `Model.config` shows it;
-                only in explicit mode.
+            config: In place of its config.pbtxt until it is loaded again, in the form of `Model.config`; only in
+                explicit mode.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
@@ -128,7 +116,7 @@ class Client(Closeable):
         run(self._client.load(name, config))
 
     def unload(self, name: str) -> None:
-        """Unloads a model; returns before the server has finished the model's requests.
+        """Unload a model; return before the server has finished the model's requests.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
@@ -152,7 +140,7 @@ class Client(Closeable):
             run(context.__aexit__(None, None, None))
 
     def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         run(self._client.close())
 
     def __repr__(self) -> str:
@@ -160,19 +148,11 @@ class Client(Closeable):
 
 
 class SharedMemory:
-    """Gives models whose tensors travel through shared memory."""
+    """Models whose tensors travel through shared memory."""
 
     def __init__(self, shared: AsyncSharedMemory) -> None:
         self._shared = shared
 
-    def model(
-        self,
-        name: str,
-        version: str = "",
-        *,
-        preprocess: Preprocess | None = None,
-        labels: Sequence[str] | None = None,
-        images: Form = "auto",
-    ) -> Model:
+    def model(self, name: str, version: str = "", **options: Unpack[ModelOptions]) -> Model:
         """See `Client.model`."""
-        return Model(self._shared.model(name, version, preprocess=preprocess, labels=labels, images=images))
+        return Model(self._shared.model(name, version, **options))

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady, Overloaded, ProtocolError
-from graphkiln_client.deadline import Deadline
-from graphkiln_client.transports.base import Call, InferRequest, InferResponse, Transport
+from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse, Transport
 
 # Which failures are worth another attempt, and how long to wait before it.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeVar, Unpack
 
@@ -12,11 +12,10 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client.async_model import AsyncModel
-from graphkiln_client.classification import ManyOptions, OnError, Progress, ResultReporter, check_options
-from graphkiln_client.image_tasks import Detections, Vector
-from graphkiln_client.ordered_map import map_in_threads
+from graphkiln_client.many import Many, ManyOptions, OnError, Progress, map_in_threads
 from graphkiln_client.results import Result
 from graphkiln_client.runner import run
+from graphkiln_client.tasks import Classify, Detect, Detections, Embed, ImageTask, Segment, Vector
 from graphkiln_client.transports.base import InferResponse
 
 T = TypeVar("T")
@@ -54,7 +53,7 @@ class Model:
 
         Raises:
             InvalidInput: The model publishes none.
-            ProtocolError: What it publishes is not a spec.
+            ProtocolError: It is malformed.
         """
         return run(self._model.preprocess())
 
@@ -67,7 +66,7 @@ class Model:
         return run(self._model.statistics())
 
     def infer(self, inputs: Mapping[str, AnyArray], outputs: Iterable[str] = ()) -> dict[str, AnyArray]:
-        """Runs the model on tensors.
+        """Run the model on tensors.
 
         Args:
             inputs: Arrays by input name, with the batch dimension.
@@ -82,7 +81,7 @@ class Model:
         return run(self._model.infer(inputs, outputs))
 
     def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], InferResponse]:
-        """Encodes a request once, to be sent many times: for load generators, whose own work must not count.
+        """Encode a request once, to be sent many times: for load generators, whose own work must not count.
 
         Args:
             inputs: As for `infer`.
@@ -99,13 +98,13 @@ class Model:
     def classify(
         self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
     ) -> Result:
-        """Classifies one image.
+        """Classify one image.
 
         Args:
             image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
                 the client may fetch them.
             top_k: How many classes, best first; at most as many as the model has.
-            softmax: Whether scores become probabilities.
+            softmax: Turn scores into probabilities.
             outputs: Which outputs to rank; empty for all.
 
         Raises:
@@ -113,6 +112,44 @@ class Model:
             ClientError: The request failed.
         """
         return run(self._model.classify(image, top_k=top_k, softmax=softmax, outputs=outputs))
+
+    def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
+        """Find things in an image.
+
+        Args:
+            image: As for `classify`.
+            score_threshold: The least score of a detection; None for the model's own.
+
+        Returns:
+            Detections, best first, in pixels of the image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no detector.
+            ClientError: The request failed.
+        """
+        return run(self._model.detect(image, score_threshold=score_threshold))
+
+    def segment(self, image: ImageLike) -> SegmentedImage:
+        """Find the class of every pixel of an image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no segmenter.
+            ClientError: The request failed.
+        """
+        return run(self._model.segment(image))
+
+    def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
+        """Compute the vector of an image, float32 `[features]`.
+
+        Args:
+            image: As for `classify`.
+            normalize: Divide it by its length, or do not; None for the model's own choice.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model gives no vectors.
+            ClientError: The request failed.
+        """
+        return run(self._model.embed(image, normalize=normalize))
 
     def classify_many(
         self,
@@ -126,7 +163,7 @@ class Model:
         on_error: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[Result | ClientError]:
-        """Classifies images, several batches at a time, and yields the results in the order of the images.
+        """Classify images, several batches at a time, and yield the results in the order of the images.
 
         Args:
             images: As for `classify`; read lazily.
@@ -138,74 +175,33 @@ class Model:
             on_error: `"return"` yields the error of an image in its place instead of raising it.
             progress: Called with the number of results so far, in the caller's thread.
         """
-        batches = run(self._model.batches(images, batch_size, concurrency, outputs))
-
-        def classify(batch: list[ImageLike]) -> list[Result | ClientError]:
-            return run(self._model.classify_batch(batch, top_k=top_k, softmax=softmax, outputs=outputs))
-
-        reporter = ResultReporter(on_error, progress)
-        with closing(map_in_threads(classify, batches, concurrency)) as results_by_batch:
-            for results in results_by_batch:
-                yield from map(reporter.report, results)
-
-    def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
-        """Finds things in an image; see `AsyncModel.detect`.
-
-        Raises:
-            InvalidInput: The image cannot be read, or the model is no detector.
-            ClientError: The request failed.
-        """
-        return run(self._model.detect(image, score_threshold=score_threshold))
-
-    def segment(self, image: ImageLike) -> SegmentedImage:
-        """Finds the class of every pixel of an image.
-
-        Raises:
-            InvalidInput: The image cannot be read, or the model is no segmenter.
-            ClientError: The request failed.
-        """
-        return run(self._model.segment(image))
-
-    def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
-        """The vector of an image, float32 `[features]`; `normalize` divides it by its length, or not.
-
-        Raises:
-            InvalidInput: The image cannot be read, or the model gives no vectors.
-            ClientError: The request failed.
-        """
-        return run(self._model.embed(image, normalize=normalize))
+        many = Many(batch_size=batch_size, concurrency=concurrency, on_error=on_error, progress=progress)
+        return self._many(images, Classify(top_k=top_k, softmax=softmax, ranked=tuple(outputs)), many)
 
     def detect_many(
         self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
     ) -> Iterator[Detections | ClientError]:
         """As `detect`, several batches at a time; options and order as for `classify_many`."""
-        return self._many(
-            lambda batch: self._model.detect_batch(batch, score_threshold=score_threshold), images, options
-        )
+        return self._many(images, Detect(score_threshold=score_threshold), Many(**options))
 
     def segment_many(
         self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
     ) -> Iterator[SegmentedImage | ClientError]:
         """As `segment`, likewise."""
-        return self._many(self._model.segment_batch, images, options)
+        return self._many(images, Segment(), Many(**options))
 
     def embed_many(
         self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
     ) -> Iterator[Vector | ClientError]:
         """As `embed`, likewise."""
-        return self._many(lambda batch: self._model.embed_batch(batch, normalize=normalize), images, options)
+        return self._many(images, Embed(normalize=normalize), Many(**options))
 
-    def _many(
-        self,
-        answer: Callable[[list[ImageLike]], Coroutine[Any, Any, list[T | ClientError]]],
-        images: Iterable[ImageLike],
-        options: ManyOptions,
-    ) -> Iterator[T | ClientError]:
-        check_options(options)
-        batch_size, concurrency = options.get("batch_size", 16), options.get("concurrency", 8)
-        batches = run(self._model.task_batches(images, batch_size, concurrency))
-        reporter = ResultReporter(options.get("on_error", "raise"), options.get("progress"))
-        with closing(map_in_threads(lambda batch: run(answer(batch)), batches, concurrency)) as results_by_batch:
-            for results in results_by_batch:
-                for result in results:
-                    yield reporter.report(result)
+    def _many(self, images: Iterable[ImageLike], task: ImageTask[T], many: Many) -> Iterator[T | ClientError]:
+        def answer(batch: list[ImageLike]) -> list[T | ClientError]:
+            return run(self._model.answer(batch, task))
+
+        batches = run(self._model.batches(images, task, many))
+        with closing(map_in_threads(answer, batches, many.concurrency)) as answers_by_batch:
+            for answers in answers_by_batch:
+                for each in answers:
+                    yield many.report(each)

@@ -23,8 +23,7 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ProtocolError, ServerError
 from graphkiln_client.connection import Connection
-from graphkiln_client.deadline import Deadline
-from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor
+from graphkiln_client.transports.base import Deadline, InferRequest, InferResponse, RequestedOutput, SharedTensor
 from graphkiln_client.transports.tensors import datatype_of, to_raw
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux

@@ -380,7 +380,7 @@ class TestClassify:
         assert answer.top.label == "ant"
 
     def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln_client.image_requests import prepare
+        from graphkiln_client.preparing import prepare
 
         image = Image.new("RGB", (64, 64))
         numbers = prepare(image, Preprocess(resize=(4, 4))).sample
@@ -462,7 +462,7 @@ def test_both_clients_have_the_same_methods() -> None:
         return {name for name in vars(kind) if not name.startswith("_")}
 
     assert public(Client) == public(AsyncClient)
-    of_many = {"batches", "classify_batch", "task_batches", "detect_batch", "segment_batch", "embed_batch"}
+    of_many = {"answer", "batches"}
     assert public(Model) | of_many == public(AsyncModel)
 
 

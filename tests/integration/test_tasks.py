@@ -100,7 +100,7 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
     assert "its task is segmentation" in refused.stderr
     refused = run_here("classify", tmp_path / "a.png", "--model", "detector", "--url", server.url)
     assert refused.returncode == 2
-    assert "'detector' cannot classify: it answers otherwise: its task is detection (use detect" in refused.stderr
+    assert "'detector' cannot classify: its task is detection (use detect" in refused.stderr
 
 
 def test_vectors_are_written(store: Path, start_server: StartServer, tmp_path: Path) -> None:

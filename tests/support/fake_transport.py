@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from graphkiln_client.deadline import Deadline
-from graphkiln_client.transports.base import Call, InferRequest, InferResponse
+from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse
 
 EXTENSIONS = ["binary_tensor_data", "model_configuration"]
 

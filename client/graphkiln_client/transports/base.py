@@ -8,12 +8,38 @@ What is made for every request is not frozen: making a frozen dataclass takes th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_client.deadline import Deadline
+
+# One deadline for a whole call, however many attempts it takes.
+
+
+@dataclass(kw_only=True, slots=True)
+class Deadline:
+    """A point in time.
+
+    Attributes:
+        timeout_s: Seconds that were given.
+        at: When they are over, on the clock of `time.monotonic()`.
+    """
+
+    timeout_s: float
+    at: float
+
+    @classmethod
+    def after(cls, timeout_s: float) -> Self:
+        """The deadline `timeout_s` seconds from now."""
+        return cls(timeout_s=timeout_s, at=time.monotonic() + timeout_s)
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; 0 when the time is over."""
+        return max(self.at - time.monotonic(), 0.0)
+
 
 T = TypeVar("T")
 

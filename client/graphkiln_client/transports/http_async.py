@@ -10,9 +10,8 @@ from typing import TypeVar
 import aiohttp
 import yarl
 
-from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports import limits as failures
-from graphkiln_client.transports.base import Call
+from graphkiln_client.transports.base import Call, Deadline
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress
 from graphkiln_client.transports.limits import BoundedBody

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, decompress
 from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, too_large
 

@@ -7,7 +7,7 @@ import zlib
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import KIB, MIB, format_size
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 
 # The errors of a connection, in the same words for every transport: a table of what can go wrong on the way.

@@ -153,7 +153,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 def _takes_encoded(model: Model) -> bool:
     """Return true for the front end of another model, which takes encoded images."""
-    from graphkiln_client.metadata import published_tensor_model
+    from graphkiln_client.published import published_tensor_model
 
     return bool(published_tensor_model(model.config))
 

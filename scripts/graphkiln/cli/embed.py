@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from graphkiln_client import Model
-    from graphkiln_client.encoded_images import Form
+    from graphkiln_client.preparing import Form
 
     Vector = npt.NDArray[np.float32]
 

@@ -17,7 +17,7 @@ from graphkiln_backend.images.formats import SUFFIXES, list_images, recognize_te
 if TYPE_CHECKING:
     from PIL import Image
 
-    from graphkiln_client.encoded_images import Form
+    from graphkiln_client.preparing import Form
 
 T = TypeVar("T")
 

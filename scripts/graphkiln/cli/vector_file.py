@@ -19,7 +19,7 @@ from graphkiln_backend.graph.files import MIB
 
 if TYPE_CHECKING:
     from graphkiln_client import Client, Model
-    from graphkiln_client.encoded_images import Form
+    from graphkiln_client.preparing import Form
 
 _KEYS = {
     "model": "graphkiln.model",
@@ -68,8 +68,7 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
     Raises:
         ClientError: A request failed.
     """
-    from graphkiln_client.metadata import published_contracts, published_graph
-    from graphkiln_client.served_version import newest_version
+    from graphkiln_client.published import newest_version, published_contracts, published_graph
 
     version = version or newest_version(client.model(name).metadata)
     model = client.model(name, version, images=form)

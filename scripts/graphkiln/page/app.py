@@ -40,7 +40,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_client import AsyncModel
-from graphkiln_client.served_version import ServedVersion
+from graphkiln_client.published import ServedVersion
 
 # What a version says about an image, and where the time went.
 

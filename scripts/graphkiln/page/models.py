@@ -10,7 +10,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ClientError, GraphkilnError
 from graphkiln_backend.graph.preprocess import PUBLISHED, TENSOR_MODEL
 from graphkiln_backend.graph.task import is_classification
-from graphkiln_client.served_version import ServedVersion
+from graphkiln_client.published import ServedVersion
 
 _READY = "READY"
 

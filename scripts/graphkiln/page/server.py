@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from graphkiln.page.stores import Stores
-from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import AsyncClient, AsyncModel
-from graphkiln_client.metadata import published_contracts
-from graphkiln_client.served_version import ServedVersion
+from graphkiln_client.published import ServedVersion
 
 # The metrics of a running server, as the page's charts take them: counters by model version, never reset here.
 #
@@ -199,12 +197,7 @@ class ShownServer:
             ClientError: The request failed.
         """
         model = self.model(name, version)
-        metadata, config = await model.metadata(), await model.config()
-        contracts = published_contracts(name, config)
-        contract = contracts.find(version) or Contract() if contracts else None
-        return ServedVersion(
-            model=name, version=version, is_pinned=True, metadata=metadata, config=config, contract=contract
-        )
+        return ServedVersion.read(name, version, await model.metadata(), await model.config())
 
     async def traffic(self) -> list[dict[str, Any]]:
         """See `metrics.traffic`.

@@ -12,8 +12,8 @@ import trustme
 from canned import CannedHttp, hang_up, http, silence, trickle
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
-from graphkiln_client import encoded_images as module
-from graphkiln_client.encoded_images import download
+from graphkiln_client import preparing as module
+from graphkiln_client.preparing import download
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_an_error_of_the_server(context: ssl.SSLContext, status: int) -> None:
 def test_no_more_than_the_limit(
     context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, size: int, fits: bool
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_BYTES", 100)
+    monkeypatch.setattr(module, "_DOWNLOAD_LIMIT", 100)
     with CannedHttp([http(b"x" * size)], context=context) as server:
         if fits:
             assert len(download(f"{server.url}/here", 5)) == size
@@ -102,7 +102,7 @@ def test_no_more_than_the_limit(
 
 
 def test_the_limit_is_in_the_message(context: ssl.SSLContext) -> None:
-    assert module._MAX_BYTES == 64 << 20
+    assert module._DOWNLOAD_LIMIT == 64 << 20
     endless = http(b"x" * (1 << 20), length=10**12)
 
     def send(connection: Any) -> None:

@@ -21,8 +21,8 @@ from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
-from graphkiln_client.encoded_images import Form
 from graphkiln_client.model import Model
+from graphkiln_client.preparing import Form
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), layout="HWC", dtype=DType.UINT8, interpolation="box")
@@ -94,7 +94,7 @@ def _pixels(request: InferRequest) -> Any:
 def model(task: Task | None, *, form: Form = "tensor", **options: Any) -> tuple[Model, Server]:
     server = Server(task, **options)
     connection = Connection(server, 5.0, 0)
-    asked = AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False, images=form)
+    asked = AsyncModel(connection, "m", "", images=form)
     return Model(asked), server
 
 
@@ -177,7 +177,7 @@ def test_an_error_is_raised_unless_it_is_wanted() -> None:
 def test_event_loops_get_the_same() -> None:
     async def ask(task: Task, name: str) -> list[Any]:
         connection = Connection(Server(task, contract=True), 5.0, 0)
-        asked = AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False)
+        asked = AsyncModel(connection, "m", "")
         one = await getattr(asked, name)(image(32, 32, 4, 4, 8, 8))
         return [one, *[each async for each in getattr(asked, f"{name}_many")([image(32, 32, 4, 4, 8, 8)] * 5)]]
 
@@ -197,9 +197,9 @@ def test_all_verbs_go_in_threads_too() -> None:
 @pytest.mark.parametrize(
     ("task", "verb", "words"),
     [
-        (None, "detect", "'m' cannot detect: it does not say that it does (use classify"),
-        (Classification(), "embed", "'m' cannot embed: it does not say that it does (use classify"),
-        (DETECTION, "segment", "'m' cannot segment: it answers otherwise: its task is detection (use detect"),
+        (None, "detect", "'m' cannot detect: its config.pbtxt names no such task (use classify"),
+        (Classification(), "embed", "'m' cannot embed: its config.pbtxt names no such task (use classify"),
+        (DETECTION, "segment", "'m' cannot segment: its task is detection (use detect"),
         (Embedding(vectors="v"), "detect", "its task is embedding (use embed"),
     ],
 )
@@ -292,9 +292,7 @@ def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
 
 def test_event_loops_send_images_as_they_are() -> None:
     async def ask(server: Server) -> list[Any]:
-        asked = AsyncModel(
-            Connection(server, 5.0, 0), "m", "", preprocess=None, labels=None, fetch_urls=False, images="encoded"
-        )
+        asked = AsyncModel(Connection(server, 5.0, 0), "m", "", images="encoded")
         return [await asked.detect(FILES[0]), *[each async for each in asked.detect_many(FILES[:1] * 5)]]
 
     server = Server(DETECTION, encoded=True)
@@ -313,12 +311,12 @@ def test_event_loops_send_images_as_they_are() -> None:
 def test_an_option_that_does_not_exist_is_not_passed_over(kind: str, verb: str, options: dict[str, Any]) -> None:
     """`detect_many(images, threshold=0.9)` found as much as without it."""
     (name,) = options
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': there are batch_size, concurrency"):
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
         list(getattr(model(TASKS[kind])[0], verb)([image(8, 8)], **options))
 
     async def ask() -> list[Any]:
         connection = Connection(Server(TASKS[kind]), 5.0, 0)
-        asked = AsyncModel(connection, "m", "", preprocess=None, labels=None, fetch_urls=False)
+        asked = AsyncModel(connection, "m", "")
         return [each async for each in getattr(asked, verb)([image(8, 8)], **options)]
 
     with pytest.raises(TypeError, match=f"'{name}'"):

@@ -24,7 +24,7 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_client.connection import RetryPolicy
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 
 Infer = Callable[..., dict[str, AnyArray]]
 

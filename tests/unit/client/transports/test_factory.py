@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from graphkiln_client.runner import run
+from graphkiln_client.transports import open_async, open_blocking
 from graphkiln_client.transports.endpoint import Endpoint
-from graphkiln_client.transports.factory import open_async, open_blocking
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, ProtocolError
-from graphkiln_client.deadline import Deadline
 from graphkiln_client.transports import limits as failures
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 
 ENDPOINT = Endpoint.parse("https://me:s3cret@host:8443/triton", {"X-Token": "s3cret"}, None)

@@ -1,4 +1,4 @@
-"""What the gRPC transports share: channels, metadata and errors."""
+"""Channels and errors of the gRPC transports."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from canned import GRPC_INFERRED, CannedGrpc
 
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, InvalidInput, ModelNotReady
 from graphkiln_client import Client
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
-from graphkiln_client.transports.grpc_channel import call_metadata, may_be_unreachable, open_channel, translate_error
+from graphkiln_client.transports.grpc_transport import open_channel, translate_error
 from graphkiln_client.transports.grpc_wire import GrpcWire
 
 ENDPOINT = Endpoint.parse("grpc://me:s3cret@host:8001", {"X-Token": "Abc"}, None)
@@ -42,13 +42,6 @@ def translate(code: grpc.StatusCode, *, reachable: bool = True, details: str | N
     return translate_error(Error(code, details), ENDPOINT, Deadline.after(1.5), REQUEST, reachable=reachable)
 
 
-def test_names_of_metadata_are_lower_case() -> None:
-    metadata = dict(call_metadata(ENDPOINT))
-    assert metadata["x-token"] == "Abc"
-    assert metadata["authorization"].startswith("Basic ")
-    assert call_metadata(Endpoint.parse("grpc://host", {}, None)) == ()
-
-
 class TestErrors:
     def test_a_deadline_says_how_long_was_waited(self) -> None:
         error = translate(grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -63,10 +56,6 @@ class TestErrors:
         assert type(error) is ConnectionFailed
         assert "cannot reach grpc://host:8001: because" in str(error)
         assert "is a server running there" in error.hint
-
-    @pytest.mark.parametrize("code", list(grpc.StatusCode))
-    def test_only_one_status_needs_a_second_look(self, code: grpc.StatusCode) -> None:
-        assert may_be_unreachable(Error(code)) == (code is grpc.StatusCode.UNAVAILABLE)
 
     @pytest.mark.parametrize("code", list(grpc.StatusCode))
     def test_no_error_shows_a_secret_and_none_needs_details(self, code: grpc.StatusCode) -> None:

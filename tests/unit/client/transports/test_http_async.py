@@ -10,7 +10,7 @@ import pytest
 from canned import CannedHttp, http, silence
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.http_async import AsyncHttpTransport
 

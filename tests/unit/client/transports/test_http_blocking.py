@@ -14,9 +14,9 @@ from canned import CannedHttp, http
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
 from graphkiln_client import Client
-from graphkiln_client.deadline import Deadline
 from graphkiln_client.runner import run
 from graphkiln_client.transports import http_blocking
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.http_blocking import HttpTransport
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.deadline import Deadline
+from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.http_connection import HttpConnection, header_lines, seconds_left
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse
 

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.scoring.encoders.choice import Ranked, TopK
-from graphkiln_client.classification import rank_scores, read_ranking
+from graphkiln_client.tasks import rank_scores, read_ranking
 
 LABELS = ("cat", "dog", "cow")
 RANDOM = np.random.default_rng(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from fake_transport import FakeTransport
 
 from graphkiln_backend.graph.contract import Contract, ContractChanged, Contracts
+from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import (
     ClientError,
@@ -19,12 +21,14 @@ from graphkiln_backend.graph.errors import (
     ServerError,
 )
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Ranking
+from graphkiln_backend.graph.task import Detection, Ranking
 from graphkiln_client.async_model import AsyncModel
 from graphkiln_client.connection import Connection
-from graphkiln_client.metadata import ALL_CLASSES
+from graphkiln_client.many import Many
+from graphkiln_client.published import ALL_CLASSES
 from graphkiln_client.results import Result
 from graphkiln_client.runner import run
+from graphkiln_client.tasks import Classify, rank_scores, read_ranking
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -91,13 +95,12 @@ class Pixels(FakeTransport):
 
 
 def model(transport: FakeTransport, **options: Any) -> AsyncModel:
-    settings = {"preprocess": None, "labels": None, "fetch_urls": False, **options}
-    return AsyncModel(Connection(transport, 10.0, 0), "m", "", **settings)
+    return AsyncModel(Connection(transport, 10.0, 0), "m", "", **options)
 
 
 def classify(transport: FakeTransport, *images: Any, **options: Any) -> list[Result | ClientError]:
-    settings = {"top_k": 3, "softmax": False, "outputs": (), **options}
-    return run(model(transport).classify_batch(images, **settings))
+    task = Classify(**{"top_k": 3, "softmax": False, "ranked": (), **options})
+    return run(model(transport).answer(images, task))
 
 
 def top(results: list[Result | ClientError]) -> list[str]:
@@ -217,7 +220,8 @@ class TestBatches:
     )
     def test_as_many_as_the_model_takes(self, shape: tuple[int, ...], limit: int, expected: int) -> None:
         images: list[Any] = [b""] * 20
-        (first, *_) = run(model(Pixels(shape, max_batch_size=limit)).batches(images, 20, 1, ()))
+        classifier, task = model(Pixels(shape, max_batch_size=limit)), Classify(top_k=1, softmax=False, ranked=())
+        (first, *_) = run(classifier.batches(images, task, Many(batch_size=20)))
         assert len(first) == min(expected, 20)
 
 
@@ -262,7 +266,7 @@ class TestRefusals:
     def test_top_k_of_nothing(self, top_k: int) -> None:
         transport = Pixels()
         with pytest.raises(InvalidInput, match="top_k must be at least 1"):
-            classify(transport, image(1), top_k=top_k)
+            run(model(transport).classify(image(1), top_k=top_k))
         assert transport.requests == []
 
     @pytest.mark.parametrize("count", [0, 2])
@@ -275,8 +279,31 @@ class TestRefusals:
 
     def test_an_unknown_output(self) -> None:
         with pytest.raises(InvalidInput, match="'m' has no output color, shape") as caught:
-            classify(Pixels(), image(1), outputs=["shape", "scores", "color"])
+            run(model(Pixels()).classify(image(1), outputs=["shape", "scores", "color"]))
         assert caught.value.hint == "it has scores, map"
+
+    def test_corners_of_boxes_are_ranked_only_by_name(self) -> None:
+        task = Detection(boxes="b", scores="s", classes="c", counts="n")
+        preprocess = {"string_value": PIXELS.to_json()}
+        transport = Pixels(
+            labels=False, parameters={"preprocess": preprocess, "task": {"string_value": encode_json(task)}}
+        )
+        with pytest.raises(InvalidInput, match="cannot classify: its task is detection"):
+            run(model(transport).classify(image(1)))
+        assert run(model(transport).classify(image(1), outputs=["scores"])).top.index == 0
+
+    def test_a_response_with_another_number_of_samples(self) -> None:
+        transport = Pixels(labels=False)
+        outputs = {"scores": np.zeros((3, 2)), "map": np.zeros((3, 2))}
+        transport.responses["infer"] = InferResponse(model="m", version="7", outputs=outputs)
+        with pytest.raises(ProtocolError, match="for 1 images"):
+            run(model(transport).classify(image(1)))
+
+    def test_a_response_that_lacks_an_output(self) -> None:
+        transport = Pixels(labels=False)
+        transport.responses["infer"] = InferResponse(model="m", version="7", outputs={"scores": np.zeros((1, 2))})
+        with pytest.raises(ProtocolError, match="lacks output 'map'"):
+            run(model(transport).classify(image(1)))
 
     def test_a_model_that_does_not_say_how_images_become_inputs(self) -> None:
         transport = Pixels(parameters={})
@@ -302,6 +329,64 @@ class TestRefusals:
         transport.responses["infer"] = InferResponse(model="m", version="1", outputs=outputs)
         with pytest.raises(InvalidInput, match="cannot be ranked"):
             run(model(transport).classify(image(1)))
+
+
+class TestRankScores:
+    def test_positions_come_one_after_the_other(self) -> None:
+        values = np.array([[[0, 5], [7, 1]]], np.int32)  # [1, 2 positions, 2 classes]
+        answers = rank_scores(values, 1, ("cat", "dog"), softmax=False)
+        assert [(a.position, a.index, a.label, a.score) for a in answers] == [
+            ((0, 0), 1, "dog", 5),
+            ((0, 1), 0, "cat", 7),
+        ]
+
+    def test_labels_may_be_fewer(self) -> None:
+        assert [a.label for a in rank_scores(np.arange(3.0), 3, ("a", "b"), softmax=False)] == ["", "b", "a"]
+
+    def test_softmax_keeps_the_order_of_the_scores(self) -> None:
+        values = np.array([1000.0, 1001.0, 0.0, 0.5])
+        answers = rank_scores(values, 4, (), softmax=True)
+        assert [a.index for a in answers] == [1, 0, 3, 2]
+        assert answers[0].score == pytest.approx(1 / (1 + math.exp(-1)))
+
+    def test_a_scalar_is_one_class(self) -> None:
+        (answer,) = rank_scores(np.array(2.5), 5, (), softmax=False)
+        assert (answer.index, answer.score, answer.position) == (0, 2.5, ())
+
+    def test_no_more_than_asked_for(self) -> None:
+        assert [row.index for row in rank_scores(np.array([1.0, 3.0, 2.0]), 2, (), softmax=False)] == [1, 2]
+
+    @pytest.mark.parametrize("scores", [np.array([b"cat"], object), np.array(["cat"])])
+    def test_strings_cannot_be_ranked(self, scores: Any) -> None:
+        with pytest.raises(InvalidInput, match="cannot be ranked"):
+            rank_scores(scores, 1, (), softmax=False)
+
+
+class TestReadRanking:
+    def test_the_graphs_order_is_kept(self) -> None:
+        scores, indices = np.array([0.25, 0.5], np.float16), np.array([2, 0], np.int32)
+        rows = read_ranking(scores, indices, 5, ("ant", "bee", "cat"))
+        assert [(row.index, row.label, row.score) for row in rows] == [(2, "cat", 0.25), (0, "ant", 0.5)]
+
+    def test_no_more_than_requested(self) -> None:
+        rows = read_ranking(np.arange(5.0), np.arange(5), 2, ())
+        assert [row.index for row in rows] == [0, 1]
+
+    def test_positions(self) -> None:
+        rows = read_ranking(np.array([[1.0], [2.0]]), np.array([[7], [8]], np.uint8), 3, ())
+        assert [(row.position, row.index) for row in rows] == [((0,), 7), ((1,), 8)]
+
+    @pytest.mark.parametrize(
+        "indices",
+        [np.array([0, 1, 2]), np.array([0.0, 1.0]), np.array([-1, 0]), np.array([[0, 1]]), np.array([True, False])],
+    )
+    def test_what_are_no_class_indices(self, indices: Any) -> None:
+        with pytest.raises(ProtocolError, match="no class indices"):
+            read_ranking(np.array([1.0, 2.0]), indices, 2, ())
+
+    def test_a_scalar_is_no_ranking(self) -> None:
+        with pytest.raises(ProtocolError, match="no class indices"):
+            read_ranking(np.array(1.0), np.array(1), 1, ())
 
 
 BGR = Preprocess(dtype=DType.UINT8, layout="HWC", color="BGR")
@@ -345,7 +430,7 @@ class TestVersions:
     @pytest.mark.parametrize(("version", "top"), [("1", "ant"), ("2", "Katze"), ("", "Katze")])
     def test_each_has_its_own_labels_and_preprocess(self, version: str, top: str) -> None:
         transport = Versions("1", "2")
-        one = AsyncModel(Connection(transport, 10.0, 0), "m", version, preprocess=None, labels=None, fetch_urls=False)
+        one = AsyncModel(Connection(transport, 10.0, 0), "m", version)
         assert classified(one, 9, 1, 2) == (version or "2", top)
         assert run(one.preprocess()) == CONTRACTS[version or "2"].preprocess
         assert len(transport.inferred()) == 1

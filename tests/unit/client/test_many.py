@@ -1,4 +1,4 @@
-"""Maps that keep the order, several items at a time."""
+"""Many images: batches, several at a time, and answers in the order of the images."""
 
 from __future__ import annotations
 
@@ -6,16 +6,75 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from graphkiln_client.ordered_map import map_in_tasks, map_in_threads
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_client.many import Many, map_in_tasks, map_in_threads
 
 
 def numbers(read: list[int], count: int = 1000) -> Iterator[int]:
     for number in range(count):
         read.append(number)
         yield number
+
+
+class TestMany:
+    @pytest.mark.parametrize(
+        ("count", "most", "expected"), [(0, 9, []), (3, 9, [3]), (7, 9, [3, 3, 1]), (3, 1, [1, 1, 1])]
+    )
+    def test_batches_of_what_is_wanted_and_what_the_model_takes(
+        self, count: int, most: int, expected: list[int]
+    ) -> None:
+        batches = list(Many(batch_size=3).split([b"x"] * count, most))
+        assert [len(batch) for batch in batches] == expected
+
+    def test_no_image_is_read_too_early(self) -> None:
+        read: list[int] = []
+        images: Any = numbers(read)
+        next(iter(Many(batch_size=4).split(images, 99)))
+        assert read == [0, 1, 2, 3]
+
+    def test_answers_are_counted_and_errors_raised(self) -> None:
+        counts: list[int] = []
+        many = Many(progress=counts.append)
+        assert [many.report("a"), many.report("b")] == ["a", "b"]
+        with pytest.raises(InvalidInput, match="no image"):
+            many.report(InvalidInput("no image"))
+        assert counts == [1, 2]
+
+    def test_or_returned_and_counted(self) -> None:
+        counts: list[int] = []
+        error = InvalidInput("no image")
+        assert Many(on_error="return", progress=counts.append).report(error) is error
+        assert counts == [1]
+
+    @pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"batch_size": 0}, {"concurrency": 0}])
+    def test_options_that_cannot_be(self, options: dict[str, Any]) -> None:
+        with pytest.raises(InvalidInput, match="must be"):
+            Many(**options)
+
+
+@pytest.mark.parametrize(
+    "one",
+    ["street.jpg", b"\xff\xd8", Path("street.jpg"), Image.new("L", (2, 2)), np.zeros((4, 5, 3)), np.zeros((4, 5))],
+    ids=lambda each: type(each).__name__,
+)
+def test_one_image_is_not_taken_for_several(one: Any) -> None:
+    """Each letter of a path was a file that is not there, and each row of pixels was an image, which was answered."""
+    with pytest.raises(InvalidInput, match="expected several images"):
+        Many().split(one, 4)
+
+
+@pytest.mark.parametrize(
+    "several", [np.zeros((2, 4, 5, 3), np.uint8), np.zeros((2, 4, 5), np.uint8), {"a.png", "b.png"}]
+)
+def test_several_are_whatever_can_be_gone_through(several: Any) -> None:
+    assert [len(batch) for batch in Many().split(several, 4)] == [2]
 
 
 class TestInThreads:
@@ -25,9 +84,6 @@ class TestInThreads:
             return number * number
 
         assert list(map_in_threads(work, range(20), 4)) == [number * number for number in range(20)]
-
-    def test_no_items(self) -> None:
-        assert list(map_in_threads(str, [], 3)) == []
 
     def test_as_many_at_once_as_allowed(self) -> None:
         inside, most, lock = 0, 0, threading.Lock()

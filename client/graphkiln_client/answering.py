@@ -1,0 +1,359 @@
+"""From images to labelled answers: the way of every request that is made of images.
+
+    published version -> encoded images, or samples of one shape -> request -> outputs of each image -> answers
+
+A version can be replaced between the request for what it publishes and a request made accordingly. The digest of the
+contract in the request has the server refuse it then; images are prepared again for the version that answers now.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from graphkiln_backend.graph.contract import ContractChanged
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ModelNotReady, ProtocolError
+from graphkiln_backend.graph.preprocess import INPUT, Preprocess
+from graphkiln_backend.images.decoding import ImageLike, Prepared, describe, upright_size
+from graphkiln_client.preparing import Form, batch_of, check_form, choose_encoded, prepare, to_tensor
+from graphkiln_client.published import ALL_CLASSES, Labels, ServedVersion, parse_labels, published_tensor_model
+from graphkiln_client.remote_model import RemoteModel, new_request_id
+from graphkiln_client.tasks import ImageTask, Reply
+from graphkiln_client.transports.base import PLAIN, InferResponse, RequestedOutput
+
+T = TypeVar("T")
+
+_MOST_VERSIONS = 5  # attempts at an answer that another version gives: more come only from servers that take turns
+_BETWEEN_VERSIONS_S = 0.05
+
+
+class _StaleVersion(Exception):
+    """Another version answers than the one that a request was made for; empty where the server does not name it."""
+
+    def __init__(self, answered: str = "") -> None:
+        super().__init__(answered)
+        self.answered = answered
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Batch:
+    """Images that go into one request.
+
+    Attributes:
+        indices: Their places among the caller's images.
+        inputs: Input tensors by name.
+        batched: True if tensors have a batch dimension.
+        encoded: True if the images are sent encoded.
+        sizes: Height and width of each upright image; empty where the task needs none.
+    """
+
+    indices: Sequence[int]
+    inputs: Mapping[str, AnyArray]
+    batched: bool
+    encoded: bool
+    sizes: Sequence[tuple[int, int]]
+
+
+class ImageRequests:
+    """The image requests of one model. Task-safe; what a version publishes is requested once for each.
+
+    Args:
+        remote: The model.
+        preprocess: In place of the spec that the server publishes.
+        labels: In place of the labels that the server knows; by class index.
+        fetch_urls: Allow `https://` URLs of images.
+        form: How images travel.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteModel,
+        *,
+        preprocess: Preprocess | None,
+        labels: Sequence[str] | None,
+        fetch_urls: bool,
+        form: Form,
+    ) -> None:
+        check_form(form)
+        self._remote = remote
+        self._transport = remote.connection.transport
+        self._given_preprocess = preprocess
+        self._given_labels: Labels | None = None if labels is None else tuple(labels)
+        self._fetch_timeout_s = remote.connection.timeout_s if fetch_urls else None
+        self._form = form
+        self._served: ServedVersion | None = None
+        self._image_model: RemoteModel | None = None
+        self._answered = ""
+
+    async def preprocess(self) -> Preprocess:
+        """The preprocess spec: the given one, or the published one.
+
+        Raises:
+            InvalidInput: The model publishes none.
+            ProtocolError: It is malformed.
+        """
+        return self._given_preprocess or (await self._served_version()).preprocess
+
+    async def max_batch_size(self, task: ImageTask[T]) -> int:
+        """Most images in one request.
+
+        Raises:
+            InvalidInput: The model takes no images, or has another task.
+        """
+        served = await self._served_version()
+        _check(served, task)
+        return served.max_batch_size
+
+    async def answer(self, images: Sequence[ImageLike], task: ImageTask[T]) -> list[T | ClientError]:
+        """Answer about images in as few requests as their shapes allow; an image that fails has its error there.
+
+        Raises:
+            InvalidInput: The model takes no images, or has another task.
+            ModelNotReady: Another version answers each time.
+        """
+        for attempt in range(_MOST_VERSIONS):
+            served = await self._served_version()
+            try:
+                return await self._answer_for(served, images, task)
+            except _StaleVersion as stale:
+                if self._served is served:  # else another task has seen to it
+                    self._remote.forget()
+                    self._served, self._image_model, self._answered = None, None, stale.answered
+                await self._transport.sleep(attempt * _BETWEEN_VERSIONS_S)
+        raise ModelNotReady(
+            f"'{self._remote.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
+            hint="name one: model(name, version)",
+        )
+
+    async def _answer_for(
+        self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T]
+    ) -> list[T | ClientError]:
+        _check(served, task)
+        answers: dict[int, T | ClientError] = {}
+        if encoded := await self._choose_encoded(served, images):
+            by_index = await self._ask_encoded(served, images, task, encoded)
+            answers.update(by_index)
+        rest = {index: image for index, image in enumerate(images) if index not in answers}
+        samples = await self._transport.compute(lambda: [self._load(image, served) for image in rest.values()])
+        by_shape: dict[tuple[int, ...], dict[int, Prepared]] = {}
+        for index, sample in zip(rest, samples, strict=True):
+            if isinstance(sample, ClientError):
+                answers[index] = sample
+            else:
+                by_shape.setdefault(sample.sample.shape, {})[index] = sample
+        for group in by_shape.values():
+            try:
+                answered = await self._ask(served, images, task, _tensor_batch(served, group))
+                answers.update(answered)
+            except ClientError as error:
+                answers.update(dict.fromkeys(group, error))
+        return [answers[index] for index in range(len(images))]
+
+    async def _choose_encoded(self, served: ServedVersion, images: Sequence[ImageLike]) -> dict[int, bytes]:
+        """The images that are sent encoded, by index.
+
+        Raises:
+            InvalidInput: The caller wants images to be sent so, and the model takes none.
+        """
+        form, spec, timeout_s = self._form, served.preprocess, self._fetch_timeout_s
+        accepted = bool(served.image_model(expected=form == "encoded")) and self._given_preprocess is None
+        if form == "encoded" and not accepted:
+            raise InvalidInput(
+                f"'{self._remote.name}' takes no encoded images",
+                hint="leave out --encoded, or have its config.pbtxt say accept_images",
+            )
+        if form == "tensor" or not accepted:
+            return {}
+        return await self._transport.compute(lambda: choose_encoded(images, form, spec, fetch_timeout_s=timeout_s))
+
+    async def _ask_encoded(
+        self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T], encoded: Mapping[int, bytes]
+    ) -> Mapping[int, T | ClientError]:
+        """Answers about encoded images; none where the server refuses them and they can be decoded here instead.
+
+        Decoding here tells good images from damaged ones. Where the caller wants them encoded, each is sent alone.
+        """
+        try:
+            sizes: Sequence[tuple[int, int]] = []
+            if task.in_pixels:
+                sizes = await self._transport.compute(lambda: [*map(upright_size, encoded.values())])
+            batch = _Batch(
+                indices=[*encoded],
+                inputs={INPUT: to_tensor(encoded.values(), batched=served.is_batching)},
+                batched=served.takes_several,
+                encoded=True,
+                sizes=sizes,
+            )
+            return await self._ask(served, images, task, batch)
+        except ClientError as error:
+            if self._form == "auto" and isinstance(error, InvalidInput | ModelNotFound | ModelNotReady):
+                return {}
+            if len(encoded) == 1 or not isinstance(error, InvalidInput):
+                return dict.fromkeys(encoded, error)
+        answers: dict[int, T | ClientError] = {}
+        for index, content in encoded.items():
+            alone = await self._ask_encoded(served, images, task, {index: content})
+            answers.update(alone)
+        return answers
+
+    def _load(self, image: ImageLike, served: ServedVersion) -> Prepared | ClientError:
+        try:
+            return prepare(image, served.preprocess, fetch_timeout_s=self._fetch_timeout_s)
+        except ClientError as error:
+            return error
+
+    async def _ask(
+        self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T], batch: _Batch
+    ) -> Mapping[int, T]:
+        """Send one request, and read the answer about each of its images.
+
+        Raises:
+            ClientError: The request failed, or its outputs do not fit the task.
+            _StaleVersion: Another version answers.
+        """
+        names, request_id = task.outputs(served), new_request_id()
+        begun = time.perf_counter()
+        response = await self._infer(served, batch, dict.fromkeys(names, PLAIN), request_id)
+        latency_ms = (time.perf_counter() - begun) * 1e3
+        columns = [split_samples(response, name, len(batch.indices), batched=batch.batched) for name in names]
+        for name in task.labelled_outputs(served):
+            if served.known_labels(name) is None:
+                served.labels[name] = await self._request_labels(served, batch, name)
+        reply = Reply(
+            sources=[describe(images[index]) for index in batch.indices],
+            sizes=batch.sizes,
+            samples=[dict(zip(names, rows, strict=True)) for rows in zip(*columns, strict=True)],
+            model=served.model if batch.encoded else response.model,
+            version=response.version,
+            request_id=request_id,
+            latency_ms=latency_ms,
+        )
+        return dict(zip(batch.indices, task.read(served, reply), strict=True))
+
+    async def _request_labels(self, served: ServedVersion, batch: _Batch, output: str) -> Labels:
+        """Labels of an output by the classification extension, for one image of a batch.
+
+        The extension is not used for the scores themselves: it writes them with six decimals, leaves the order of ties
+        open, and cannot rank 16-bit floats.
+        """
+        first = {name: tensor[:1] if batch.batched else tensor for name, tensor in batch.inputs.items()}
+        one = _Batch(indices=batch.indices[:1], inputs=first, batched=False, encoded=batch.encoded, sizes=[])
+        requested = {output: RequestedOutput(class_count=ALL_CLASSES)}
+        response = await self._infer(served, one, requested, new_request_id())
+        (classes,) = split_samples(response, output, 1, batched=False)
+        return parse_labels(classes)
+
+    async def _infer(
+        self, served: ServedVersion, batch: _Batch, outputs: Mapping[str, RequestedOutput], request_id: str
+    ) -> InferResponse:
+        """The response of the version that a request was made for.
+
+        Raises:
+            ClientError: The request failed.
+            _StaleVersion: Another version answers.
+        """
+        remote = self._remote
+        if batch.encoded:
+            # Kept, because shared memory needs its metadata.
+            self._image_model = remote = self._image_model or remote.beside(
+                served.image_model(expected=self._form == "encoded")
+            )
+        try:
+            response = await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
+        except InvalidInput as error:
+            if ContractChanged.MARK in error.message or await self._has_changed(served, error):
+                raise _StaleVersion from error
+            raise
+        # Servers that publish no contracts refuse nothing: there the version is all that tells.
+        if response.version not in ("", served.version) and served.version and not served.is_pinned:
+            raise _StaleVersion(response.version)
+        return response
+
+    async def _has_changed(self, served: ServedVersion, error: InvalidInput) -> bool:
+        """True if a server that refuses an input publishes something else by now.
+
+        Triton compares shapes with its configuration before the backend compares contracts.
+        """
+        if error.status is None:
+            return False
+        try:
+            return await self._read(self._remote.beside(self._remote.name), "") != served
+        except ClientError:
+            return False
+
+    async def _served_version(self) -> ServedVersion:
+        """What is published about the version that answers; requested once for each.
+
+        Raises:
+            InvalidInput: The model takes the encoded images of another model.
+        """
+        if self._served is None:
+            served = await self._read(self._remote, self._answered)
+            if tensor_model := published_tensor_model(served.config):
+                raise InvalidInput(
+                    f"'{self._remote.name}' is the way of encoded images into '{tensor_model}'",
+                    hint=f"ask '{tensor_model}': images go this way where that pays, or where --encoded says so",
+                )
+            self._served = served
+            return served
+        return self._served
+
+    async def _read(self, remote: RemoteModel, answered: str) -> ServedVersion:
+        metadata, config = await remote.metadata(), await remote.config()
+        return ServedVersion.read(
+            remote.name,
+            remote.version,
+            metadata,
+            config,
+            answered=answered,
+            preprocess=self._given_preprocess,
+            labels=self._given_labels,
+        )
+
+
+def _check(served: ServedVersion, task: ImageTask[T]) -> None:
+    """Check that a version takes images, and has a task's outputs.
+
+    Raises:
+        InvalidInput: It does not.
+    """
+    _ = task.outputs(served), served.image_input, served.preprocess
+
+
+def _tensor_batch(served: ServedVersion, group: Mapping[int, Prepared]) -> _Batch:
+    """Samples of one shape as one request."""
+    row = served.image_input
+    samples = [each.sample for each in group.values()]
+    batched = len(row["shape"]) == samples[0].ndim + 1
+    return _Batch(
+        indices=[*group],
+        inputs={row["name"]: batch_of(samples) if batched else samples[0]},
+        batched=batched,
+        encoded=False,
+        sizes=[(each.height, each.width) for each in group.values()],
+    )
+
+
+def split_samples(response: InferResponse, output: str, count: int, *, batched: bool) -> Sequence[AnyArray]:
+    """Split an output into samples.
+
+    Args:
+        response: The response.
+        output: Name of the output.
+        count: How many samples were sent.
+        batched: True if tensors have a batch dimension.
+
+    Raises:
+        ProtocolError: The output is missing, or has another number of samples.
+    """
+    if output not in response.outputs:
+        raise ProtocolError(f"the response lacks output '{output}'")
+    array = response.outputs[output]
+    if not batched:
+        return [array]
+    if array.ndim < 1 or len(array) != count:
+        raise ProtocolError(f"output '{output}' has the shape {list(array.shape)} for {count} images")
+    return list(array)

@@ -1,0 +1,175 @@
+"""One model at a server: what is published about it, requested once, and its inferences."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import uuid
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_client.connection import Connection
+from graphkiln_client.published import check_config, check_metadata, check_statistics
+from graphkiln_client.shared_memory import RegionPool
+from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse, RequestedOutput
+
+_PROCESS = uuid.uuid4().hex[:16]
+_counter = itertools.count(1)
+_MOST = (1 << 31) - 1  # elements of a dimension
+
+
+def new_request_id() -> str:
+    """32 hexadecimal digits: the first half differs between processes, the second between requests."""
+    return f"{_PROCESS}{next(_counter):016x}"
+
+
+class RemoteModel:
+    """A model at a server. Task-safe.
+
+    Args:
+        connection: To the server.
+        name: Model name.
+        version: Version, or empty for the one that the server's version policy prefers.
+        regions: Shared memory for tensors; None to send them in messages.
+    """
+
+    def __init__(self, connection: Connection, name: str, version: str, regions: RegionPool | None = None) -> None:
+        self.name = name
+        self.version = version
+        self.connection = connection
+        self._regions = regions
+        self._metadata: dict[str, Any] | None = None
+        self._config: dict[str, Any] | None = None
+
+    def beside(self, name: str) -> RemoteModel:
+        """Another model, of which nothing was requested yet, by the same way."""
+        return RemoteModel(self.connection, name, self.version, self._regions)
+
+    def forget(self) -> None:
+        """Request metadata and configuration again: another version answers."""
+        self._metadata = self._config = None
+
+    async def metadata(self) -> dict[str, Any]:
+        """The KServe v2 metadata.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        if self._metadata is None:
+            call = self.connection.wire.model_metadata(self.name, self.version)
+            metadata = check_metadata(await self.connection.call(call))
+            self._metadata = metadata
+            return metadata
+        return self._metadata
+
+    async def config(self) -> dict[str, Any]:
+        """The Triton configuration; empty where the server has no such extension.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        if self._config is None:
+            supported = "model_configuration" in await self.connection.extensions()
+            call = self.connection.wire.model_config(self.name, self.version)
+            config = check_config(await self.connection.call(call)) if supported else {}
+            self._config = config
+            return config
+        return self._config
+
+    async def statistics(self) -> dict[str, Any]:
+        """The statistics of this version, or of the preferred one; requested each time.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        call = self.connection.wire.model_statistics(self.name, self.version)
+        versions = check_statistics(await self.connection.call(call))
+        if not versions:
+            raise ProtocolError(f"the server's statistics of '{self.name}' are empty")
+        return versions[-1]
+
+    async def infer(
+        self,
+        inputs: Mapping[str, AnyArray],
+        outputs: Mapping[str, RequestedOutput],
+        request_id: str,
+        *,
+        contract: str = "",
+    ) -> InferResponse:
+        """Run the model once.
+
+        Args:
+            inputs: Arrays, or what numpy makes one of, by input name.
+            outputs: The requested outputs; empty for all.
+            request_id: Echoed by the server and shown in its logs.
+            contract: Digest of the contract that the request is made for; empty for any.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        request = self._request(inputs, outputs=outputs, request_id=request_id, contract=contract)
+        return await self._infer_shared(request) if self._regions else await self.connection.infer(request)
+
+    async def prepare(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
+        """Encode a request once; the returned function sends it, without retries.
+
+        Args:
+            inputs: As for `infer`.
+
+        Raises:
+            ClientError: The inputs cannot be sent.
+        """
+        request = self._request(inputs)
+        return (lambda: self._infer_shared(request)) if self._regions else await self.connection.prepare(request)
+
+    def _request(self, inputs: Mapping[str, Any], **options: Any) -> InferRequest:
+        arrays = {name: _to_array(name, given) for name, given in inputs.items()}
+        return InferRequest(model=self.name, version=self.version, inputs=arrays, **options)
+
+    async def _infer_shared(self, request: InferRequest) -> InferResponse:
+        assert self._regions is not None  # noqa: S101 - as the callers checked
+        metadata = await self.metadata()
+        if not request.outputs:
+            names = [row["name"] for row in metadata["outputs"]]
+            request = dataclasses.replace(request, outputs=dict.fromkeys(names, PLAIN))
+        return await self._regions.infer(request, _output_sizes(metadata, request))
+
+
+def _output_sizes(metadata: Mapping[str, Any], request: InferRequest) -> dict[str, tuple[int, DType]]:
+    """Bytes of the requested outputs whose shape follows from the metadata and the batch."""
+    batch = next((array.shape[0] for array in request.inputs.values() if array.shape), 1)
+    sizes: dict[str, tuple[int, DType]] = {}
+    for row in metadata["outputs"]:
+        datatype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
+        if datatype is DType.BYTES or any(size < 0 for size in rest) or row["name"] not in request.outputs:
+            continue
+        count = int(np.prod([batch if first < 0 else first, *rest], dtype=np.int64))
+        sizes[row["name"]] = (count * datatype.numpy.itemsize, datatype)
+    return sizes
+
+
+def _to_array(name: str, given: Any) -> AnyArray:
+    """An input as a request can carry it.
+
+    Raises:
+        InvalidInput: numpy makes no array of it, or it has dimensions that no server could hold.
+    """
+    try:
+        array: AnyArray = np.atleast_1d(np.asarray(given))  # Triton has no scalars: [1] stands for []
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidInput(
+            f"input '{name}' is no array: {str(error)[:200]}", hint="give a numpy array, or nested lists of one depth"
+        ) from error
+    # Dimensions of an array without elements can have any size: they are checked as if one of them were not 0.
+    elements = max(array.shape, default=0) if array.size else math.prod(filter(None, array.shape))
+    if elements > _MOST:
+        raise InvalidInput(
+            f"input '{name}' cannot be sent: its shape is {list(array.shape)}, and servers multiply dimensions",
+            hint=f"a dimension is {_MOST} at most; all of an empty array together, too",
+        )
+    return array

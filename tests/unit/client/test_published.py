@@ -1,0 +1,266 @@
+"""Metadata, configuration and contracts that a server publishes, good and malformed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphkiln_backend.graph.contract import Contract, Contracts
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Ranking
+from graphkiln_client.published import (
+    ALL_CLASSES,
+    ServedVersion,
+    check_config,
+    check_metadata,
+    parse_labels,
+    published_graph,
+    published_tensor_model,
+)
+
+RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
+RANKING = Ranking(scores="best", indices="classes", labels=("ant", "bee"))
+ONE = Contract(preprocess=RGB, labels=("a", "b"), output="y")
+LABELED = [{"name": name, "data_type": "TYPE_FP32", "label_filename": "f"} for name in "yz"]
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def tensor(name: Any = "X", datatype: Any = "FP32", shape: Any = (1, 3)) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
+class TestCheckMetadata:
+    def test_shapes_become_lists_of_integers(self) -> None:
+        document = {"inputs": [tensor(shape=["-1", 3])], "outputs": [tensor("Y", shape=())]}
+        checked = check_metadata(document)
+        assert checked["inputs"] == [{"name": "X", "datatype": "FP32", "shape": [-1, 3]}]
+        assert checked["outputs"][0]["shape"] == []
+
+    def test_a_model_without_tensors_has_empty_lists(self) -> None:
+        assert check_metadata({"name": "m"}) == {"name": "m", "inputs": [], "outputs": []}
+
+    @pytest.mark.parametrize("side", ["inputs", "outputs"])
+    @pytest.mark.parametrize(
+        "row",
+        [
+            {},
+            {"name": "X", "shape": [1]},
+            {"name": "X", "datatype": "FP32"},
+            {"datatype": "FP32", "shape": [1]},
+            tensor(datatype="FP31"),
+            tensor(datatype=None),
+            tensor(shape=None),
+            tensor(shape=["wide"]),
+            tensor(shape=3),
+            "X",
+            None,
+        ],
+    )
+    def test_a_malformed_tensor(self, side: str, row: Any) -> None:
+        with pytest.raises(ProtocolError, match="metadata of a model is malformed") as caught:
+            check_metadata({side: [row]})
+        assert caught.value.body is not None
+
+    @given(inputs=JSON, outputs=JSON)
+    def test_whatever_it_is_the_error_is_ours(self, inputs: Any, outputs: Any) -> None:
+        with contextlib.suppress(ProtocolError):
+            check_metadata({"inputs": inputs, "outputs": outputs})
+
+
+class TestCheckConfig:
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {},
+            {"max_batch_size": 8},
+            {"parameters": {"preprocess": {"string_value": "{}"}}},
+            {"output": [{"name": "Y", "label_filename": "labels.txt"}], "unknown": None},
+        ],
+    )
+    def test_a_good_one_is_returned_as_it_is(self, document: dict[str, Any]) -> None:
+        before = json.dumps(document)
+        assert check_config(document) is document
+        assert json.dumps(document) == before
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {"max_batch_size": "8"},
+            {"max_batch_size": None},
+            {"parameters": []},
+            {"parameters": {"preprocess": "{}"}},
+            {"parameters": None},
+            {"output": {}},
+            {"output": ["Y"]},
+            {"output": 1},
+        ],
+    )
+    def test_a_malformed_one(self, document: dict[str, Any]) -> None:
+        with pytest.raises(ProtocolError, match="configuration of a model is malformed"):
+            check_config(document)
+
+    @given(size=JSON, parameters=JSON, output=JSON)
+    def test_what_passes_can_be_used(self, size: Any, parameters: Any, output: Any) -> None:
+        with contextlib.suppress(ProtocolError):
+            config = check_config({"max_batch_size": size, "parameters": parameters, "output": output})
+            read("1", **config).known_labels("Y")
+
+
+def parameters(**values: str) -> dict[str, Any]:
+    return {"parameters": {key: {"string_value": value} for key, value in values.items()}}
+
+
+def contracts(**by_version: Contract) -> dict[str, Any]:
+    said = Contracts.of({name.removeprefix("v"): contract for name, contract in by_version.items()})
+    return parameters(contracts=said.to_json())
+
+
+def read(version: str = "", answered: str = "", versions: Any = ("1", "2"), **config: Any) -> ServedVersion:
+    rows = list(versions) if isinstance(versions, tuple) else versions
+    return ServedVersion.read("m", version, {"versions": rows}, config, answered=answered)
+
+
+class TestServedVersion:
+    @pytest.mark.parametrize(
+        ("version", "answered", "versions", "expected"),
+        [
+            ("", "", ["1", "2"], "2"),
+            ("", "", ["9", "10"], "10"),
+            ("", "1", ["1", "2"], "1"),
+            ("1", "2", ["1", "2"], "1"),
+            ("", "", None, ""),
+            ("", "", ["x", 3], "3"),
+            ("", "", [], ""),
+        ],
+    )
+    def test_the_version_that_is_addressed_or_answered_or_the_newest(
+        self, version: str, answered: str, versions: Any, expected: str
+    ) -> None:
+        assert read(version, answered, versions).version == expected
+
+    @pytest.mark.parametrize("version", ["01", "1/x", " 1", "+1", "\u0661", "x"])
+    def test_a_version_that_is_no_number(self, version: str) -> None:
+        with pytest.raises(InvalidInput, match="is no version of 'm'"):
+            read(version, **contracts(v1=ONE))
+        assert read(version).version == version, "a server of another kind may have such versions"
+
+    def test_the_contract_comes_before_the_configuration(self) -> None:
+        ranking = Ranking(scores="s", indices="i")
+        config = contracts(v1=ONE, v2=Contract(preprocess=BGR, ranking=ranking))
+        config["parameters"] |= parameters(preprocess=RGB.to_json(), ranking=RANKING.to_json())["parameters"]
+        assert (read(**config).preprocess, read(**config).ranking) == (BGR, ranking)
+        assert (read("1", **config).preprocess, read("1", **config).ranking) == (RGB, RANKING)
+
+    def test_a_server_that_publishes_no_contracts(self) -> None:
+        found = read(**parameters(preprocess=RGB.to_json(), ranking=RANKING.to_json()))
+        assert (found.contract, found.digest, found.preprocess, found.ranking) == (None, "", RGB, RANKING)
+
+    def test_a_version_that_is_not_published_yet_is_refused_by_its_digest(self) -> None:
+        assert read(versions=["3"], **contracts(v1=ONE)).digest == Contract().digest
+
+    def test_labels_of_an_output(self) -> None:
+        found = read("1", output=LABELED, **contracts(v1=ONE))
+        assert found.known_labels("y") == ("a", "b")
+        assert found.known_labels("z") is None, "the server has a file for it"
+        assert found.known_labels("other") == ()
+        found.labels["z"] = ("c",)
+        assert found.known_labels("z") == ("c",)
+        assert found == read("1", output=LABELED, **contracts(v1=ONE))
+
+    @pytest.mark.parametrize("dtype", list(DType))
+    def test_triton_ranks_numbers_but_no_halves(self, dtype: DType) -> None:
+        found = read(output=[{"name": "y", "data_type": dtype.config_name, "label_filename": "f"}])
+        ranked = dtype not in (DType.BOOL, DType.BYTES, DType.FP16, DType.BF16)
+        assert (found.known_labels("y") is None) == ranked
+
+    def test_a_model_without_preprocessing(self) -> None:
+        with pytest.raises(InvalidInput, match="does not say how images become its input") as caught:
+            _ = read(**parameters(other="{}")).preprocess
+        assert "infer()" in caught.value.hint
+
+    @pytest.mark.parametrize(
+        ("key", "text"),
+        [
+            ("preprocess", ""),
+            ("preprocess", '{"colour": "RGB"}'),
+            ("preprocess", '{"std": [0, 1, 1]}'),
+            ("ranking", "null"),
+            ("ranking", '{"scores": 1, "indices": "i"}'),
+            ("task", "{}"),
+        ],
+    )
+    def test_a_malformed_parameter(self, key: str, text: str) -> None:
+        with pytest.raises(ProtocolError, match="publishes an invalid"):
+            getattr(read(**parameters(**{key: text})), key)
+
+    def test_malformed_contracts(self) -> None:
+        with pytest.raises(ProtocolError, match="invalid list of contracts"):
+            read(**parameters(contracts="{"))
+
+    @pytest.mark.parametrize(
+        ("published", "named", "expected"),
+        [
+            ({}, "", ""),
+            ({"image_model": "m.images"}, "m.images", "m.images"),
+            ({"accept_images": "true"}, "", "m.images"),
+            ({"accept_images": "false"}, "", ""),
+        ],
+    )
+    def test_the_model_that_takes_the_images(self, published: dict[str, str], named: str, expected: str) -> None:
+        found = read(name="m", **parameters(**published))
+        assert found.image_model() == named
+        assert found.image_model(expected=True) == expected
+
+
+class TestParseLabels:
+    def test_in_whatever_order_the_server_ranks(self) -> None:
+        assert parse_labels(np.array([b"9.5:2:cat", b"1:0:ant", b"0.1:1:bee"], object)) == ("ant", "bee", "cat")
+
+    def test_of_a_batch_the_first_sample_is_read(self) -> None:
+        assert parse_labels(np.array([[b"1:0:ant"], [b"1:0:other"]], object)) == ("ant",)
+
+    def test_a_class_without_a_label_is_empty(self) -> None:
+        assert parse_labels(np.array([b"1:2:cat", b"0:0"], object)) == ("", "", "cat")
+
+    def test_no_classes(self) -> None:
+        assert parse_labels(np.array([], object)) == ()
+        assert parse_labels(np.zeros((0, 3), object)) == ()
+
+    def test_labels_may_hold_colons_and_are_utf8(self) -> None:
+        assert parse_labels(np.array(["1:0:a:b \u00e9".encode(), b"1:1:\xff"], object)) == ("a:b \u00e9", "\ufffd")
+
+    @pytest.mark.parametrize("index", [-1, ALL_CLASSES, 10**12])
+    def test_an_index_that_no_model_has(self, index: int) -> None:
+        with pytest.raises(ProtocolError, match=f"class of index {index}"):
+            parse_labels(np.array([f"1:{index}:x".encode()], object))
+
+    @pytest.mark.parametrize("element", [b"", b"cat", b"1:x:cat", b"one:1:cat"])
+    def test_what_is_no_classification(self, element: bytes) -> None:
+        with pytest.raises(ProtocolError, match=r"score:index\[:label\]"):
+            parse_labels(np.array([element], object))
+
+
+def test_the_digest_of_a_graph_is_that_of_its_version() -> None:
+    config = parameters(graphs='{"1": "aa", "2": "bb"}')
+    assert [published_graph("m", config, version) for version in ("1", "2", "3")] == ["aa", "bb", ""]
+    assert published_graph("m", {}, "1") == ""
+    with pytest.raises(ProtocolError, match="invalid list of graphs"):
+        published_graph("m", parameters(graphs="{"), "1")
+
+
+def test_the_model_whose_images_a_model_takes() -> None:
+    assert published_tensor_model(parameters(tensor_model="m")) == "m"
+    assert published_tensor_model({}) == ""
