@@ -1,8 +1,8 @@
 """Runs of `graphkiln score` over three nodes in which something is killed at random moments, again and again.
 
-Each run scores 200 units. Killed are workers (the process that computes), their keepers (Ray's actors), nodes (a raylet
-with all that it started; another one joins) and the driver (the same command is run again). In the end the destination
-is read: which rows are lost, which are there twice.
+Each run scores 200 units. Killed are workers (Ray's actors), nodes (a raylet with all that it started; another one
+joins) and the driver (the same command is run again). In the end the destination is read: which rows are lost, which
+are there twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UNITS = 200
 ROWS_PER_UNIT = 10
 NODES = 3
 _MODEL = Path(__file__).parents[2] / "model_repository" / "digits"
-_KINDS = {"worker": 5, "keeper": 2, "node": 2, "driver": 1}  # how often each is chosen, beside the others
+_KINDS = {"worker": 7, "node": 2, "driver": 1}  # how often each is chosen, beside the others
 _LONGEST_RUN_S = 1800.0
 
 
@@ -107,7 +107,7 @@ class _Run:
             self._nodes.add()
             self._nodes.kill(self._random.choice(self._nodes.nodes))
         else:
-            victims = processes_of("worker_main" if kind == "worker" else "ray::WorkerActor")
+            victims = processes_of("ray::WorkerActor")
             for victim in victims[: 1 + self._random.randrange(max(1, len(victims)))]:
                 kill(victim)
 
@@ -137,8 +137,8 @@ def _count(destination: Path) -> Counter[str]:
 
 def _drive(request: ScoreRequest) -> None:
     """The driver's process: a line per commit."""
+    from graphkiln_backend.scoring.driver import score
     from graphkiln_backend.scoring.events import UnitCommitted
-    from graphkiln_backend.scoring.run import score
 
     score(request, lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None)
 

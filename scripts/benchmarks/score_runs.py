@@ -26,16 +26,15 @@ import psutil
 from score_requests import PREPROCESS, request_for
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.scoring import worker_main
+from graphkiln_backend.scoring.driver import score
 from graphkiln_backend.scoring.events import UnitCommitted
-from graphkiln_backend.scoring.run import score
 from graphkiln_backend.scoring.scorer import StageTimes
 
 _BATCH = 8
 # As graphkiln computes on a CPU without VNNI: ONNX Runtime is faster otherwise, and 45% of a signal may be wrong.
 _EXACT_PRODUCTS = ("session.x64quantprecision", "1")
 _SAMPLE_S = 0.5
-_WORKER = worker_main.__name__
+_WORKER = "ray::WorkerActor"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,9 +225,9 @@ class _Memory:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Whether a process computes: a program of its own below Ray's actor, which may die without it."""
+    """Whether a process is one of Ray's actors that compute."""
     try:
-        return _WORKER in process.cmdline()
+        return any(_WORKER in word for word in process.cmdline())
     except psutil.Error:
         return False
 

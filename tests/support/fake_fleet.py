@@ -68,7 +68,7 @@ class FakeFleet:
             assert len(work) == 1, "a probe shares its worker with nothing"
         self.most_in_flight = max(self.most_in_flight, len(work))
 
-    def wait(self, timeout_s: float) -> list[Outcome]:
+    def wait(self, timeout_s: float, _: float = 0.0) -> list[Outcome]:
         self.now += timeout_s
         if len(self._work) < self.size:
             self._born += 1
@@ -77,7 +77,7 @@ class FakeFleet:
             return [Ready(worker=name, facts=facts())]
         if self._random.random() < self.faults:
             name = self._random.choice(sorted(self._work))
-            blame = self._random.choice([Blame.NODE, Blame.UNKNOWN, Blame.WORKER])
+            blame = self._random.choice([Blame.NODE, Blame.WORKER])
             committed = [each for each in self._work[name] if self._random.random() < 0.3]
             for _, attempt in committed:
                 self._commit(attempt)
@@ -94,7 +94,7 @@ class FakeFleet:
             return Failed(worker=name, attempt=number, cause=cause, reason="not now")
         touched = self._touched(attempt)
         if touched:
-            return self._end(name, Blame.ROWS, {number: self._random.randint(min(touched) + 1, attempt.unit.rows)})
+            return self._end(name, Blame.ROWS)
         self._work[name].remove((number, attempt))
         return Done(worker=name, attempt=number, report=None if attempt.probe else self._commit(attempt))
 
@@ -113,6 +113,6 @@ class FakeFleet:
         errors = len(attempt.quarantined)
         return UnitReport(unit_id=attempt.unit.id, rows=attempt.unit.rows, errors=errors, seconds=1.0, twin=twin)
 
-    def _end(self, name: str, blame: Blame, reached: dict[int, int] | None = None) -> Ended:
+    def _end(self, name: str, blame: Blame) -> Ended:
         del self._work[name]
-        return Ended(worker=name, blame=blame, reason="ended its worker with SIGSEGV", reached=reached or {})
+        return Ended(worker=name, blame=blame, reason="ended its worker")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,12 @@ class Node:
         name: Of the machine; with a part of the id where several have the same.
         cores: That Ray may use.
         gpus: That Ray may use.
-        memory_bytes: That Ray may use.
     """
 
     id: str
     name: str
     cores: int
     gpus: int
-    memory_bytes: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +52,11 @@ class Room:
         workers: How many there are.
         cores: Of each.
         gpus: Of each, 0 or 1.
-        memory_bytes: Of each: its share of the node's.
     """
 
     workers: int
     cores: int
     gpus: int
-    memory_bytes: float
 
 
 def living_nodes() -> list[Node]:
@@ -76,7 +73,6 @@ def _node(found: dict[str, Any], *, unique: bool) -> Node:
         name=name if unique else f"{name}/{found['NodeID'][:6]}",
         cores=int(resources.get("CPU", 0)),
         gpus=int(resources.get("GPU", 0)),
-        memory_bytes=resources.get("memory", 0.0),
     )
 
 
@@ -91,8 +87,7 @@ def room_of(node: Node, cores_per_worker: int, *, on_gpu: bool) -> Room:
     gpus = node.gpus if on_gpu else 0
     cores = min(cores_per_worker or node.cores // max(gpus, 1), node.cores)
     workers = min(gpus or node.cores, node.cores // cores) if cores else 0
-    share = node.memory_bytes / max(workers, 1)
-    return Room(workers=workers, cores=cores, gpus=min(gpus, 1), memory_bytes=share)
+    return Room(workers=workers, cores=cores, gpus=min(gpus, 1))
 
 
 def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
@@ -121,10 +116,21 @@ def connect(address: str) -> Iterator[None]:
         yield
         return
     try:
-        with _attached(address) if address else _started():
+        with _silent(), _attached(address) if address else _started():
             yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep Ray from printing the end of each worker on standard output, which it does whatever `log_to_driver` says."""
+    switch, names = "_worker_logs_enabled", vars(import_module("ray._private.worker"))
+    before, names[switch] = names[switch], False
+    try:
+        yield
+    finally:
+        names[switch] = before
 
 
 def _check_connected(address: str) -> None:
@@ -186,7 +192,6 @@ def _started() -> Iterator[None]:
     environment = {
         "RAY_AUTH_TOKEN": _token(),  # without it Ray writes one into the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_memory_monitor_refresh_ms": "0",  # `worker_process` watches memory, and knows who took it
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
     with _folder() as folder, _environment(environment, TMPDIR=folder):

@@ -1,4 +1,8 @@
-"""A worker: what one process holds to score units of a run. Nothing in here knows Ray, or other processes."""
+"""A worker: the process that scores units of a run. Ray runs it as an actor; nothing in here imports Ray.
+
+The driver has a unit computed in one call and committed in another, so that it knows of a worker that ends whether rows
+or the destination were at work.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import islice
-
-import pyarrow as pa
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.engines.base import Placement, Session
@@ -36,69 +38,290 @@ from graphkiln_backend.scoring.errors import (
 from graphkiln_backend.scoring.model import describe_session, read_model
 from graphkiln_backend.scoring.model_fetch import with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.outcomes import Attempt, Track, UnitReport, WorkerFacts
+from graphkiln_backend.scoring.outcomes import (
+    Attempt,
+    Blame,
+    Cause,
+    Done,
+    Ended,
+    Failed,
+    Ready,
+    UnitReport,
+    WorkerFacts,
+)
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.scorer import StageTimes
-from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
+from graphkiln_backend.scoring.scorer import Scored, StageTimes
+from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import usable_cores
 
-# Proves a worker's session again before anything that it has computed is written.
-#
-# A core, a memory module or a device may fail long after the self-test. So a unit is committed only after a proof that
-# began when the unit had been computed: what lies between two good proofs is kept, what came before a bad one is thrown
-# away with its worker. A proof computes a few golden samples, in turns, and holds them by the project's limits to what
-# this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that it costs
-# about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
-
+_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to commit what is computed already
+_READ_WAITS_S = (1.0, 4.0)  # between attempts to read a row before it is given up
+_EXAMPLE = 300  # characters of an error that is reported as an example
 _SAMPLES = 4  # of a proof, at most. A fault of the machine shows in any of them.
 _ROWS_PER_SAMPLE = 100  # four samples for each unit of 48 rows were 8% of all that was computed
+_CAUSES: tuple[tuple[type[Exception], Cause], ...] = (
+    (InputChanged, Cause.CHANGED),
+    (SourceUnavailable, Cause.SOURCE),
+    (UnitUnreadable, Cause.UNREADABLE),
+    (StoreError, Cause.STORE),
+    (WorkerUnfit, Cause.ROWS),
+    (ScoringError, Cause.REFUSED),
+)
 
 
-class SharedSession(Closeable):
-    """A session that several threads may use: one after the other.
+class WorkerActor:
+    """The calls that the driver makes; each returns an outcome, whatever a row does.
 
     Args:
-        session: The session.
+        name: Name of the worker.
+        request: The run; its `cores_per_worker` is what this one has.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lock = threading.Lock()
+    def __init__(self, name: str, request: ScoreRequest) -> None:
+        self._name, self._request = name, request
+        self._worker: Worker | None = None
+        self._computed: dict[int, Computed] = {}
 
-    @property
-    def signature(self) -> Signature:
-        """Of the session."""
-        return self._session.signature
+    def start(self) -> Ready | Ended:
+        """Build the worker and prove its session."""
+        remove_dead_scratch()
+        try:
+            self._worker = Worker(self._request)
+        except GraphkilnError as error:
+            return Ended(worker=self._name, blame=Blame.WORKER, reason=f"it could not start: {error}")
+        return Ready(worker=self._name, facts=self._worker.facts)
 
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """As the session does."""
-        with self._lock:
-            return self._session.run(feeds, outputs)
+    def compute(self, number: int, attempt: Attempt) -> Done | Failed | Ended | None:
+        """Compute an attempt; None where its result is to be committed next."""
+        try:
+            computed = self._started.compute(attempt)
+        except BaseException as error:  # noqa: BLE001 - whatever a row does must reach the driver: Rust panics, too
+            return self._explain(number, error)
+        if computed is None:
+            return Done(worker=self._name, attempt=number, report=None)
+        self._computed[number] = computed
+        return None
 
-    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """As the session reads it back."""
-        with self._lock:
-            return self._session.placement(feeds)
+    def commit(self, number: int) -> Done | Failed | Ended:
+        """Commit what was computed."""
+        try:
+            report = self._started.commit(self._computed.pop(number))
+        except BaseException as error:  # noqa: BLE001 - likewise
+            return self._explain(number, error)
+        return Done(worker=self._name, attempt=number, report=report)
+
+    def steps(self, wait_s: float) -> int:
+        """Return a number that changes while anything goes on, after a while."""
+        time.sleep(wait_s)
+        return self._worker.steps if self._worker else 0
 
     def close(self) -> None:
-        """Closes the session."""
-        self._session.close()
+        """Free the session, and remove what was kept."""
+        if self._worker:
+            self._worker.close()
+
+    @property
+    def _started(self) -> Worker:
+        assert self._worker is not None  # noqa: S101 - nothing is assigned before it is ready
+        return self._worker
+
+    def _explain(self, number: int, error: BaseException) -> Failed | Ended:
+        cause = cause_of(error)
+        if cause is Cause.ROWS and not isinstance(error, WorkerUnfit):
+            try:
+                self._started.prove()
+            except WorkerUnfit as found:
+                error = found
+        if isinstance(error, WorkerUnfit):
+            return Ended(worker=self._name, blame=Blame.WORKER, reason=str(error))
+        reason = f"raised {type(error).__name__}: {error}" if cause is Cause.ROWS else str(error)
+        return Failed(worker=self._name, attempt=number, cause=cause, reason=reason)
 
 
-def share(proven: ProvenSession) -> ProvenSession:
-    """The same session for several threads: requests and replays take turns on it.
+def cause_of(error: BaseException) -> Cause:
+    """Classify the error of an attempt; anything unknown may be a row's doing."""
+    return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.ROWS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Computed:
+    """A unit whose rows are computed.
+
+    Attributes:
+        attempt: The attempt.
+        scored: The answers of all rows, and what they took.
+        begun: When it was begun, by `time.monotonic`.
+    """
+
+    attempt: Attempt
+    scored: Scored
+    begun: float
+
+
+class Worker(Closeable):
+    """Scores units of one run, two at a time: one is read while the other is computed.
 
     Args:
-        proven: Owned by the result from now on.
+        request: The run.
+
+    Attributes:
+        facts: Description for the driver.
+        steps: Grows while anything goes on.
+
+    Raises:
+        GraphkilnError: The model cannot be lowered here, or computes wrongly.
     """
-    session = SharedSession(proven.session)
-    return replace(proven, session=session, replay=proven.replay and replace(proven.replay, session=session))
+
+    def __init__(self, request: ScoreRequest) -> None:
+        begun = time.monotonic()
+        self.steps = 0
+        self._source, self._destination = open_source(request), open_destination(request)
+        self._vanishing = scratch_folder(Scratch.MODEL)
+        self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
+        cores = request.cores_per_worker or usable_cores()
+        model = read_model(with_local_model(request, self._vanishing.path), self._cache, cores)
+        proven, encoder = share(model.build(self._cache)), model.encoder(request)
+        self._scorer = model.scorer(proven, request, cores, self._cache)
+        self._session = proven.session
+        self._prover = Prover(proven.replay, encoder.outputs)
+        self.facts = WorkerFacts(
+            node=socket.gethostname(),
+            pid=os.getpid(),
+            session=describe_session(proven),
+            self_test=encode_json(proven.self_test) if proven.self_test else "",
+            seconds=time.monotonic() - begun,
+            version=version("graphkiln"),
+            configuration=model.configuration(request),
+        )
+
+    def close(self) -> None:
+        """End its threads, free the session and remove what it kept."""
+        self._scorer.close()
+        self._session.close()
+        self._cache.close()
+        self._vanishing.close()
+
+    def prove(self) -> None:
+        """Prove the session now.
+
+        Raises:
+            WorkerUnfit: It computes wrongly.
+        """
+        self._prover.prove(time.monotonic())
+
+    def compute(self, attempt: Attempt) -> Computed | None:
+        """Compute a unit; None for a probe, of which nothing is kept.
+
+        Raises:
+            InputChanged: The unit is no longer what was planned.
+            SourceUnavailable: It cannot be read just now.
+            UnitUnreadable: It cannot be read at all.
+        """
+        begun, unit = time.monotonic(), attempt.unit
+        first = attempt.probe.start if attempt.probe else 0
+        quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
+        outages: list[SourceUnavailable] = []
+        scored = self._scorer.score(self._rows(attempt, outages), quarantined)
+        rows = len(scored.table)
+        if len(outages) > min(rows - 1, max(1, rows // 10)):  # it is the source, and not some of its rows
+            raise outages[0]
+        if attempt.probe:
+            return None
+        if rows != unit.rows:
+            raise InputChanged(f"{unit.path} has {rows} rows where {unit.rows} were planned")
+        return Computed(attempt=attempt, scored=scored, begun=begun)
+
+    def commit(self, computed: Computed) -> UnitReport:
+        """Prove the session again, and commit a unit.
+
+        Raises:
+            WorkerUnfit: The session computes wrongly: nothing was written.
+            StoreError: The unit cannot be written just now.
+            ScoringError: The destination refuses it.
+        """
+        unit, table = computed.attempt.unit, computed.scored.table
+        self._prover.prove(time.monotonic(), len(table))
+        proven = time.monotonic()
+        twin = self._commit(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table))
+        done = time.monotonic()
+        errors, ids = table.column("error").drop_null(), table.column("id")
+        return UnitReport(
+            unit_id=unit.id,
+            rows=len(table),
+            errors=len(errors),
+            seconds=done - computed.begun,
+            twin=twin,
+            times=computed.scored.times + StageTimes(commit_s=done - proven),
+            quarantined={ids[at].as_py(): reason for at, reason in computed.attempt.quarantined.items()},
+            example=str(errors[0])[:_EXAMPLE] if len(errors) else "",
+        )
+
+    def _commit(self, result: Result) -> bool:
+        """Write a result, patiently; True where another attempt had written it before."""
+        for wait_s in (*_COMMIT_WAITS_S, 0.0):
+            self.steps += 1
+            try:
+                self._destination.commit(result)
+            except CommitConflict:
+                return True
+            except StoreError as error:
+                if not (error.passing and wait_s):
+                    raise
+                time.sleep(wait_s)
+            else:
+                return False
+        raise AssertionError("the last attempt returns or raises")
+
+    def _rows(self, attempt: Attempt, outages: list[SourceUnavailable]) -> Iterator[Row]:
+        """The rows of an attempt."""
+        start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
+        rows = islice(self._source.rows(attempt.unit), start, stop)
+        while True:
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except (InputChanged, SourceUnavailable):
+                raise
+            except (GraphkilnError, OSError) as error:
+                raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
+            self.steps += 1
+            yield replace(row, load=partial(self._load, row, attempt, outages))
+
+    def _load(self, row: Row, attempt: Attempt, outages: list[SourceUnavailable]) -> bytes:
+        """Read a row; called by many threads. What has stopped its unit too often is its own error at last."""
+        try:
+            return row.load()
+        except SourceUnavailable:
+            if not attempt.outages_are_errors:
+                raise
+            return self._load_patiently(row, outages)
+        finally:
+            self.steps += 1
+
+    def _load_patiently(self, row: Row, outages: list[SourceUnavailable]) -> bytes:
+        """Read a row some more times while others are read: what only happens now and then is over by then."""
+        for wait_s in _READ_WAITS_S:
+            time.sleep(wait_s)
+            self.steps += 1
+            try:
+                return row.load()
+            except SourceUnavailable as error:
+                last = error
+        outages.append(last)
+        raise ScoringError(f"{last}, again and again") from last
 
 
 class Prover:
-    """Proves a session while it is used.
+    """Proves a session again before anything that it has computed is written.
+
+    A core, a memory module or a device may fail long after the self-test. So a unit is committed only after a proof
+    that began when the unit had been computed: what lies between two good proofs is kept, what came before a bad one is
+    thrown away with its worker. A proof computes a few golden samples, in turns, and holds them by the project's limits
+    to what this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that
+    it costs about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
 
     Args:
         replay: The golden samples on the session; None where nothing can be replayed.
@@ -120,7 +343,7 @@ class Prover:
             replay.judge(self._proven)
 
     def prove(self, computed_at: float, rows: int = _SAMPLES * _ROWS_PER_SAMPLE) -> None:
-        """Returns when the session is known to be sound after a moment.
+        """Return when the session is known to be sound after a moment.
 
         Args:
             computed_at: The moment, by `time.monotonic`, when what is to be written had been computed.
@@ -150,169 +373,34 @@ class Prover:
             raise WorkerUnfit(f"it no longer computes the golden samples as it did: {error}") from error
 
 
-_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to commit what is computed already
-_READ_WAITS_S = (1.0, 4.0)  # between attempts to read a row before it is given up
-_TOLD = 300  # characters of an error that is told as an example
+class SharedSession(Closeable):
+    """A session that several threads may use, one after the other."""
 
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
 
-class Worker(Closeable):
-    """Scores units of one run, two at a time: one is read while the other is computed.
+    @property
+    def signature(self) -> Signature:
+        """Signature of the session."""
+        return self._session.signature
 
-    Args:
-        request: The run.
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Run the session."""
+        with self._lock:
+            return self._session.run(feeds, outputs)
 
-    Raises:
-        GraphkilnError: The model cannot be lowered here, or computes wrongly.
-    """
-
-    def __init__(self, request: ScoreRequest) -> None:
-        begun = time.monotonic()
-        self._source, self._destination = open_source(request), open_destination(request)
-        self._vanishing = scratch_folder(Scratch.MODEL)
-        self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
-        cores = request.cores_per_worker or usable_cores()
-        model = read_model(with_local_model(request, self._vanishing.path), self._cache, cores)
-        proven, encoder = share(model.build(self._cache)), model.encoder(request)
-        self._scorer = model.scorer(proven, request, cores, self._cache)
-        self._session = proven.session
-        self._prover = Prover(proven.replay, encoder.outputs)
-        self.facts = WorkerFacts(
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            session=describe_session(proven),
-            self_test=encode_json(proven.self_test) if proven.self_test else "",
-            seconds=time.monotonic() - begun,
-            version=version("graphkiln"),
-            configuration=model.configuration(request),
-        )
-        """What it is."""
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        """Read the placement back from the session."""
+        with self._lock:
+            return self._session.placement(feeds)
 
     def close(self) -> None:
-        """Ends its threads, frees the session and removes what it kept."""
-        self._scorer.close()
+        """Close the session."""
         self._session.close()
-        self._cache.close()
-        self._vanishing.close()
-
-    def prove(self) -> None:
-        """Proves the session now.
-
-        Raises:
-            WorkerUnfit: It computes wrongly.
-        """
-        self._prover.prove(time.monotonic())
-
-    def score(self, attempt: Attempt, track: Track) -> UnitReport | None:
-        """Scores a unit and commits it; a probe is computed only, and reports nothing.
-
-        Args:
-            attempt: The unit.
-            track: Where it tells how far it is.
-
-        Raises:
-            InputChanged: The unit is no longer what was planned.
-            SourceUnavailable: It cannot be read just now.
-            UnitUnreadable: It cannot be read at all.
-            WorkerUnfit: The session computes wrongly: nothing was written.
-            StoreError: It cannot be written just now.
-            ScoringError: The destination refuses it.
-        """
-        begun, unit = time.monotonic(), attempt.unit
-        first = attempt.probe.start if attempt.probe else 0
-        quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
-        outages: list[SourceUnavailable] = []
-        scored = self._scorer.score(self._rows(attempt, track, outages), quarantined)
-        table = scored.table
-        if len(outages) > _most_outages(len(table)):  # it is the source, and not some of its rows
-            raise outages[0]
-        if attempt.probe:
-            return None
-        if len(table) != unit.rows:
-            raise InputChanged(f"{unit.path} has {len(table)} rows where {unit.rows} were planned")
-        track.commit()
-        self._prover.prove(time.monotonic(), len(table))
-        computed = time.monotonic()
-        twin = self._commit(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table), track)
-        done = time.monotonic()
-        return UnitReport(
-            unit_id=unit.id,
-            rows=len(table),
-            errors=len(table) - table.column("error").null_count,
-            seconds=done - begun,
-            twin=twin,
-            times=scored.times + StageTimes(commit_s=done - computed),
-            quarantined=_quarantined_ids(attempt, table),
-            example=_first_error(table),
-        )
-
-    def _rows(self, attempt: Attempt, track: Track, outages: list[SourceUnavailable]) -> Iterator[Row]:
-        """The rows of an attempt, each of which tells when it is begun."""
-        start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
-        rows = islice(enumerate(self._source.rows(attempt.unit)), start, stop)
-        while True:
-            try:
-                position, row = next(rows)
-            except StopIteration:
-                return
-            except (InputChanged, SourceUnavailable):
-                raise
-            except (GraphkilnError, OSError) as error:
-                raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
-            track.reach(position + 1)
-            yield replace(row, load=partial(_load, row, track, attempt, outages))
-
-    def _commit(self, result: Result, track: Track) -> bool:
-        """Writes a result, patiently; True where another attempt had written it before."""
-        for wait_s in (*_COMMIT_WAITS_S, 0.0):
-            track.advance()
-            try:
-                self._destination.commit(result)
-            except CommitConflict:
-                return True
-            except StoreError as error:
-                if not (error.passing and wait_s):
-                    raise
-                time.sleep(wait_s)
-            else:
-                return False
-        raise AssertionError("the last attempt returns or raises")
 
 
-def _load(row: Row, track: Track, attempt: Attempt, outages: list[SourceUnavailable]) -> bytes:
-    """Reads a row; called by many threads. What has stopped its unit too often is its own error at last."""
-    try:
-        return row.load()
-    except SourceUnavailable:
-        if not attempt.outages_are_errors:
-            raise
-        return _load_patiently(row, track, outages)
-    finally:
-        track.advance()
-
-
-def _load_patiently(row: Row, track: Track, outages: list[SourceUnavailable]) -> bytes:
-    """Reads a row some more times while others are read: what only happens now and then is over by then."""
-    for wait_s in _READ_WAITS_S:
-        time.sleep(wait_s)
-        track.advance()
-        try:
-            return row.load()
-        except SourceUnavailable as error:
-            last = error
-    outages.append(last)
-    raise ScoringError(f"{last}, again and again") from last
-
-
-def _most_outages(rows: int) -> int:
-    """How many of so many rows may be unreadable while nobody doubts that their source is there."""
-    return min(rows - 1, max(1, rows // 10))
-
-
-def _first_error(table: pa.Table) -> str:
-    errors = table.column("error").drop_null()
-    return str(errors[0])[:_TOLD] if len(errors) else ""
-
-
-def _quarantined_ids(attempt: Attempt, table: pa.Table) -> dict[str, str]:
-    ids = table.column("id")
-    return {ids[position].as_py(): reason for position, reason in attempt.quarantined.items()}
+def share(proven: ProvenSession) -> ProvenSession:
+    """Make a session usable by several threads; requests and replays take turns on it. The result owns it."""
+    session = SharedSession(proven.session)
+    return replace(proven, session=session, replay=proven.replay and replace(proven.replay, session=session))

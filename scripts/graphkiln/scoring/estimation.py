@@ -165,8 +165,7 @@ def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list
         ScoringError: One of them cannot be listed.
     """
     from graphkiln_backend.scoring.opening import open_source
-    from graphkiln_backend.scoring.plan import read_plan, write_plan
-    from graphkiln_backend.scoring.run import PLAN
+    from graphkiln_backend.scoring.plan import PLAN, read_plan, write_plan
     from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
     with scratch_folder(Scratch.PLAN) as folder:
@@ -212,7 +211,7 @@ def _plan_workers(request: ScoreRequest, *, on_gpu: bool) -> Workers:
     from graphkiln_backend.scoring.cluster import Node, connect, living_nodes, room_of
     from graphkiln_backend.system.resources import usable_cores
 
-    this = Node(id="", name=socket.gethostname(), cores=usable_cores(), gpus=len(gpus()), memory_bytes=0.0)
+    this = Node(id="", name=socket.gethostname(), cores=usable_cores(), gpus=len(gpus()))
     nodes: Iterable[Node] = [this]
     if request.address:
         with connect(request.address):

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from graphkiln.scoring.options import ScoreOptions
     from graphkiln.scoring.record import RunRecord
     from graphkiln.scoring.run_state import Progress, RunState
-    from graphkiln_backend.scoring.destinations.base import Destination, Lease
+    from graphkiln_backend.scoring.destinations.base import Destination
+    from graphkiln_backend.scoring.destinations.lock import Lock
     from graphkiln_backend.scoring.request import ScoreRequest
     from graphkiln_backend.scoring.verify import Verification
 
@@ -69,9 +70,8 @@ def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verificati
     from graphkiln.scoring.options import absolute
     from graphkiln_backend.scoring.errors import ScoringError
     from graphkiln_backend.scoring.opening import open_destination
-    from graphkiln_backend.scoring.plan import read_plan
+    from graphkiln_backend.scoring.plan import PLAN, read_plan
     from graphkiln_backend.scoring.request import ScoreRequest
-    from graphkiln_backend.scoring.run import PLAN
     from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
     from graphkiln_backend.scoring.verify import verify as compare
 
@@ -94,9 +94,9 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     from graphkiln.scoring.metrics import RunMetrics
     from graphkiln.scoring.mistakes import check_places, check_source
     from graphkiln.scoring.run_state import RunState
+    from graphkiln_backend.scoring.driver import score as run
     from graphkiln_backend.scoring.events import Event
     from graphkiln_backend.scoring.model_fetch import with_version
-    from graphkiln_backend.scoring.run import score as run
 
     check_places(request)
     check_source(request)
@@ -121,7 +121,7 @@ class _Conclusion:
         self._request, self._state, self._begun = request, state, datetime.now(UTC)
         self.record: RunRecord
 
-    def write(self, destination: Destination, lease: Lease, error: BaseException | None) -> None:
+    def write(self, destination: Destination, lock: Lock, error: BaseException | None) -> None:
         """Writes both; of a run that failed the record alone, and nothing where it planned nothing.
 
         Raises:
@@ -129,7 +129,7 @@ class _Conclusion:
         """
         if error is None:
             try:
-                collect(destination, lease, is_new=bool(self._state.units))
+                collect(destination, lock, is_new=bool(self._state.units))
             except BaseException as failure:
                 self._record(destination, failure)
                 raise
@@ -150,12 +150,12 @@ class _Conclusion:
             error.add_note(f"nor could {records.NOTE} be written: {failure}")
 
 
-def collect(destination: Destination, lease: Lease, *, is_new: bool) -> None:
+def collect(destination: Destination, lock: Lock, *, is_new: bool) -> None:
     """Writes `_errors.parquet` where a run committed anything, or where the last one did not come to it.
 
     Args:
         destination: Where the results are.
-        lease: Renewed meanwhile.
+        lock: Checked meanwhile.
         is_new: Whether the run committed anything.
 
     Raises:
@@ -164,7 +164,7 @@ def collect(destination: Destination, lease: Lease, *, is_new: bool) -> None:
     from graphkiln_backend.scoring.collected_errors import ERRORS, collect_errors
 
     if is_new or destination.read_note(ERRORS) is None:
-        collect_errors(destination, destination.committed_ids(), lease.renew)
+        collect_errors(destination, destination.committed_ids(), lock.check)
 
 
 def describe_run(

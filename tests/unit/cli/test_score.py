@@ -11,13 +11,13 @@ from commands import RunVerb
 from score_events import RUN
 
 from graphkiln.scoring import extra
-from graphkiln_backend.scoring import run as backend_run
+from graphkiln_backend.scoring import driver as backend_run
+from graphkiln_backend.scoring.driver import Conclude
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Report
 from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.plan import write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.run import Conclude
 from graphkiln_backend.scoring.units import InputRange
 
 

@@ -81,7 +81,7 @@ def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.Monk
         asked.append(address)
         yield
 
-    found = [Node(id=name, name=name, cores=cores, gpus=0, memory_bytes=0) for name, cores in (("a", 0), ("b", 4))]
+    found = [Node(id=name, name=name, cores=cores, gpus=0) for name, cores in (("a", 0), ("b", 4))]
     monkeypatch.setattr(cluster, "connect", connect)
     monkeypatch.setattr(nodes, "living_nodes", lambda: found)
     remote = replace(request_, address="head:6379", cores_per_worker=2)

@@ -13,9 +13,9 @@ from ray_cluster import RayNodes, kill, processes_of, ray_nodes
 from scoring_runs import PLANTED, check_each_once, make_images, make_request
 
 from graphkiln_backend.scoring import fleet as module
+from graphkiln_backend.scoring.driver import score
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused, UnitCommitted, WorkerEnded
-from graphkiln_backend.scoring.run import score
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -49,18 +49,18 @@ class Killer:
                 threading.Thread(target=self._kill).start()
 
     def _kill(self) -> None:
-        kind = self._random.choice(["worker", "worker", "actor", "node"])
+        kind = self._random.choice(["worker", "worker", "worker", "node"])
         self.kills.append(kind)
         if kind == "node":
             self._cluster.add()
             self._cluster.kill(self._cluster.nodes[0])
             return
-        victims = processes_of("worker_main" if kind == "worker" else "ray::WorkerActor")
+        victims = processes_of("ray::WorkerActor")
         if victims:
             kill(self._random.choice(victims))
 
 
-def test_workers_actors_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
+def test_workers_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", 4, address=cluster.address)
     killer = Killer(cluster, every=12, seed=5)
     summary = score(request, killer)
@@ -115,5 +115,5 @@ def test_one_poisoned_row_among_three_nodes(tmp_path: Path, cluster: RayNodes) -
     score(request, told.append)
     errors = check_each_once(tmp_path / "out", 80)
     assert errors.keys() == {"00003.png", "00057.png"}
-    assert errors["00057.png"] == "ended its worker with SIGSEGV"
+    assert errors["00057.png"] == module.CRASHED
     assert any(isinstance(each, WorkerEnded) for each in told)

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.scoring import run as resume
+from graphkiln_backend.scoring import plan as module
 from graphkiln_backend.scoring.destinations.base import Committed
 from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
-from graphkiln_backend.scoring.plan import read_plan, write_plan
-from graphkiln_backend.scoring.run import account, read_standing, settle_stale
+from graphkiln_backend.scoring.plan import account, read_plan, read_progress, settle_stale, write_plan
 from graphkiln_backend.scoring.units import InputRange
 
 
@@ -43,8 +42,8 @@ def make_plan(path: Path, count: int) -> list[str]:
 def test_what_is_done_is_told_from_what_is_stale(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 5)
     store = Store({ids[1]: "this", ids[3]: "this", "gone": "this"})
-    standing = read_standing(store, tmp_path / "plan")  # type: ignore[arg-type]
-    assert (standing.done_units, standing.done_rows, standing.stale) == (2, 8, frozenset(["gone"]))
+    progress = read_progress(store, tmp_path / "plan")  # type: ignore[arg-type]
+    assert (progress.done_units, progress.done_rows, progress.stale) == (2, 8, frozenset(["gone"]))
 
 
 @pytest.mark.parametrize(
@@ -64,12 +63,12 @@ def test_stale_results_of_the_same_model_are_replaced_when_asked() -> None:
     assert store.units == {"kept": "this"}
 
 
-def test_a_claim_that_was_lost_ends_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_was_lost_ends_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> None:
         if len(store.units) < 7:
             raise ClaimLost("run second took over")
 
-    monkeypatch.setattr(resume, "_PIECE", 2)
+    monkeypatch.setattr(module, "_REMOVED_TOGETHER", 2)
     store = Store({str(number): "this" for number in range(9)})
     with pytest.raises(ClaimLost):
         settle_stale(store, frozenset(store.units), "this", replace=True, check=check)  # type: ignore[arg-type]
@@ -87,7 +86,7 @@ def test_a_unit_without_a_result_is_told_with_its_reason(tmp_path: Path) -> None
 
 def test_results_that_nobody_planned_are_told(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 1)
-    with pytest.raises(ScoringError, match="1 units have a result that nobody planned"):
+    with pytest.raises(ScoringError, match="1 units have a result but are not planned"):
         account(Store({ids[0]: "this", "x": "this"}), tmp_path / "plan", {})  # type: ignore[arg-type]
 
 
@@ -95,6 +94,6 @@ def test_results_that_nobody_planned_are_told(tmp_path: Path) -> None:
 def test_25000_finished_units_are_seen_in_no_time(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 25_000)
     begun = time.monotonic()
-    standing = read_standing(Store(dict.fromkeys(ids, "this")), tmp_path / "plan")  # type: ignore[arg-type]
-    assert standing.done_units == 25_000
+    progress = read_progress(Store(dict.fromkeys(ids, "this")), tmp_path / "plan")  # type: ignore[arg-type]
+    assert progress.done_units == 25_000
     assert time.monotonic() - begun < 10  # the limit of the design; it takes less than a tenth of it

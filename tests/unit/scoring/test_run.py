@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request, results
 
-from graphkiln_backend.scoring import run, schedule
-from graphkiln_backend.scoring import schedule as patience
+from graphkiln_backend.scoring import driver as run
+from graphkiln_backend.scoring import fleet, schedule
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
 from graphkiln_backend.scoring.events import (
@@ -39,7 +39,7 @@ PROGRAM = """
 import pickle, sys
 from graphkiln_backend.scoring.errors import RunInterrupted
 from graphkiln_backend.scoring.events import UnitCommitted
-from graphkiln_backend.scoring.run import score
+from graphkiln_backend.scoring.driver import score
 
 def tell(event):
     if isinstance(event, UnitCommitted):
@@ -77,7 +77,7 @@ def start(request: ScoreRequest, program: str = PROGRAM) -> subprocess.Popen[str
 
 def is_ours(process: psutil.Process, number: int) -> bool:
     """All of them, or the workers alone after SIGKILL: some of Ray's own processes notice it late."""
-    return number != signal.SIGKILL or any("worker_main" in word for word in process.cmdline())
+    return number != signal.SIGKILL or any("ray::WorkerActor" in word for word in process.cmdline())
 
 
 def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_path: Path, told: list[Event]) -> None:
@@ -94,14 +94,14 @@ def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_p
 def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "FIRST_S", 2.0)
-    monkeypatch.setattr(patience, "FLOOR_S", 2.0)
+    monkeypatch.setattr(schedule, "FIRST_S", 2.0)
+    monkeypatch.setattr(schedule, "FLOOR_S", 2.0)
     planted = dict.fromkeys(range(0, 100, 10), b"no image")
     planted |= {33: b"segfault", 57: b"hang", 71: b"raise", 92: b"stop"}
     request = make_request(make_images(tmp_path / "in", 100, planted), tmp_path / "out", rows_per_unit=50)
     summary = run.score(request, told.append)
     errors = check_each_once(tmp_path / "out", 100)
-    assert errors["00033.png"] == "ended its worker with SIGSEGV"
+    assert errors["00033.png"] == fleet.CRASHED
     assert errors["00057.png"].startswith("hung for ")
     assert errors["00092.png"].startswith("hung for ")
     assert errors["00071.png"] == "raised RecursionError: too deep"
@@ -114,7 +114,7 @@ def test_an_image_that_can_never_be_read_is_an_error_at_last(
     tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
-    monkeypatch.setattr(schedule, "wait_s", lambda *_: 0.0)
+    monkeypatch.setattr(schedule, "LONGEST_WAIT_S", 0.0)
     request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
     summary = run.score(request, told.append)
     assert (summary.scored, summary.errors) == (29, 1)

@@ -10,9 +10,9 @@ import pytest
 from scoring_runs import make_request
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring import run
-from graphkiln_backend.scoring.destinations.base import Destination, Lease
-from graphkiln_backend.scoring.destinations.lease import StoreLease
+from graphkiln_backend.scoring import driver as run
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import InputRange
@@ -41,8 +41,8 @@ def request_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score
 def test_a_second_driver_finds_it_claimed_until_the_first_has_written_all(request_of_nothing: ScoreRequest) -> None:
     concluded: list[BaseException | None] = []
 
-    def conclude(destination: Destination, lease: Lease, error: BaseException | None) -> None:
-        lease.renew()
+    def conclude(destination: Destination, lock: Lock, error: BaseException | None) -> None:
+        lock.check()
         with pytest.raises(DestinationBusy):
             run.score(request_of_nothing)
         destination.write_note("_run.json", b"first")
@@ -59,7 +59,7 @@ def test_a_run_that_fails_concludes_too_before_another_may_begin(
     monkeypatch.setattr(run, "open_source", lambda _: Unlistable())
     concluded: list[str] = []
 
-    def conclude(destination: Destination, _: Lease, error: BaseException | None) -> None:
+    def conclude(destination: Destination, _: Lock, error: BaseException | None) -> None:
         with pytest.raises(DestinationBusy):
             destination.claim("another")
         concluded.append(str(error))
@@ -72,10 +72,10 @@ def test_a_run_that_fails_concludes_too_before_another_may_begin(
 def test_one_whose_destination_was_taken_over_writes_nothing_there(
     request_of_nothing: ScoreRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def renew(_: StoreLease) -> None:
+    def check(_: Lock) -> None:
         raise ClaimLost("another run took over")
 
-    monkeypatch.setattr(StoreLease, "renew", renew)
+    monkeypatch.setattr(Lock, "check", check)
     concluded: list[object] = []
     with pytest.raises(ClaimLost):
         run.score(request_of_nothing, conclude=lambda *given: concluded.append(given))

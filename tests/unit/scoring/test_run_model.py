@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.run import read_run_model
 
 
 def request(model: Path) -> ScoreRequest:

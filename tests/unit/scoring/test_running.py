@@ -14,12 +14,12 @@ import graphkiln
 from graphkiln.scoring import score
 from graphkiln.scoring.metrics import RunMetrics
 from graphkiln.scoring.run_state import Progress
-from graphkiln_backend.scoring import run as backend_run
+from graphkiln_backend.scoring import driver as backend_run
+from graphkiln_backend.scoring.driver import Conclude
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
 from graphkiln_backend.scoring.events import Event, Report
 from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.run import Conclude
 
 Play = Callable[..., list[ScoreRequest]]
 
@@ -43,7 +43,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             destination = open_destination(request)
             lease = destination.claim("played")
             conclude(destination, lease, error)
-            lease.release()
+            lease.close()
             if error:
                 raise error
 

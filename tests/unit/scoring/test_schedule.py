@@ -9,7 +9,8 @@ from fake_fleet import FakeFleet, facts, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.driver import drive
+from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
 from graphkiln_backend.scoring.events import (
     Event,
     RowQuarantined,
@@ -17,8 +18,15 @@ from graphkiln_backend.scoring.events import (
     UnitFailed,
 )
 from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Ready, UnitReport
-from graphkiln_backend.scoring.run import drive
-from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER, Schedule
+from graphkiln_backend.scoring.schedule import (
+    FIRST_S,
+    FLOOR_S,
+    MOST_FAILED_UNITS,
+    MOST_STORE_FAILURES,
+    UNITS_PER_WORKER,
+    RowSearch,
+    Schedule,
+)
 from graphkiln_backend.scoring.units import Unit
 
 
@@ -60,7 +68,7 @@ def test_the_row_that_ends_its_worker_is_named_with_what_it_does() -> None:
     told: list[Event] = []
     run(FakeFleet(guilty={unit(2).id: {17}}), 5, told)
     (found,) = [each for each in told if isinstance(each, RowQuarantined)]
-    assert (found.path, found.position, found.reason) == ("/images/2", 17, "ended its worker with SIGSEGV")
+    assert (found.path, found.position, found.reason) == ("/images/2", 17, "ended its worker")
 
 
 def ready(schedule: Schedule, *workers: str) -> None:
@@ -196,7 +204,7 @@ def test_rows_that_cannot_be_read_stop_their_unit_some_times_and_are_errors_then
     assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="no disk")
 
 
-def test_an_attempt_that_was_being_committed_is_blamed_on_the_store() -> None:
+def test_a_worker_that_ends_while_it_commits_blames_no_row() -> None:
     schedule = schedule_of([unit(1)])
     ready(schedule, "a")
     number, attempt = begin(schedule, "a")
@@ -222,3 +230,93 @@ def test_memory_holds_what_is_worked_on() -> None:
     for number in range(10):
         schedule.handle(done("a", begin(schedule, "a")), 0.0)
         assert taken == number + 1
+
+
+def run_search(search: RowSearch, guilty: set[int]) -> int:
+    """Probes until the search is over; how often."""
+    probes = 0
+    while not search.is_over:
+        probes += 1
+        span = search.probe
+        if guilty & set(range(span.start, span.stop)):
+            search.ended()
+        else:
+            search.survived()
+    return probes
+
+
+@given(st.data())
+def test_a_search_finds_one_of_the_guilty_rows(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 300))
+    guilty = data.draw(st.sets(st.integers(0, rows - 1), min_size=1))
+    search = RowSearch(rows)
+    assert run_search(search, guilty) <= rows.bit_length() + 2
+    assert search.guilty in guilty
+
+
+def test_a_row_is_guilty_only_when_it_ends_its_worker_alone_twice() -> None:
+    search = RowSearch(100)
+    run_search(search, set())
+    assert (search.inconclusive, search.guilty) == (True, None)
+    search = RowSearch(1)
+    search.ended()
+    assert not search.is_over
+    search.survived()
+    assert search.inconclusive
+
+
+def test_patience_follows_the_slowest_of_the_last_units() -> None:
+    schedule = schedule_of([unit(number) for number in range(60)])
+    ready(schedule, "a")
+    assert schedule.patience_s == FIRST_S
+    for seconds, patience_s in ((1.0, FLOOR_S), (100.0, 300.0), *[(1.0, 300.0)] * 49, (1.0, FLOOR_S)):
+        number, attempt = begin(schedule, "a")
+        report = UnitReport(unit_id=attempt.unit.id, rows=40, errors=0, seconds=seconds)
+        schedule.handle(Done(worker="a", attempt=number, report=report), 0.0)
+        assert schedule.patience_s == patience_s
+
+
+def test_units_that_fail_one_after_the_other_end_the_run() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)])
+    ready(schedule, "a")
+
+    def fail() -> None:
+        number, _ = begin(schedule, "a")
+        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.REFUSED, reason="torn"), 0.0)
+
+    for _ in range(MOST_FAILED_UNITS - 1):
+        fail()
+    with pytest.raises(ScoringError, match=r"5 units in a row failed.*torn.*same command"):
+        fail()
+
+
+def test_a_store_may_fail_for_a_while() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)])
+    ready(schedule, "a")
+    for now in range(0, 900, 100):
+        for later in range(MOST_STORE_FAILURES - 1):
+            number, _ = begin(schedule, "a", now + 10.0 * later)
+            schedule.handle(Failed(worker="a", attempt=number, cause=Cause.STORE, reason="busy"), float(now))
+        schedule.handle(done("a", begin(schedule, "a", now + 90.0)), float(now))
+
+
+def test_a_run_without_units_needs_no_worker() -> None:
+    fleet = FakeFleet(size=1)
+    drive(Schedule(iter([]), lambda _: None, Summary()), fleet, lambda: None, fleet.clock)
+    assert fleet.most_in_flight == 0
+
+
+def test_a_run_that_lost_its_lock_stops_at_once() -> None:
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks
+        checks += 1
+        if checks > 5:
+            raise ClaimLost("another run took over")
+
+    fleet = FakeFleet()
+    schedule = schedule_of([unit(number) for number in range(100)])
+    with pytest.raises(ClaimLost):
+        drive(schedule, fleet, check, fleet.clock)
+    assert sum(fleet.commits.values()) < 10

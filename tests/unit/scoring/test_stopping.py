@@ -9,13 +9,13 @@ import threading
 
 import pytest
 
+from graphkiln_backend.scoring.driver import interruptible
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.scoring.run import interruptible
 
 PROGRAM = """
 import signal, sys
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.scoring.run import interruptible
+from graphkiln_backend.scoring.driver import interruptible
 number = signal.Signals(int(sys.argv[1]))
 before = signal.getsignal(number)
 try:

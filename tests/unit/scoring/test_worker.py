@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 from scoring_runs import make_images, make_request, results
 
+from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.scoring import worker as module
-from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable, StoreError, UnitUnreadable
-from graphkiln_backend.scoring.outcomes import Attempt, Progress, Track
+from graphkiln_backend.scoring.errors import (
+    InputChanged,
+    ScoringError,
+    SourceUnavailable,
+    StoreError,
+    UnitUnreadable,
+    WorkerUnfit,
+)
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Span, UnitReport
 from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.units import Unit
-from graphkiln_backend.scoring.worker import Worker
+from graphkiln_backend.scoring.worker import Worker, WorkerActor, cause_of
 
 
 @pytest.fixture(scope="module")
@@ -39,41 +47,40 @@ def worker(shared: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
     shared._destination.remove(list(shared._destination.committed_ids()))
 
 
+def score(worker: Worker, attempt: Attempt) -> UnitReport:
+    computed = worker.compute(attempt)
+    assert computed is not None
+    return worker.commit(computed)
+
+
 @pytest.fixture
 def unit(worker: Worker) -> Unit:
     (found,) = [each.unit("configuration") for each in worker._source.ranges(100)]
     return found
 
 
-@pytest.fixture
-def track() -> Track:
-    return Progress.create().track(1)
-
-
-def test_a_unit_is_scored_once_with_its_errors(worker: Worker, unit: Unit, track: Track, folder: Path) -> None:
-    report = worker.score(Attempt(unit=unit), track)
-    assert report is not None
+def test_a_unit_is_scored_once_with_its_errors(worker: Worker, unit: Unit, folder: Path) -> None:
+    report = score(worker, Attempt(unit=unit))
     assert (report.rows, report.errors, report.twin) == (12, 1, False)
-    again = worker.score(Attempt(unit=unit), track)
-    assert again is not None
+    again = score(worker, Attempt(unit=unit))
     assert again.twin
     assert results(folder.parent / "out").num_rows == 12
 
 
-def test_a_row_that_changed_ends_its_attempt(worker: Worker, unit: Unit, track: Track, folder: Path) -> None:
+def test_a_row_that_changed_ends_its_attempt(worker: Worker, unit: Unit, folder: Path) -> None:
     path = folder / "00007.png"
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     try:
         with pytest.raises(InputChanged):
-            worker.score(Attempt(unit=unit), track)
+            score(worker, Attempt(unit=unit))
     finally:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_row_that_can_never_be_read_is_an_error_at_last_where_the_others_can_be(
-    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch, failing: int
+    worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Where more of them cannot be read, it is the source that is gone: nothing is committed."""
 
@@ -83,43 +90,38 @@ def test_a_row_that_can_never_be_read_is_an_error_at_last_where_the_others_can_b
     rows = [replace(row, load=fail) if n < failing else row for n, row in enumerate(worker._source.rows(unit))]
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows), raising=False)
     with pytest.raises(SourceUnavailable):
-        worker.score(Attempt(unit=unit), track)
+        score(worker, Attempt(unit=unit))
     monkeypatch.setattr(module, "_READ_WAITS_S", (0.0, 0.0))
     if failing > 1:
         with pytest.raises(SourceUnavailable):
-            worker.score(Attempt(unit=unit, outages_are_errors=True), track)
+            score(worker, Attempt(unit=unit, outages_are_errors=True))
         assert list(worker._destination.committed_ids()) == []
         return
-    report = worker.score(Attempt(unit=unit, outages_are_errors=True), track)
-    assert report is not None
+    report = score(worker, Attempt(unit=unit, outages_are_errors=True))
     assert (report.rows, report.errors) == (12, 2), "and one that is no image"
     assert report.example == "cannot read it: Input/output error, again and again"
 
 
-def test_a_unit_that_lost_rows_is_not_committed(
-    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_lost_rows_is_not_committed(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(worker._source.rows(unit))
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows[:-1]), raising=False)
     with pytest.raises(InputChanged, match="has 11 rows where 12 were planned"):
-        worker.score(Attempt(unit=unit), track)
+        score(worker, Attempt(unit=unit))
     assert list(worker._destination.committed_ids()) == []
 
 
-def test_a_unit_that_cannot_be_read_is_told_apart(
-    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_unit_that_cannot_be_read_is_told_apart(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Unit) -> Iterator[Row]:
         raise OSError("torn")
         yield
 
     monkeypatch.setattr(worker._source, "rows", broken, raising=False)
     with pytest.raises(UnitUnreadable, match="torn"):
-        worker.score(Attempt(unit=unit), track)
+        score(worker, Attempt(unit=unit))
 
 
 def test_a_row_that_is_read_at_the_second_attempt_is_answered(
-    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch
+    worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy store refuses some rows now and then."""
     monkeypatch.setattr(module, "_READ_WAITS_S", (0.0, 0.0))
@@ -133,14 +135,13 @@ def test_a_row_that_is_read_at_the_second_attempt_is_answered(
 
     busy = [replace(row, load=partial(load, row)) for row in rows]
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(busy), raising=False)
-    report = worker.score(Attempt(unit=unit, outages_are_errors=True), track)
-    assert report is not None
+    report = score(worker, Attempt(unit=unit, outages_are_errors=True))
     assert (report.rows, report.errors, len(refused)) == (12, 1, 12)
 
 
 @pytest.mark.parametrize("passing", [True, False])
 def test_a_store_is_given_time_where_that_may_help(
-    worker: Worker, unit: Unit, track: Track, monkeypatch: pytest.MonkeyPatch, passing: bool
+    worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch, passing: bool
 ) -> None:
     calls, failures = 0, 3 if passing else 0
     commit = worker._destination.commit
@@ -154,9 +155,79 @@ def test_a_store_is_given_time_where_that_may_help(
 
     monkeypatch.setattr(worker._destination, "commit", fail, raising=False)
     if passing:
-        report = worker.score(Attempt(unit=unit), track)
-        assert report is not None
+        score(worker, Attempt(unit=unit))
     else:
         with pytest.raises(StoreError):
-            worker.score(Attempt(unit=unit), track)
+            score(worker, Attempt(unit=unit))
     assert calls == failures + 1
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (InputChanged("it changed"), Cause.CHANGED),
+        (SourceUnavailable("no network"), Cause.SOURCE),
+        (UnitUnreadable("torn"), Cause.UNREADABLE),
+        (StoreError("the disk is full"), Cause.STORE),
+        (ScoringError("other columns"), Cause.REFUSED),
+        (ExecutionError("out of range"), Cause.ROWS),
+        (MemoryError(), Cause.ROWS),
+    ],
+)
+def test_each_error_has_its_cause(error: Exception, cause: Cause) -> None:
+    assert cause_of(error) is cause
+
+
+class Broken:
+    """A worker that fails, and may no longer compute what it did."""
+
+    def __init__(self, error: BaseException, *, unfit: bool) -> None:
+        self._error, self._unfit = error, unfit
+
+    def compute(self, _: object) -> None:
+        raise self._error
+
+    def prove(self) -> None:
+        if self._unfit:
+            raise WorkerUnfit("it computes wrongly")
+
+
+def answer(error: BaseException, *, unfit: bool) -> object:
+    actor = WorkerActor("worker-1", make_request(Path("in"), Path("out")))
+    actor._worker = Broken(error, unfit=unfit)  # type: ignore[assignment]
+    return actor.compute(3, Attempt(unit=Unit(id="1", path="in", part="", rows=1)))
+
+
+def test_a_row_is_to_blame_only_when_the_session_is_sound() -> None:
+    sound = answer(ExecutionError("out of range"), unfit=False)
+    reason = "raised ExecutionError: out of range"
+    assert sound == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
+    unfit = answer(ExecutionError("device lost"), unfit=True)
+    assert unfit == Ended(worker="worker-1", blame=Blame.WORKER, reason="it computes wrongly")
+    store = answer(StoreError("the disk is full"), unfit=True)
+    assert store == Failed(worker="worker-1", attempt=3, cause=Cause.STORE, reason="the disk is full")
+
+
+def test_what_is_no_exception_reaches_the_driver() -> None:
+    class PanicException(BaseException):
+        """As what is written in Rust raises it."""
+
+    found = answer(PanicException("index out of bounds"), unfit=False)
+    reason = "raised PanicException: index out of bounds"
+    assert found == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
+
+
+def test_an_actor_computes_a_probe_and_commits_a_unit_with_its_quarantined_rows(worker: Worker, unit: Unit) -> None:
+    actor = WorkerActor("worker-1", make_request(Path("in"), Path("out")))
+    actor._worker = worker
+    before = actor.steps(0.0)
+    assert actor.compute(1, Attempt(unit=unit, probe=Span(start=2, stop=4))) == Done(
+        worker="worker-1", attempt=1, report=None
+    )
+    assert actor.steps(0.0) > before
+    assert actor.compute(2, Attempt(unit=unit, quarantined={3: "hung for 60 s"})) is None
+    done = actor.commit(2)
+    assert isinstance(done, Done)
+    assert done.report
+    assert (done.report.rows, done.report.errors) == (12, 2)
+    assert done.report.quarantined == {"00003.png": "hung for 60 s"}

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from graphkiln_backend.scoring.destinations.lock import Lock
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
@@ -56,23 +58,6 @@ class Committed:
     damage: str = ""
 
 
-class Lease(Protocol):
-    """The right of a run to plan, replace and finish at a destination, held by its driver alone. It ends by itself."""
-
-    def renew(self) -> None:
-        """To be called every few seconds; asks the store only when it is time to.
-
-        Raises:
-            ClaimLost: Another run has taken it over.
-            StoreError: It could not be renewed for so long that it has ended.
-        """
-        ...
-
-    def release(self) -> None:
-        """Ends it, so that the next run need not wait. A second call does nothing."""
-        ...
-
-
 class Destination(Protocol):
     """A store of results. It is opened by its text on the driver and again on each worker."""
 
@@ -84,8 +69,8 @@ class Destination(Protocol):
         """
         ...
 
-    def claim(self, run_id: str) -> Lease:
-        """Keeps other drivers away. Called after `prepare`, by a driver, before it reads what is committed.
+    def claim(self, run_id: str) -> Lock:
+        """Keep other drivers away. Called after `prepare`, by a driver, before it reads what is committed.
 
         Args:
             run_id: What the run is called in messages.

@@ -20,7 +20,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from graphkiln_backend.scoring.destinations.lease import is_dead_writer, writer_token
+from graphkiln_backend.scoring.destinations.lock import is_dead_writer, writer_token
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 _LEFTOVER_S = 24 * 3600.0  # how old the hidden file of a writer on another machine is when it is taken for a leftover

@@ -14,10 +14,10 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator
 
-from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
+from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
-from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetDestination, encode_result, object_name
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ScoringError
@@ -51,9 +51,9 @@ class LedgeredDestination(ParquetDestination):
         self.ledger_name()
         super().prepare()
 
-    def claim(self, run_id: str) -> Lease:
+    def claim(self, run_id: str) -> Lock:
         """A note of the database."""
-        return claim(self._notes(self.ledger_name()), run_id)
+        return Lock(self._notes(self.ledger_name()), run_id)
 
     def committed_ids(self) -> Iterator[str]:
         """Those of the ledger; files without a row there are of attempts that died."""

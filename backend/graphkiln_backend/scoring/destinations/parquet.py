@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
-from graphkiln_backend.scoring.destinations.lease import claim
+from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
@@ -137,9 +137,9 @@ class ParquetDestination:
                     hint="choose an empty destination",
                 )
 
-    def claim(self, run_id: str) -> Lease:
+    def claim(self, run_id: str) -> Lock:
         """A numbered note."""
-        return claim(self._store, run_id)
+        return Lock(self._store, run_id)
 
     def committed_ids(self) -> Iterator[str]:
         """By their names.

@@ -20,10 +20,10 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from graphkiln_backend.scoring.destinations.base import Committed, Lease, Result
+from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
-from graphkiln_backend.scoring.destinations.lease import claim
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ScoringError
 
 # What a table is called: however a user writes it, a table has one name, under which its ledger and claims are kept.
@@ -259,9 +259,9 @@ class TableDestination:
         self._check_ledger()
         self._checked.clear()
 
-    def claim(self, run_id: str) -> Lease:
+    def claim(self, run_id: str) -> Lock:
         """A note."""
-        return claim(self._notes, run_id)
+        return Lock(self._notes, run_id)
 
     def committed_ids(self) -> Iterator[str]:
         """Those of the ledger."""

@@ -8,7 +8,7 @@ import pytest
 
 from graphkiln_backend.scoring.destinations import database as database_notes
 from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
-from graphkiln_backend.scoring.destinations.lease import claim
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import DestinationBusy
 
 pytestmark = pytest.mark.slow
@@ -43,11 +43,11 @@ def test_contents(notes: DatabaseNotes, database: Database, tmp_path: Path) -> N
 
 
 def test_claims(notes: DatabaseNotes) -> None:
-    held = claim(notes, "first")
+    held = Lock(notes, "first")
     with pytest.raises(DestinationBusy, match=r"127.0.0.1:\d+/postgres, here is being written by run first"):
-        claim(notes, "second")
-    held.release()
-    claim(notes, "second")
+        Lock(notes, "second")
+    held.close()
+    Lock(notes, "second")
 
 
 def test_a_note_larger_than_a_value_of_the_database(

@@ -63,7 +63,7 @@ def test_units_are_verified_and_read_by_others(destination: Destination, tmp_pat
     held = destination.claim("run")
     with pytest.raises(DestinationBusy):
         destination.claim("other")
-    held.release()
+    held.close()
 
 
 def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from graphkiln_backend.scoring.destinations import folder
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.lease import writer_token
+from graphkiln_backend.scoring.destinations.lock import writer_token
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 CONTENT = memoryview(b"content")

@@ -13,7 +13,7 @@ from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
 
 from graphkiln_backend.scoring.destinations import object_store
 from graphkiln_backend.scoring.destinations.base import Result
-from graphkiln_backend.scoring.destinations.lease import claim
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.destinations.object_store import ObjectFile, ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
@@ -101,14 +101,14 @@ def test_results_and_claims(store: ObjectStore) -> None:
     destination.prepare()
     lease = destination.claim("first")
     with pytest.raises(DestinationBusy, match="run first"):
-        claim(store, "second")
+        Lock(store, "second")
     destination.commit(RESULT)
     with pytest.raises(CommitConflict):
         destination.commit(RESULT)
     found = verify(destination, [UNIT])
     assert found.ok
     assert (found.scored, found.errors) == (1, 1)
-    lease.release()
+    lease.close()
     destination.remove([UNIT.id])
     assert list(destination.committed_ids()) == []
 

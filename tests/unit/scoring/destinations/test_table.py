@@ -92,7 +92,7 @@ def test_another_spelling_is_the_same_table(destination: TableDestination, datab
     held = destination.claim("first")  # before there is a table
     with pytest.raises(DestinationBusy):
         same.claim("second")
-    held.release()
+    held.close()
     destination.commit(result(unit(0)))
     with pytest.raises(CommitConflict):
         same.commit(result(unit(0)))
@@ -182,7 +182,7 @@ def test_one_driver_at_a_time(destination: TableDestination) -> None:
     held = destination.claim("first")
     with pytest.raises(DestinationBusy):
         destination.claim("second")
-    held.release()
+    held.close()
 
 
 WRITE = """

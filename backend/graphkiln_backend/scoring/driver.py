@@ -1,0 +1,197 @@
+"""A run, from the request to the summary: read the model, lock the destination, plan, score what is left, account."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.scoring.cluster import connect
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.destinations.lock import Lock
+from graphkiln_backend.scoring.errors import ClaimLost, RunInterrupted
+from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
+from graphkiln_backend.scoring.fleet import RayFleet
+from graphkiln_backend.scoring.model import read_model
+from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.opening import open_destination, open_source
+from graphkiln_backend.scoring.outcomes import Fleet
+from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_progress, settle_stale, write_plan
+from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.schedule import Schedule
+from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
+from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.system.resources import usable_cores
+from graphkiln_backend.system.stop_signals import raising_once
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_WAIT_S = 0.5
+
+# Writes what a run leaves beside its results while the destination is still locked. Called with the error that ends
+# the run, or None where every row is accounted for.
+Conclude = Callable[[Destination, Lock, BaseException | None], None]
+
+
+def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conclude = lambda *_: None) -> Summary:
+    """Score a data set. Returns only when every row of the input is accounted for in the destination.
+
+    Args:
+        request: What to score, with what, and where the answers go.
+        report: Called with what happens.
+        conclude: Called once, when the destination was locked and unless another run took it over.
+
+    Raises:
+        RunInterrupted: Ctrl-C or SIGTERM, in the main thread.
+        GraphkilnError: The run cannot be finished; the same request goes on. A mistake in the model raises before the
+            destination is touched.
+    """
+    run_id = secrets.token_hex(4)
+    remove_dead_scratch()
+    with interruptible(), scratch_folder(Scratch.PLAN) as folder:
+        model = read_run_model(request, folder.path)
+        destination = open_destination(request)
+        destination.prepare()
+        with destination.claim(run_id) as lock, _concluded(destination, lock, conclude):
+            summary = _score(model, destination, lock, folder.path / PLAN, run_id=run_id, report=report)
+    report(RunFinished(summary=summary))
+    return summary
+
+
+def _score(
+    model: RunModel, destination: Destination, lock: Lock, plan: Path, *, run_id: str, report: Report
+) -> Summary:
+    """Plan, score what has no result yet, and check the destination."""
+    request, configuration = model.request, model.configuration
+    totals = write_plan(plan, _checked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
+    progress = read_progress(destination, plan)
+    settle_stale(destination, progress.stale, configuration, replace=request.replace, check=lock.check)
+    lock.check()
+    destination.write_note(PLAN, plan)
+    report(
+        RunPlanned(
+            run_id=run_id,
+            configuration=configuration,
+            units=totals.units,
+            rows=totals.rows,
+            size_bytes=totals.size_bytes,
+            done_units=progress.done_units,
+            done_rows=progress.done_rows,
+            removed_units=len(progress.stale),
+        )
+    )
+    summary = Summary(units=totals.units, rows=totals.rows, done_before=progress.done_units)
+    units = (unit for unit in read_plan(plan) if unit.id not in progress.committed)
+    schedule = Schedule(units, report, summary)
+    if progress.done_units < totals.units:
+        with (
+            connect(request.address),
+            interruptible(),  # once more: Ray has put its own handler of SIGTERM in the place of ours
+            RayFleet(request, configuration, on_gpu=model.on_gpu, report=report) as fleet,
+        ):
+            drive(schedule, fleet, lock.check)
+    account(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
+    lock.check()
+    return summary
+
+
+def drive(
+    schedule: Schedule, fleet: Fleet, check: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Give units to workers until each is committed or has failed for good.
+
+    Args:
+        schedule: What is to be done.
+        fleet: The workers.
+        check: Raises where the lock of the destination is lost; called twice a second at least.
+        clock: Seconds that only grow.
+
+    Raises:
+        ScoringError: No worker can be had, or going on makes no sense.
+    """
+    while not schedule.is_over:
+        check()
+        for worker in schedule.workers:
+            while (work := schedule.take(worker, clock())) is not None:
+                fleet.assign(worker, *work)
+        if schedule.is_over:
+            return
+        for outcome in fleet.wait(_WAIT_S, schedule.patience_s):
+            schedule.handle(outcome, clock())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunModel:
+    """The model of a run, read once before the destination is touched; workers read it again.
+
+    Attributes:
+        request: The run, with the number of its version.
+        configuration: Digest of all that changes an answer.
+        on_gpu: Whether it runs on a GPU where there is one.
+    """
+
+    request: ScoreRequest
+    configuration: str
+    on_gpu: bool
+
+
+def read_run_model(request: ScoreRequest, folder: Path) -> RunModel:
+    """Fetch and read the model of a run.
+
+    A graph of another framework is converted into the run's own cache, where workers of this machine find it.
+
+    Args:
+        request: The run.
+        folder: For what is fetched, and for a cache that vanishes.
+
+    Raises:
+        GraphkilnError: There is no such version, it does not say how an image becomes its input, or it has no output of
+            a name that is given.
+    """
+    with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
+        local = with_local_model(request, folder)
+        model = read_model(local, cache, usable_cores())
+        model.encoder(local)
+        return RunModel(
+            request=replace(request, version=local.version),
+            configuration=model.configuration(request),
+            on_gpu=model.wants_gpu,
+        )
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise `RunInterrupted` in the block at Ctrl-C, SIGTERM or SIGHUP, once: no second signal disturbs the way out.
+
+    SIGHUP comes when a terminal is closed, and stays ignored where `nohup` asked for that.
+    In another thread than the main one nothing changes: signals do not come there.
+    """
+    try:
+        with raising_once(_SIGNALS, RunInterrupted):
+            yield
+    except SystemError as error:  # raised by compiled code that returns although its caller was interrupted
+        if isinstance(error.__cause__, RunInterrupted):
+            raise error.__cause__ from None
+        raise
+
+
+@contextmanager
+def _concluded(destination: Destination, lock: Lock, conclude: Conclude) -> Iterator[None]:
+    try:
+        yield
+    except ClaimLost:  # the notes beside the results are another run's now
+        raise
+    except BaseException as error:
+        conclude(destination, lock, error)
+        raise
+    conclude(destination, lock, None)
+
+
+def _checked(ranges: Iterable[InputRange], lock: Lock) -> Iterator[InputRange]:
+    for found in ranges:
+        lock.check()
+        yield found

@@ -1,0 +1,205 @@
+"""The lock of a destination: one driver at a time, and none that is dead keeps the next one out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.scoring.destinations import lock as module
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.lock import LOCK_S, Holder, Lock, is_dead_writer, writer_token
+from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
+
+OTHER = """
+import dataclasses, json
+from graphkiln_backend.scoring.destinations.lock import Holder, writer_token
+print(json.dumps([dataclasses.asdict(Holder.of_this_process('other')), writer_token()]))
+"""
+
+
+class Aged(FolderStore):
+    """A folder whose clock can be set forward."""
+
+    added_s = 0.0
+
+    def age_s(self, name: str) -> float | None:
+        age_s = super().age_s(name)
+        return None if age_s is None else age_s + self.added_s
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Aged:
+    made = Aged(tmp_path)
+    made.prepare()
+    return made
+
+
+@pytest.fixture
+def take(store: Aged, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lock]]:
+    """Takes the lock, also as if this process were one of another machine, whose life cannot be seen."""
+    original, taken = Holder.of_this_process, []
+
+    def take(run_id: str, *, elsewhere: bool = False) -> Lock:
+        with monkeypatch.context() as patched:
+            if elsewhere:
+                other = staticmethod(lambda name: replace(original(name), machine="other", host="far"))
+                patched.setattr(Holder, "of_this_process", other)
+            taken.append(Lock(store, run_id))
+        return taken[-1]
+
+    monkeypatch.setattr(module, "_SETTLE_S", 0.0)
+    yield take
+    for lock in taken:
+        lock.close()
+
+
+def wait_for_loss(lock: Lock, act: Callable[[], None] = lambda: None) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        act()
+        lock.check()
+        time.sleep(0.005)
+
+
+def test_the_second_driver_is_refused_until_the_first_has_released_it(take: Callable[..., Lock]) -> None:
+    first = take("first")
+    with pytest.raises(DestinationBusy, match=r"is being written by run first \(process \d+ on .*expires in \d+ s"):
+        take("second")
+    first.close()
+    first.close()
+    take("second").check()
+
+
+def test_a_process_that_is_gone_holds_nothing(take: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch) -> None:
+    take("first")
+    monkeypatch.setattr(Holder, "is_gone", True)
+    take("second").check()
+
+
+def test_a_holder_elsewhere_is_believed_until_its_lock_expires(take: Callable[..., Lock], store: Aged) -> None:
+    take("first", elsewhere=True)
+    with pytest.raises(DestinationBusy, match="on far"):
+        take("second")
+    store.added_s = LOCK_S + 1
+    take("second").check()
+
+
+def test_the_heartbeat_keeps_it_young_and_notices_when_another_run_has_it(
+    take: Callable[..., Lock], store: Aged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_RENEW_S", 0.01)
+    lock = take("first")
+    before = (tmp_path / module.NAME).stat().st_mtime_ns
+    deadline = time.monotonic() + 30
+    while (tmp_path / module.NAME).stat().st_mtime_ns == before:
+        assert time.monotonic() < deadline, "it is not renewed"
+    lock.check()
+    holder = {"run_id": "second", "host": "far", "machine": "other", "pid": 1, "started": 1}
+    content = memoryview(json.dumps({"holder": holder, "nonce": "", "released": False}).encode())
+    with pytest.raises(ClaimLost, match="run second"):
+        wait_for_loss(lock, lambda: store.replace(module.NAME, content))
+    lock.close()
+    assert b"second" in (store.read(module.NAME) or b""), "the lock of another run is left alone"
+
+
+def test_a_store_that_fails_for_too_long_loses_it(
+    take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise StoreError("away", passing=True)
+
+    monkeypatch.setattr(module, "_RENEW_S", 0.01)
+    lock = take("first")
+    with monkeypatch.context() as failing:
+        failing.setattr(store, "replace", fail)
+        time.sleep(0.1)
+        lock.check()  # a failure that passes is none
+        lock._renewed -= LOCK_S
+        with pytest.raises(StoreError, match="away"):
+            wait_for_loss(lock)
+
+
+def test_one_that_cannot_be_released_does_not_fail_the_run(
+    take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    lock = take("first")
+    with monkeypatch.context() as full:
+        full.setattr(store, "delete", refuse)
+        lock.close()
+    assert "expires by itself: the disk is full" in caplog.text
+    with pytest.raises(DestinationBusy):
+        take("second")
+
+
+def test_of_many_that_take_it_at_once_one_does(take: Callable[..., Lock]) -> None:
+    outcomes: list[str] = []
+    barrier = threading.Barrier(6)
+
+    def compete(number: int) -> None:
+        barrier.wait()
+        try:
+            take(f"run {number}")
+            outcomes.append("won")
+        except DestinationBusy:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=compete, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["refused"] * 5 + ["won"]
+
+
+@pytest.mark.parametrize("name", [module.NAME, "_claim.00000003.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"holder": 7, "nonce": ""}', b"\xff"])
+def test_a_damaged_lock_is_named_and_expires(
+    take: Callable[..., Lock], store: Aged, tmp_path: Path, content: bytes, name: str
+) -> None:
+    store.replace(name, memoryview(content))
+    with pytest.raises(DestinationBusy, match=f"{tmp_path}/{name} says who writes there, but is damaged"):
+        take("next")
+    store.added_s = LOCK_S + 1
+    take("next")
+    assert list(store.names("_claim.")) == [module.NAME]
+
+
+@pytest.mark.parametrize(("released", "machine", "free"), [(True, "x", True), (False, "x", False), (False, "", True)])
+def test_numbered_claims_of_older_versions_are_understood(
+    take: Callable[..., Lock], store: Aged, released: bool, machine: str, free: bool
+) -> None:
+    holder = replace(Holder.of_this_process("old"), started=1)
+    fields = {name: getattr(holder, name) for name in ("run_id", "host", "machine", "pid", "started")}
+    document = {"holder": fields | ({"machine": machine} if machine else {}), "nonce": "n", "released": released}
+    store.replace("_claim.00000007.json", memoryview(json.dumps(document).encode()))
+    if free:
+        take("new").check()
+        assert list(store.names("_claim.")) == [module.NAME]
+    else:
+        with pytest.raises(DestinationBusy, match="run old"):
+            take("new")
+
+
+def test_a_process_that_ended_is_seen_on_its_own_machine_alone() -> None:
+    printed = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True, check=True).stdout
+    holder, token = json.loads(printed)
+    assert Holder(**holder).is_gone
+    assert is_dead_writer(token)
+    here = Holder.of_this_process("run")
+    assert not here.is_gone
+    assert not is_dead_writer(writer_token())
+    assert replace(here, started=here.started - 1).is_gone, "its number is used again"
+    assert not replace(here, machine="other", started=1).is_gone
+    machine, pid, _ = writer_token().split("-")
+    assert not is_dead_writer(f"{'0' * len(machine)}-{pid}-1")
