@@ -27,7 +27,7 @@ from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published
-from graphkiln_backend.server.rollout import AdmissionStopped
+from graphkiln_backend.server.signals import ServerStopping
 
 _POLL_S = 0.1
 _NICENESS = 10  # requests go first
@@ -74,7 +74,7 @@ def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool
         stopped: Whether to give up.
 
     Raises:
-        AdmissionStopped: `stopped` said so.
+        ServerStopping: `stopped` said so.
     """
     with (
         TemporaryDirectory(prefix="admission-", dir=candidate.temporary) as scratch,
@@ -87,7 +87,7 @@ def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped
     deadline = time.monotonic() + deadline_s
     while not receiver.poll(_POLL_S):
         if stopped():
-            raise AdmissionStopped
+            raise ServerStopping
         if time.monotonic() > deadline:
             return Verdict(f"its loading did not end within {deadline_s:g} s")
     try:

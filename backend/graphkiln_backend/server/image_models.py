@@ -6,9 +6,10 @@ are served of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,9 +19,15 @@ from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, accepts_images, im
 from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.image_config import image_config, publish_image_model
+from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.repository_control import RepositoryControl
+from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.resources import usable_cores
+
+_log = logging.getLogger("graphkiln.server")
 
 # Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
 # many threads as there are cores, and some 70 MB.
@@ -112,3 +119,86 @@ def _problem(stored: StoredModel, same_name: StoredModel | None) -> str:
     if same_name is None:
         return stored.problem
     return f"{same_name.folder} has the name of the model that takes the images of '{stored.name}': rename it"
+
+
+@dataclass(kw_only=True, slots=True)
+class ExplicitImages:
+    """Load and unload models that take images beside those that a user loads and unloads in explicit mode.
+
+    The stores are Triton's there, and such a model has no files in them: its files go with the request that loads it.
+    Loading it by its own name finds a placeholder, in another repository, which says what to load instead.
+
+    Attributes:
+        stores: The user's stores.
+        mirror: Holds the placeholders: its path is one of the server's repositories.
+        control: The running server.
+        load_timeout_s: For one load.
+    """
+
+    stores: Sequence[Path]
+    mirror: Mirror
+    control: RepositoryControl
+    load_timeout_s: float
+    _configs: dict[Path, tuple[int, bool]] = field(default_factory=dict)
+    # By model: the versions that serve, and when the configuration was written.
+    _loaded: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    _shown: set[str] = field(default_factory=set)
+
+    def takes_images(self, name: str) -> bool:
+        """Whether a model takes images for another one."""
+        return name in self._shown
+
+    def follow(self, serving: Mapping[str, tuple[int, ...]]) -> None:
+        """Load and unload what the models need that serve.
+
+        Args:
+            serving: The versions that serve, by model.
+
+        Raises:
+            OSError: The server ended, or the stores cannot be read.
+        """
+        found = self._find()
+        self._show(found)
+        for name in self._loaded.keys() - (serving.keys() & found.keys()):
+            self.control.unload(image_model_name(name))
+            del self._loaded[name]
+        for name in found.keys() & serving.keys():
+            key = serving[name], self._configs[found[name]][0]
+            if self._loaded.get(name) != key:
+                self._loaded[name] = key
+                self._load(found[name], serving[name])
+
+    def _find(self) -> dict[str, Path]:
+        """The models whose configuration asks for one that takes their images, and the folder of each."""
+        found: dict[str, Path] = {}
+        taken: set[str] = set()
+        for store in self.stores:
+            for config in sorted(store.glob(f"*/{CONFIG_FILE}")):
+                folder, written = config.parent, config.stat().st_mtime_ns
+                if self._configs.get(folder, (0,))[0] != written:
+                    self._configs[folder] = written, asks_for_images(folder)
+                taken.add(folder.name)
+                if self._configs[folder][1]:
+                    found[folder.name] = folder
+        return {name: folder for name, folder in found.items() if image_model_name(name) not in taken}
+
+    def _show(self, found: Mapping[str, Path]) -> None:
+        names = {image_model_name(name): name for name in found}
+        for gone in self._shown - names.keys():
+            self.mirror.remove(gone)
+        for image_model in names.keys() - self._shown:
+            name = names[image_model]
+            reason = f"{image_model} takes images for '{name}', and is loaded and unloaded with it: load '{name}'"
+            self.mirror.refuse(image_model, {1: reason})
+        self._shown = {*names}
+
+    def _load(self, folder: Path, versions: tuple[int, ...]) -> None:
+        name = image_model_name(folder.name)
+        try:
+            config = configure(complete_config(folder, BACKEND_NAMES, lambda version: version, versions[-1], versions))
+        except GraphkilnError as error:
+            _log.error("%s is not served: %s", name, error)
+            self.mirror.refuse(name, {1: str(error)})
+            return
+        if problem := self.control.load(name, self.load_timeout_s, self.mirror.images(folder, versions, config)):
+            _log.error("%s could not be loaded: %s", name, problem)

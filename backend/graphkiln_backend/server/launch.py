@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,27 +20,37 @@ from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.repository.config import write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.attested_stores import AttestedStores
-from graphkiln_backend.server.explicit_mode import ExplicitKeeper, LoadedModels, image_mirror, may_all_load
 from graphkiln_backend.server.flags import ControlMode, TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
+from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
 from graphkiln_backend.server.log import NoiseFilter
-from graphkiln_backend.server.managed_stores import (
-    ManagedStores,
-    ServedModel,
-    all_loaded,
-    forget_failures,
-    replace_failed,
-)
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
-from graphkiln_backend.server.polling import Poller
-from graphkiln_backend.server.remote_stores import RemoteStores
 from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
-from graphkiln_backend.server.rollout import Keeper, Rollout
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.server.store_copies import StoreCopies
+from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
+
+if TYPE_CHECKING:
+    from graphkiln_backend.server.admission import Verdict
+
+_log = logging.getLogger("graphkiln.server")
+
+_LOAD_MARGIN_S = 30.0  # an instance that loads for too long is ended at its deadline; then its load ends by itself
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+# Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
+# clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
+# variables win. Source: mallopt(3).
+_ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_TOP_PAD_": str(16 << 20),
+}
+_LOAD_FLAG = "--load-model"
+_ALL_MODELS = "*"
 
 # Who decides what "ready" means: how a server is started so that it stays ready while versions come and go.
 #
@@ -88,122 +100,60 @@ class Readiness:
         return self.whole
 
 
-# What each control mode does beside a running server: see `server.rollout`.
-
-if TYPE_CHECKING:
-    from graphkiln_backend.server.admission import Verdict
-
-_SOON_S = 1.0  # until the next look at a folder that still changes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Admission:
-    """How versions are admitted.
+@dataclass(slots=True)
+class LoadedModels:
+    """The models that were loaded when a server was last seen, in the user's explicit mode; outlives its restarts.
 
     Attributes:
-        overrides: Settings of the command line, by model.
-        cache: The artifact cache.
-        temporary: A folder for what need not last.
-        deadline_s: How long loading a version may take.
-        stopped: Whether the server stops.
+        names: None before the first server was live.
     """
 
-    overrides: Overrides
-    cache: CacheSettings
-    temporary: Path
-    deadline_s: float
-    stopped: Callable[[], bool]
+    names: Sequence[str] | None = None
 
-    def __call__(self, model: ServedModel, version: int) -> Verdict:
-        """Proves a version, under the configuration that it would be served with.
+    def arguments(self, typed: Sequence[str], found: Collection[str] = ()) -> list[str]:
+        """The user's arguments, with what was loaded in the place of what the user had loaded first.
 
-        Raises:
-            AdmissionStopped: The server stops.
-            OSError: The configuration cannot be written.
+        Args:
+            typed: The user's.
+            found: The models of the stores, in the place of `*`: Triton would take every folder for a model.
         """
-        from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
+        every = _named_models(typed) == [_ALL_MODELS]
+        models = found if self.names is None and every else self.names
+        if models is None:
+            return list(typed)
+        words = iter(typed)
+        kept = []
+        for word in words:
+            if word == _LOAD_FLAG:
+                next(words, None)
+            elif not word.startswith(f"{_LOAD_FLAG}="):
+                kept.append(word)
+        return [*kept, *(f"{_LOAD_FLAG}={model}" for model in models)]
 
-        config = self.temporary / "candidate.pbtxt"
-        if model.config is not None:
-            write_config(model.config, config)
-        candidate = Candidate(
-            folder=model.stored.folder / str(version),
-            config=config,
-            overrides=self.overrides.get(model.stored.name, ()),
-            cache=self.cache,
-            temporary=self.temporary,
-        )
-        return admit(candidate, deadline_s=self.deadline_s, stopped=self.stopped)
+
+def _named_models(arguments: Sequence[str]) -> list[str]:
+    following = [value for word, value in pairwise(arguments) if word == _LOAD_FLAG]
+    return following + [word.partition("=")[2] for word in arguments if word.startswith(f"{_LOAD_FLAG}=")]
 
 
-@dataclass(kw_only=True, slots=True)
-class ManagedKeeper:
-    """The control modes `none` and `poll`: we decide what Triton sees.
+def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
+    """Whether a server loads models at its start, all of which may be good; log those that are known to be bad.
 
-    Attributes:
-        mode: The user's control mode.
-        stores: What is served.
-        mirror: What Triton sees.
-        control: The running server.
-        admission: Proves versions that appear while it runs.
-        load_timeout_s: For one load.
+    Args:
+        arguments: Of the server.
+        found: What its stores hold, by name.
     """
-
-    mode: ControlMode
-    stores: ManagedStores
-    mirror: Mirror
-    control: RepositoryControl
-    admission: Admission
-    load_timeout_s: float
-    _poller: Poller = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._poller = Poller(self.stores, self.mirror, self.control, self.admission, self.load_timeout_s)
-
-    @property
-    def ticks(self) -> bool:
-        """Whether the stores are polled."""
-        return self.mode.name == "poll"
-
-    def is_settled(self) -> bool:
-        """Whether everything that the mirror shows is served.
-
-        Raises:
-            OSError: The server does not list its models.
-        """
-        return all_loaded(self.stores, self.control)
-
-    def settle(self) -> None:
-        """Gives versions that failed at the start a successor.
-
-        Raises:
-            OSError: The server ended, or the mirror cannot be written.
-        """
-        replace_failed(self.stores, self.mirror, self.control, timeout_s=self.load_timeout_s)
-        forget_failures(self.stores, self.mirror, self.control)
-
-    def tick(self) -> float | None:
-        """Takes over what changed in the stores, in poll mode.
-
-        Raises:
-            OSError: The server ended, or the mirror cannot be written.
-            AdmissionStopped: The server stops.
-        """
-        if not self.ticks:
-            return None
-        return min(_SOON_S, self.mode.poll_s) if self._poller.poll() else self.mode.poll_s
+    names = _named_models(arguments)
+    faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
+    for name, fault in faults.items():  # Triton would log another reason, or none
+        _log.error("%s is not loaded: %s", name, fault)
+    return bool(names) and not faults
 
 
-_LOAD_MARGIN_S = 30.0  # an instance that loads for too long is ended at its deadline; then its load ends by itself
-# Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
-# clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
-# variables win. Source: mallopt(3).
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MALLOC_TOP_PAD_": str(16 << 20),
-}
-_NVIDIA_DRIVER = Path("/dev/nvidiactl")
+def _fault(model: StoredModel | None) -> str:
+    if model is None:
+        return "no store holds such a model"
+    return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,13 +170,11 @@ class Launch:
         access: Which endpoints need a key.
         load_deadline_s: How long proving a new version may take before it appears to the server.
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
-        rollout: Looks after the models while the server runs.
         memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
-        managed: What is served; it outlives the server's restarts.
-        loaded: What is loaded in the user's explicit mode; the same.
-        readiness: Who says whether it is ready; the same.
-        remote: Which of the stores are copies of remote ones.
-        attested: Which of them are copies of what is signed.
+        copies: Which of the stores are copies.
+        managed: What is served; outlives the server's restarts, as do the following.
+        loaded: What is loaded in the user's explicit mode.
+        readiness: How readiness is defined.
     """
 
     installation: Installation
@@ -238,13 +186,11 @@ class Launch:
     access: Access = field(default_factory=Access)
     load_deadline_s: float = 600.0
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
-    rollout: Rollout = field(default_factory=Rollout)
     memory_bytes: int = 0
+    copies: StoreCopies = field(default_factory=StoreCopies)
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
-    remote: RemoteStores = field(default_factory=RemoteStores)
-    attested: AttestedStores = field(default_factory=AttestedStores)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fills the run folder; where a graph must be converted first, that takes seconds.
@@ -262,7 +208,7 @@ class Launch:
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         self.managed.stores = stores = folder.link_stores(self.stores)
-        self.managed.mark = self.attested.mark
+        self.managed.mark = self.copies.mark
         mode, flags = ControlMode.read(self.flags), self.flags
         complete = mode.managed and self._fill_mirror(folder, backends, mode)
         loads = mode.managed and self.managed.serves_all()
@@ -280,19 +226,51 @@ class Launch:
         )
         return [*line, *self.access.arguments]
 
-    def look_after(self, folder: RunFolder, on_settled: Callable[[], None]) -> None:
-        """Looks after the models of a server that has just become live, until `rollout.end`.
+    def version_controller(self, folder: RunFolder) -> VersionController | None:
+        """Control the versions of a server that has just become live; None where that is left to Triton."""
+        mode, reached = ControlMode.read(self.flags), self.control()
+        if reached is None or not (mode.managed or mode.name == "explicit"):
+            return None
+        from graphkiln_backend.server.load_progress import ExplainingControl
 
-        Args:
-            folder: The run's folder.
-            on_settled: Called once the models are in as good a state as they get.
-        """
-        keeper = self._keeper(folder)
-        if keeper is None:
-            on_settled()
-        else:
-            attesting = self.attested.follow(keeper, self.rollout.stopped)
-            self.rollout.begin(self.remote.follow(attesting, self.rollout.stopped), on_settled)
+        control, mirror = ExplainingControl(reached, folder.instances), Mirror(folder.overlay)
+        load_timeout_s = self.load_deadline_s + _LOAD_MARGIN_S
+        images = None
+        if not mode.managed:
+            images = ExplicitImages(
+                stores=self.managed.stores,
+                mirror=_image_mirror(folder),
+                control=control,
+                load_timeout_s=load_timeout_s,
+            )
+        return VersionController(
+            mode=mode,
+            stores=self.managed,
+            mirror=mirror,
+            control=control,
+            admit=partial(self._admit, folder.temporary),
+            load_timeout_s=load_timeout_s,
+            copies=self.copies,
+            view=None if mode.managed else self._view(folder, mirror),
+            images=images,
+            on_loaded=partial(setattr, self.loaded, "names"),
+        )
+
+    def _admit(self, temporary: Path, model: ServedModel, version: int, stopped: Callable[[], bool]) -> Verdict:
+        """Prove a version, under the configuration that it would be served with."""
+        from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
+
+        config = temporary / "candidate.pbtxt"
+        if model.config is not None:
+            write_config(model.config, config)
+        candidate = Candidate(
+            folder=model.stored.folder / str(version),
+            config=config,
+            overrides=self.overrides.get(model.stored.name, ()),
+            cache=self.cache,
+            temporary=temporary,
+        )
+        return admit(candidate, deadline_s=self.load_deadline_s, stopped=stopped)
 
     def control(self) -> RepositoryControl | None:
         """The running server's repository control; None where nothing reaches it."""
@@ -302,39 +280,6 @@ class Launch:
             return over_http
         over_grpc = GrpcControl(grpc, self.access.grpc_metadata)
         return BothControls(over_http, over_grpc) if over_http else over_grpc
-
-    def _keeper(self, folder: RunFolder) -> Keeper | None:
-        mode, reached = ControlMode.read(self.flags), self.control()
-        if reached is None or not (mode.managed or mode.name == "explicit"):
-            return None
-        from graphkiln_backend.server.load_progress import ExplainingControl
-
-        control = ExplainingControl(reached, folder.instances)
-        mirror = Mirror(folder.overlay)
-        if not mode.managed:
-            return ExplicitKeeper(
-                stores=self.managed,
-                mirror=mirror,
-                view=self._view(folder, mirror),
-                control=control,
-                loaded=self.loaded,
-                load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
-            )
-        admission = Admission(
-            overrides=self.overrides,
-            cache=self.cache,
-            temporary=folder.temporary,
-            deadline_s=self.load_deadline_s,
-            stopped=self.rollout.stopped,
-        )
-        return ManagedKeeper(
-            mode=mode,
-            stores=self.managed,
-            mirror=mirror,
-            control=control,
-            admission=admission,
-            load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
-        )
 
     def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
@@ -349,7 +294,7 @@ class Launch:
         view = self._view(folder, mirror)
         try:
             view.show_mirrored(())
-            return [*view.paths, image_mirror(mirror).path], self.managed.scan()
+            return [*view.paths, _image_mirror(folder).path], self.managed.scan()
         except OSError as error:
             raise _unreadable(error) from error
 
@@ -455,6 +400,11 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
     return {name: value for name, value in defaults.items() if name not in flags.values}
+
+
+def _image_mirror(folder: RunFolder) -> Mirror:
+    """Placeholders for models that take images, beside what is shown of the stores in explicit mode."""
+    return Mirror(folder.overlay / "images")
 
 
 def _unreadable(error: OSError) -> ServerSetupError:

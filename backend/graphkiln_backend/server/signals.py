@@ -23,6 +23,10 @@ class Interrupted(BaseException):
     """A signal came inside `StopSignals.interrupting`; like KeyboardInterrupt, it is no error."""
 
 
+class ServerStopping(Exception):
+    """The server stops: what waited for something else gives up."""
+
+
 class StopSignals(Closeable):
     """Counts the signals that ask a process to stop, from its creation until it is closed. For the main thread only.
 

@@ -122,6 +122,7 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.server.load_progress import LoadProgress
     from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.server.version_control import VersionController
     from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
 else:
     psutil = LazyModule("psutil")
@@ -163,6 +164,7 @@ class Supervisor:
         self._live_at: float | None = None
         self._was_live = False
         self._refusing = False
+        self._versions: VersionController | None = None
         self.last_words = ""
 
     def run(self) -> int:
@@ -209,7 +211,7 @@ class Supervisor:
 
     def _serve(self, signals: StopSignals) -> int | Fault | None:
         """One run of the server: what to exit with, why to start again, or None for `Readiness.give_in`."""
-        self._live_at = None
+        self._live_at, self._versions = None, None
         with RunFolder() as folder:
             command = self._prepare(folder, signals)
             if command is None:
@@ -221,7 +223,8 @@ class Supervisor:
                     return self._supervise(server, folder, signals)
                 finally:
                     kill_group(server)
-                    self._launch.rollout.end()
+                    if self._versions:
+                        self._versions.end()
 
     def _prepare(self, folder: RunFolder, signals: StopSignals) -> list[str] | None:
         """The server's command line; None when a signal came before there was one."""
@@ -246,7 +249,8 @@ class Supervisor:
             memory = MemoryLimit(server.pid, self._launch.memory_limit())
             while (code := server.poll()) is None:
                 if signals.count:
-                    self._launch.rollout.halt()
+                    if self._versions:
+                        self._versions.halt()
                     with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
                         return drain.run(live=self._live_at is not None)
                 seen = instances.read()
@@ -283,7 +287,11 @@ class Supervisor:
         self._was_live = True
         self._unavailable.close()
         self._refusing = False
-        self._launch.look_after(folder, lambda: self._report(folder))
+        self._versions = self._launch.version_controller(folder)
+        if self._versions:
+            self._versions.begin(lambda: self._report(folder))
+        else:
+            self._report(folder)
 
     def _report(self, folder: RunFolder) -> None:
         from graphkiln_backend.server.probe import with_refusals

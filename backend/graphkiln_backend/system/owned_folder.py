@@ -10,7 +10,6 @@ Sources: flock(2), tmpfiles.d(5).
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import lock_shared, try_lock
 
 PREFIX = "graphkiln-"  # what the names of all such folders begin with
 OWNER_FILE = "owner.json"  # for people: whose folder it is
@@ -69,7 +69,7 @@ def hold_lock(path: Path) -> int:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     with suppress(OSError):  # a file system without locks: then nobody else finds it unlocked either
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        lock_shared(descriptor)
     return descriptor
 
 
@@ -85,7 +85,7 @@ def create_locked(path: Path) -> int:
     descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):  # as in `hold_lock`
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            lock_shared(descriptor)
         # A folder is named, though the path needs none, because Python follows the link only where one is.
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
     except BaseException:
@@ -141,11 +141,9 @@ def remove_owned(path: Path) -> None:
 
 
 def _can_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    with suppress(OSError):
+        return try_lock(descriptor)
+    return False
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

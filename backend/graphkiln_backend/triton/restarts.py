@@ -6,7 +6,6 @@ that file's folder publishes them; when it ends, another instance takes over.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import try_lock
 from graphkiln_backend.triton.instance_status import write_whole
 
 RESTARTS_FILE = "restarts.json"  # cause -> restarts since the supervisor began, in the folder of status files
@@ -64,24 +64,13 @@ class RestartCounts(Closeable):
 
     def _owns(self) -> bool:
         if self._lock is None:
-            with suppress(OSError):  # held by another, or the folder is gone: the server is ending
-                self._lock = _lock_folder(self._folder)
+            with suppress(OSError):  # the folder is gone: the server is ending
+                descriptor = os.open(self._folder, os.O_RDONLY)
+                if try_lock(descriptor):
+                    self._lock = descriptor
+                else:
+                    os.close(descriptor)
         return self._lock is not None
-
-
-def _lock_folder(folder: Path) -> int:
-    """Lock a folder until the returned descriptor is closed, also by the end of the process.
-
-    Raises:
-        OSError: It is locked, or gone.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def write_restarts(folder: Path, counts: Mapping[str, int]) -> None:

@@ -384,13 +384,12 @@ def serve(
     from graphkiln.cli.model_stores import open_stores
     from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
     from graphkiln_backend.server.access import Access, PublishedKey
-    from graphkiln_backend.server.attested_stores import attested_stores, read_trusted
     from graphkiln_backend.server.flags import ControlMode, TritonFlags
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
     from graphkiln_backend.server.limits import raise_file_limit
     from graphkiln_backend.server.ports import PortClaims
-    from graphkiln_backend.server.remote_stores import copy_stores
+    from graphkiln_backend.server.store_copies import copied_stores, read_trusted
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
     from graphkiln_backend.server.watchdog import TimeLimits
@@ -420,8 +419,7 @@ def serve(
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
         with (
             PortClaims(flags),
-            copy_stores(addresses, settings, every_s) as (copies, remote),
-            attested_stores([*folders, *copies], trusted, settings, every_s) as (stores, attested),
+            copied_stores(folders, addresses, trusted, settings, every_s) as (stores, copies),
         ):
             enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
             display = LoadDisplay()
@@ -430,8 +428,7 @@ def serve(
                 Launch(
                     installation=installation,
                     stores=stores,
-                    remote=remote,
-                    attested=attested,
+                    copies=copies,
                     flags=inner,
                     overrides=_overrides(set_ or [], enabled, stores),
                     cache=settings,

@@ -7,7 +7,6 @@ second start of the server. Failures that the machine may have caused are measur
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -25,6 +24,7 @@ from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import try_lock
 
 # What is left of a budget, and what a measurement takes of it: its own seconds, and the server that it starts.
 #
@@ -254,11 +254,9 @@ def _open_locked(path: Path) -> int:
             f"{path} cannot be opened: {error.strerror}",
             hint="what was measured is kept there: make it writable, or set XDG_CACHE_HOME to another folder",
         ) from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not try_lock(descriptor):
         os.close(descriptor)
-        raise MeasurementError(f"{path} is another search's that runs now", hint="wait until it ends") from error
+        raise MeasurementError(f"{path} is another search's that runs now", hint="wait until it ends")
     return descriptor
 
 

@@ -17,7 +17,7 @@ from graphkiln_backend.repository.config import BACKEND, write_config
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.server import admission as module
 from graphkiln_backend.server.admission import Candidate, Verdict, admit
-from graphkiln_backend.server.rollout import AdmissionStopped
+from graphkiln_backend.server.signals import ServerStopping
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_one_that_never_finishes() -> None:
 
 
 def test_a_server_that_stops_waits_for_none() -> None:
-    with pytest.raises(AdmissionStopped):
+    with pytest.raises(ServerStopping):
         wait(deadline_s=60, stopped=True)
 
 

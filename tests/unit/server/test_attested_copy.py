@@ -13,7 +13,7 @@ from signed import SignedStore, make_key
 from graphkiln_backend.repository.attestation import sign_version
 from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import scan_stores
-from graphkiln_backend.server.attested_stores import AttestedCopy
+from graphkiln_backend.server.attested_copy import AttestedCopy
 
 
 @pytest.fixture

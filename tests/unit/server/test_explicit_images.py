@@ -11,7 +11,7 @@ import pytest
 from fake_repository import FakeTriton
 
 from graphkiln_backend.graph.preprocess import CONFIG_LINE
-from graphkiln_backend.server.explicit_mode import ExplicitImages
+from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.mirror import Mirror
 
 TAKER = "digits.images"

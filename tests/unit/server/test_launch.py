@@ -9,21 +9,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from fake_repository import StoreOfFakes
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.settings import parse_override
-from graphkiln_backend.repository.config import read_config
+from graphkiln_backend.repository.config import ModelConfigProto, read_config
+from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import launch as module
+from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.launch import Launch, command_line
+from graphkiln_backend.server.launch import Launch, LoadedModels, command_line, may_all_load
+from graphkiln_backend.server.managed_stores import ServedModel
 from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan
 from graphkiln_backend.system.processes import is_gone
@@ -185,7 +189,7 @@ class TestPrepare:
         self, installation: Installation, folder: RunFolder, store: Path
     ) -> None:
         launch = make_launch(installation, store, flags=parse("--model-control-mode=explicit", "--load-model=*"))
-        launch.loaded.versions = {"digits": (1,)}
+        launch.loaded.names = ["digits"]
         line = launch.prepare(folder)
         assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
 
@@ -435,3 +439,69 @@ class TestControl:
 
     def test_nothing_reaches_a_server_without_both(self, installation: Installation) -> None:
         assert self.control(installation, "--allow-grpc=false", "--allow-http=false") is None
+
+
+class TestLoadedModels:
+    """In explicit mode, a restarted server loads what was loaded before it ended."""
+
+    def test_the_first_start_is_as_the_user_typed(self) -> None:
+        assert LoadedModels().arguments(["--load-model=m"]) == ["--load-model=m"]
+
+    def test_a_restart_loads_what_was_loaded(self) -> None:
+        typed = ["--load-model=m", "--load-model", "x", "--log-info=true"]
+        assert LoadedModels(["m", "n"]).arguments(typed) == ["--log-info=true", "--load-model=m", "--load-model=n"]
+        assert LoadedModels([]).arguments(["--load-model=m"]) == []
+
+    def test_every_model_is_what_the_stores_hold(self) -> None:
+        """Triton would take every folder of a store for one, and start twice for those that are not models."""
+        for typed in (["--load-model=*"], ["--load-model", "*"]):
+            loaded = LoadedModels().arguments(["--log-info=true", *typed], ["a", "b"])
+            assert loaded == ["--log-info=true", "--load-model=a", "--load-model=b"]
+        for typed in (["--load-model=a"], ["--load-model=*", "--load-model=a"], []):  # the second is Triton's to refuse
+            assert LoadedModels().arguments(typed, ["a", "b"]) == typed
+        assert LoadedModels(["b"]).arguments(["--load-model=*"], ["a", "b"]) == ["--load-model=b"]
+
+
+def test_models_that_are_known_to_be_bad_are_logged_and_not_tried(fake_store: StoreOfFakes, logged: list[str]) -> None:
+    fake_store.add("m", 1)
+    fake_store.add("odd", 1)
+    fake_store.add("odd", 2)
+    (fake_store.folder / "broken").mkdir()
+    (fake_store.folder / "broken" / "config.pbtxt").touch()
+    os.mkfifo(fake_store.folder / "odd" / "2" / "pipe")
+    found = scan_stores([fake_store.folder])
+    assert may_all_load(["--load-model=m", "--load-model", "odd"], found)
+    assert not may_all_load(["--log-info=true"], found)
+    assert logged == []
+    os.mkfifo(fake_store.folder / "odd" / "1" / "pipe")
+    found = scan_stores([fake_store.folder])
+    for name, words in (("broken", "make broken/1"), ("nowhere", "no store"), ("odd", "neither a file nor a folder")):
+        assert not may_all_load(["--load-model=m", f"--load-model={name}"], found)
+        assert words in logged[-1]
+
+
+def test_a_version_is_proven_as_it_would_be_served(
+    installation: Installation, fake_store: StoreOfFakes, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Candidate, float, int]] = []
+
+    def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool]) -> Verdict:
+        assert not stopped()
+        seen.append((candidate, deadline_s, read_config(candidate.config).max_batch_size))
+        return Verdict("no")
+
+    monkeypatch.setattr("graphkiln_backend.server.admission.admit", admit)
+    fake_store.add("m", 4, config="")
+    model = ServedModel(
+        stored=scan_stores([fake_store.folder])["m"], versions=(4,), config=ModelConfigProto(max_batch_size=9)
+    )
+    launch = dataclasses.replace(
+        make_launch(installation, fake_store.folder),
+        overrides={"m": [parse_override("precision=bf16")]},
+        load_deadline_s=7,
+    )
+    assert launch._admit(folder.temporary, model, 4, lambda: False).reason == "no"
+    ((candidate, deadline_s, max_batch_size),) = seen
+    assert candidate.folder == fake_store.folder / "m" / "4"
+    assert [override.value for override in candidate.overrides] == ["bf16"]
+    assert (deadline_s, max_batch_size) == (7, 9)

@@ -694,7 +694,7 @@ def test_what_a_start_does_not_need_is_not_imported_before_it() -> None:
     later = "numpy ml_dtypes onnx onnxruntime psutil http.client ssl multiprocessing graphkiln_backend.lowering.plan"
     code = f"""if True:
         import sys
-        import graphkiln_backend.server.remote_stores, graphkiln_backend.server.supervisor, graphkiln_backend.server.tls
+        import graphkiln_backend.server.store_copies, graphkiln_backend.server.supervisor, graphkiln_backend.server.tls
         print(*(name for name in {later.split()} if name in sys.modules))"""
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert printed.stdout.split() == []

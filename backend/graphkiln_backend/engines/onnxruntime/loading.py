@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from graphkiln_backend.graph.errors import LoweringError, RepositoryError
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.repository.onnx_file import keep_inputs, opset_of, read_graph
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import lock, lock_shared, try_lock
 
 # Libraries of custom operators: loaded into every session of a model that names them.
 
@@ -95,7 +95,7 @@ class SharedWeights(Closeable):
                     raise
             # A process that dies releases its lock: nobody need count users.
             self._use = (self._target / _GRAPH).open("rb")
-            fcntl.flock(self._use, fcntl.LOCK_SH)
+            lock_shared(self._use)
 
     @property
     def path(self) -> Path:
@@ -105,16 +105,13 @@ class SharedWeights(Closeable):
     def close(self) -> None:
         """Releases the copy. Call it once."""
         with self._locked(), self._use:
-            try:
-                fcntl.flock(self._use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return
-            shutil.rmtree(self._target)
+            if try_lock(self._use):
+                shutil.rmtree(self._target)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with self._lock.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock.open("w") as file:
+            lock(file)
             yield
 
 

@@ -1,0 +1,430 @@
+"""Copies of stores, which are served in their place and follow them while the server runs.
+
+Two kinds of stores are copied: remote ones (`s3://BUCKET/PATH`), and with `--trusted-keys` every store, of which only
+what a trusted key has signed gets into the copy. Copies are made before the server starts. In poll mode, and in the
+user's explicit mode, they follow every `--repository-poll-secs`. A store that cannot be read takes nothing away.
+
+A copy of a remote store lasts, in the artifact cache's folder: the next start fetches only what changed, and can serve
+without the network. A copy of what is signed is made anew at each start, because it was checked by this server only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.cache.trust import find_distrust, make_private
+from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
+from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
+from graphkiln_backend.repository.remote_model import is_model
+from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
+from graphkiln_backend.repository.stores import StoredModel, scan_stores
+from graphkiln_backend.server.attested_copy import AttestedCopy, CopiedModel
+from graphkiln_backend.server.signals import ServerStopping
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFiles
+from graphkiln_backend.system.locks import locked
+from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
+
+_log = logging.getLogger("graphkiln.server")
+
+_POLL_S = 0.1
+_SOON_S = 1.0  # until the next look at a store that still changes
+_UNUSED_S = 30 * 24 * 3600.0  # a copy of a remote store that no server has used for so long is removed
+_SLOTS = 64  # servers of one user that serve the same remote store at once: each has its own copy
+
+
+@contextmanager
+def copied_stores(
+    folders: Sequence[Path],
+    addresses: Sequence[RemoteAddress],
+    trusted: TrustedKeys | None,
+    cache: CacheSettings,
+    every_s: float,
+) -> Iterator[tuple[list[Path], StoreCopies]]:
+    """Copy the stores that must be copied.
+
+    Args:
+        folders: Stores on this machine.
+        addresses: Remote stores.
+        trusted: Whose signature counts; None for no check.
+        cache: The artifact cache, beside which copies are kept; without one they are temporary files.
+        every_s: Seconds between two looks at the stores.
+
+    Yields:
+        The folders to serve, and the copies among them.
+
+    Raises:
+        RemoteStoreError: A remote store cannot be read.
+        ServerSetupError: A store cannot be copied.
+    """
+    with ExitStack() as stack:
+        copies: list[StoreCopy] = [*stack.enter_context(open_remote_stores(addresses, cache))]
+        for remote in copies:
+            _begin(remote)
+        stores = [*folders, *(remote.folder for remote in copies)]
+        if trusted:
+            temporary = stack.enter_context(OwnedFolder(_attested_folder(cache))).path
+            attested = [
+                AttestedStore(source, AttestedCopy(temporary / str(index), trusted))
+                for index, source in enumerate(stores)
+            ]
+            for store in attested:
+                _begin(store)
+            copies += attested
+            stores = [store.folder for store in attested]
+        yield stores, StoreCopies(copies, every_s)
+
+
+def _begin(store: StoreCopy) -> None:
+    try:
+        store.begin()
+    except OSError as error:
+        raise ServerSetupError(
+            f"{store.source} cannot be copied to {store.folder}: {error}",
+            hint="--cache DIR names a folder with room for all models",
+        ) from error
+
+
+class StoreCopy(ABC):
+    """A store and its copy.
+
+    Attributes:
+        source: The store.
+        folder: The copy.
+    """
+
+    source: Path | RemoteAddress
+    folder: Path
+    _trouble = ""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Copy what is there at the start.
+
+        Raises:
+            RemoteStoreError: The store cannot be read.
+            OSError: It cannot be listed, or the copy cannot be written.
+        """
+
+    @abstractmethod
+    def update(self, stopped: Callable[[], bool]) -> bool:
+        """Take over what changed; whether something still changes there.
+
+        Raises:
+            ServerStopping: `stopped` was true.
+            GraphkilnError, OSError: The store cannot be read, or the copy cannot be written.
+        """
+
+    def follow(self, stopped: Callable[[], bool]) -> bool:
+        """Take over what changed; whether something still changes there. Log trouble once, and its end."""
+        try:
+            changing = self.update(stopped)
+        except (GraphkilnError, OSError) as error:
+            self._report_trouble(f"{self.source} cannot be copied, what is served stays: {error}")
+            return False
+        self._report_trouble("")
+        return changing
+
+    def refused(self) -> Mapping[str, CopiedModel]:
+        """The models of which a version was refused, or nothing can be shown."""
+        return {}
+
+    def _report_trouble(self, trouble: str) -> None:
+        if trouble and not self._trouble:
+            _log.warning("%s", trouble)
+        elif self._trouble and not trouble:
+            _log.info("%s can be read again", self.source)
+        self._trouble = trouble
+
+
+@dataclass(slots=True)
+class StoreCopies:
+    """All copies of a server; they outlive its restarts.
+
+    Attributes:
+        copies: In the order in which they are updated: a copy may be of another one.
+        every_s: Seconds between two looks at the stores.
+    """
+
+    copies: Sequence[StoreCopy] = ()
+    every_s: float = 15.0
+    _due_at: float = 0.0
+
+    def follow(self, stopped: Callable[[], bool]) -> float:
+        """Bring the copies up to date if it is time.
+
+        Returns:
+            Seconds until the next time.
+
+        Raises:
+            ServerStopping: `stopped` was true.
+        """
+        if not self.copies:
+            return math.inf
+        if time.monotonic() >= self._due_at:
+            changing = [copy.follow(stopped) for copy in self.copies]
+            pause = min(_SOON_S, self.every_s) if any(changing) else self.every_s
+            self._due_at = time.monotonic() + pause
+        return max(0.0, self._due_at - time.monotonic())
+
+    def mark(self, found: dict[str, StoredModel]) -> dict[str, StoredModel]:
+        """Add what was refused as faults, so that readiness and the list of models name it with the reason.
+
+        Args:
+            found: What the copies hold.
+        """
+        refused = {name: model for copy in self.copies for name, model in copy.refused().items()}
+        return {name: _mark(stored, refused[name]) if name in refused else stored for name, stored in found.items()}
+
+
+def _mark(stored: StoredModel, copied: CopiedModel) -> StoredModel:
+    source = copied.stored
+    if not source.versions:
+        return replace(stored, versions={}, problem=source.problem)
+    kept = {version: stamp for version, stamp in stored.versions.items() if version in copied.versions}
+    refused = {version: f"refused {source.versions.get(version, '')}" for version in copied.refused}
+    versions = dict(sorted({**kept, **refused}.items()))
+    return replace(stored, versions=versions, faults={**stored.faults, **copied.refused})
+
+
+def _private_folder(cache: CacheSettings, name: str) -> Path | None:
+    """A folder beside the artifacts for copies; None, with a warning, where there can be none."""
+    if cache.folder is None:
+        return None
+    folder = cache.folder / name
+    reason = find_distrust(folder)
+    problem = f"{folder} is not trusted, because {reason}" if reason else ""
+    try:
+        if not problem:
+            make_private(folder)
+            with OwnedFolder(folder):
+                return folder
+    except (OSError, ServerSetupError) as error:
+        problem = str(error)
+    _log.warning("stores are copied to temporary files: %s", problem)
+    return None
+
+
+# Copies of remote stores: one folder for each process that serves a store.
+
+
+class RemoteStore(StoreCopy):
+    """A remote store and its copy.
+
+    Args:
+        copy: The copy.
+    """
+
+    def __init__(self, copy: RemoteCopy) -> None:
+        self.copy = copy
+        self.source = copy.files.address
+        self.folder = copy.store
+
+    def begin(self) -> None:
+        """Copy what is there at the start; where it is out of reach and was copied before, that is a warning."""
+        begun = time.monotonic()
+        try:
+            changes = self.copy.fetch(settled=True)
+            self._refuse_model(changes)
+            self.copy.take_over(changes)
+            for model, version in sorted(changes.waiting):
+                _log.warning("%s: %s %s is not whole or still changes there", self.source, model, version)
+            if self.copy.is_empty and not changes.waiting:
+                _log.warning("%s holds no model: is that the right address?", self.source)
+        except RemoteStoreError as error:
+            if self.copy.is_empty or not error.passing:
+                raise
+            self._report_trouble(f"{error}; what was copied before is served")
+        except SystemExit:  # of a signal; what a probe ends again and again must have its reason in the log
+            _log.warning("%s: stopped after %.0f s, before it was copied", self.source, time.monotonic() - begun)
+            raise
+        size = self.copy.size_bytes() / 1e6
+        _log.info("%s is served from its copy in %s, %.1f MB", self.source, self.folder, size)
+
+    def update(self, stopped: Callable[[], bool]) -> bool:
+        """Take over what changed; whether something still changes there."""
+        changes = _call_until(self.copy.fetch, stopped)
+        self.copy.take_over(changes)
+        for outcome, units in (("copied", changes.changed), ("removed there", changes.gone)):
+            for model, version in sorted(units):
+                what = f"version {version}" if version else "configuration"
+                _log.info("%s: %s %s: %s", self.source, model, what, outcome)
+        return bool(changes.waiting)
+
+    def _refuse_model(self, changes: Changes) -> None:
+        """Refuse a model, or one of its versions, that is given as a store."""
+        if is_model(changes.listing):
+            above, name = self.copy.files.address.split()
+            raise RemoteStoreError(
+                f"{self.source} is a model, not a store of models",
+                hint=f"to serve it alone: --model-store {above} --model-control-mode=explicit --load-model={name}",
+            )
+
+
+def _call_until(call: Callable[[], Changes], stopped: Callable[[], bool]) -> Changes:
+    """Wait for a call, but not longer than the server runs: a service that does not respond must not delay its end."""
+    ended: list[Changes | BaseException] = []
+
+    def run() -> None:
+        try:
+            ended.append(call())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            ended.append(error)
+
+    thread = threading.Thread(target=run, name="remote-store", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(_POLL_S)
+        if stopped():
+            raise ServerStopping
+    (outcome,) = ended
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
+
+
+@contextmanager
+def open_remote_stores(addresses: Sequence[RemoteAddress], cache: CacheSettings) -> Iterator[list[RemoteStore]]:
+    """Open the copies of remote stores, locked for this process; they are not brought up to date.
+
+    Raises:
+        ServerSetupError: No folder for a copy can be made.
+    """
+    with ExitStack() as stack:
+        parent = _private_folder(cache, "stores") if addresses else None
+        if parent:
+            remove_unused(parent, time.time())
+        yield [
+            RemoteStore(RemoteCopy(RemoteFiles(address), stack.enter_context(_remote_folder(parent, address))))
+            for address in addresses
+        ]
+
+
+@contextmanager
+def _remote_folder(parent: Path | None, address: RemoteAddress) -> Iterator[Path]:
+    """A folder for one copy that no other process uses."""
+    if parent is None:
+        with OwnedFolder(prefix="graphkiln-store-") as vanishing:
+            yield vanishing.path
+        return
+    digest = hashlib.sha256(f"{address.scheme} {address.options} {address.root}".encode()).hexdigest()[:16]
+    for slot in range(_SLOTS):
+        place = parent / (f"{digest}-{slot}" if slot else digest)
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise ServerSetupError(f"cannot make {place}: {error.strerror}", hint="--cache DIR") from error
+        with locked(place) as is_ours:
+            if is_ours:
+                os.utime(place)
+                (place / "address").write_text(f"{address}\n", encoding="utf-8")
+                yield place
+                return
+    raise ServerSetupError(f"{_SLOTS} servers serve {address} already", hint="name another folder: --cache DIR")
+
+
+def remove_unused(parent: Path, now_s: float) -> None:
+    """Remove copies of remote stores that were not used for a month, unless a process holds them.
+
+    Args:
+        parent: The folder of all copies.
+        now_s: Seconds of the epoch.
+    """
+    for place in parent.iterdir():
+        with suppress(OSError):
+            if place.is_dir() and now_s - place.stat().st_mtime > _UNUSED_S:
+                with locked(place) as is_ours:
+                    if is_ours:
+                        address = (place / "address").read_text("utf-8").strip()
+                        _log.info("removing a copy of %s, unused for a month", address)
+                        shutil.rmtree(place, ignore_errors=True)
+
+
+# Copies of what is signed.
+
+
+class AttestedStore(StoreCopy):
+    """A store and the copy of what is signed in it.
+
+    Args:
+        source: The store.
+        copy: The copy.
+    """
+
+    source: Path
+
+    def __init__(self, source: Path, copy: AttestedCopy) -> None:
+        self.source = source
+        self.folder = copy.store
+        self._copy = copy
+        self._seen: dict[str, StoredModel] = {}
+        self._gone: frozenset[str] = frozenset()
+
+    def begin(self) -> None:
+        """Copy what is signed at the start."""
+        self._seen = scan_stores([self.source])
+        for stored in self._seen.values():
+            self._copy.take(stored)
+
+    def update(self, stopped: Callable[[], bool]) -> bool:
+        """Take over what changed and then stayed the same for two looks; whether something still changes there."""
+
+        def give_up() -> None:
+            if stopped():
+                raise ServerStopping
+
+        before, self._seen = self._seen, scan_stores([self.source])
+        present = {name: stored for name, stored in self._seen.items() if stored.versions or stored.unreadable}
+        # A model that never had a version is not present, but has not gone either.
+        known = {name for name, stored in self._seen.items() if self._copy.is_known(stored)}
+        missing = frozenset(self._copy.names() - present.keys() - known)
+        for name in missing & self._gone:  # seen twice: what is replaced by renaming is missing for a moment
+            self._copy.remove(name)
+        self._gone = missing - self._gone
+        changed = [stored for name, stored in present.items() if not stored.unreadable and name not in known]
+        settled = [stored for stored in changed if before.get(stored.name) == stored]
+        for stored in settled:
+            self._copy.take(stored, give_up)
+        return bool(self._gone or len(settled) < len(changed))
+
+    def refused(self) -> Mapping[str, CopiedModel]:
+        """The models of which a version was refused, or nothing can be shown."""
+        return self._copy.refused()
+
+
+def _attested_folder(cache: CacheSettings) -> Path | None:
+    """The folder for copies of what is signed, without those of dead servers; None for temporary files."""
+    folder = _private_folder(cache, "attested")
+    if folder:
+        remove_dead(folder)
+    return folder
+
+
+def read_trusted(place: Path | None) -> TrustedKeys | None:
+    """Read the keys that `--trusted-keys` names, and warn where others can write them.
+
+    Raises:
+        ServerSetupError: They cannot be read.
+    """
+    if place is None:
+        return None
+    try:
+        trusted, files = TrustedKeys.read(place), key_files(place)
+    except GraphkilnError as error:
+        raise ServerSetupError(f"--trusted-keys: {error.message}", hint=error.hint) from error
+    for file in files:  # what is mounted read-only here, such as a pod's ConfigMap, is safe
+        if not os.statvfs(file).f_flag & os.ST_RDONLY and (reason := find_distrust(file)):
+            _log.warning("--trusted-keys: %s: anyone who can do that decides what is served", reason)
+    return trusted

@@ -1,0 +1,379 @@
+"""Copies of remote stores and of what is signed: made at the start, kept apart, followed while the server runs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from signed import SignedStore, make_key
+
+from graphkiln_backend.cache.settings import CacheSettings
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.repository.attestation import sign_version
+from graphkiln_backend.repository.remote_copy import Changes
+from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server.attested_copy import AttestedCopy
+from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.signals import ServerStopping
+from graphkiln_backend.server.store_copies import (
+    AttestedStore,
+    RemoteStore,
+    StoreCopies,
+    copied_stores,
+    open_remote_stores,
+    read_trusted,
+    remove_unused,
+)
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile
+
+NO_NETWORK = RemoteStoreError("s3://bucket/store: cannot be reached", passing=True)
+DENIED = RemoteStoreError("s3://bucket/store: access is denied")
+
+
+def never() -> bool:
+    return False
+
+
+def parsed(text: str) -> RemoteAddress:
+    address = RemoteAddress.parse(text)
+    assert address
+    return address
+
+
+@dataclass
+class FakeCopy:
+    """A copy whose next fetches are given."""
+
+    outcomes: list[Changes | Exception] = field(default_factory=list)
+    is_empty: bool = False
+    taken: list[Changes] = field(default_factory=list)
+
+    store = Path("/copy/models")
+    files: Any = field(default_factory=lambda: SimpleNamespace(address="s3://bucket/store"))
+
+    def fetch(self, *, settled: bool = False) -> Changes:  # noqa: ARG002 - the same for all
+        outcome = self.outcomes.pop(0) if self.outcomes else Changes(folder=Path(), listing={})
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def take_over(self, changes: Changes) -> None:
+        self.taken.append(changes)
+
+    def size_bytes(self) -> int:
+        return 10**6
+
+
+def remote_store(*outcomes: Changes | Exception, is_empty: bool = False) -> tuple[RemoteStore, FakeCopy]:
+    copy: Any = FakeCopy(list(outcomes), is_empty)
+    return RemoteStore(copy), copy
+
+
+def test_a_first_start_without_the_network_fails() -> None:
+    store, _ = remote_store(NO_NETWORK, is_empty=True)
+    with pytest.raises(RemoteStoreError):
+        store.begin()
+
+
+def test_a_later_one_serves_what_was_copied(caplog: pytest.LogCaptureFixture) -> None:
+    store, _ = remote_store(NO_NETWORK)
+    store.begin()
+    assert "cannot be reached; what was copied before is served" in caplog.text
+
+
+def test_a_store_without_a_model_may_be_another_one_than_was_meant(caplog: pytest.LogCaptureFixture) -> None:
+    remote_store(is_empty=True)[0].begin()
+    assert "s3://bucket/store holds no model: is that the right address?" in caplog.text
+    caplog.clear()
+    remote_store()[0].begin()
+    assert "holds no model" not in caplog.text
+
+
+def test_a_start_that_is_stopped_says_what_it_was_at(caplog: pytest.LogCaptureFixture) -> None:
+    stopped: Any = SystemExit(0)
+    store, copy = remote_store(stopped, is_empty=True)
+    with pytest.raises(SystemExit):
+        store.begin()
+    assert "s3://bucket/store: stopped after 0 s, before it was copied" in caplog.text
+    assert copy.taken == []
+
+
+def test_access_that_is_denied_ends_the_start_whatever_was_copied() -> None:
+    store, _ = remote_store(DENIED)
+    with pytest.raises(RemoteStoreError):
+        store.begin()
+
+
+def test_trouble_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    store, copy = remote_store(NO_NETWORK, NO_NETWORK, OSError(28, "no space left"))
+    for _ in range(4):
+        assert not store.follow(never)
+    assert caplog.text.count("what is served stays") == 1
+    assert caplog.text.count("can be read again") == 1
+    assert len(copy.taken) == 1
+
+
+def test_what_changed_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    changes = Changes(
+        folder=Path(),
+        listing={},
+        changed=frozenset({("a", "2"), ("a", "")}),
+        gone=frozenset({("b", "1")}),
+        waiting=frozenset({("c", "1")}),
+    )
+    store, _ = remote_store(changes)
+    assert store.follow(never)
+    assert "a version 2: copied" in caplog.text
+    assert "a configuration: copied" in caplog.text
+    assert "b version 1: removed there" in caplog.text
+
+
+def test_a_service_that_does_not_respond_does_not_delay_the_end() -> None:
+    release = threading.Event()
+    store, copy = remote_store()
+    copy.fetch = lambda: release.wait(60)  # type: ignore[method-assign, assignment, return-value]
+    begun = time.monotonic()
+    with pytest.raises(ServerStopping):
+        store.follow(lambda: time.monotonic() - begun > 0.2)
+    release.set()
+
+
+def test_copies_follow_when_it_is_time() -> None:
+    store, copy = remote_store()
+    copies = StoreCopies([store], every_s=100.0)
+    assert 99 < copies.follow(never) <= 100
+    assert 99 < copies.follow(never) <= 100
+    assert len(copy.taken) == 1
+
+
+def test_what_still_changes_is_looked_at_soon() -> None:
+    waiting = Changes(folder=Path(), listing={}, waiting=frozenset({("a", "1")}))
+    store, _ = remote_store(waiting)
+    assert StoreCopies([store], every_s=100.0).follow(never) <= 1.0
+
+
+def test_two_servers_have_a_copy_each_and_the_next_one_takes_over_the_first(tmp_path: Path) -> None:
+    settings = CacheSettings(folder=tmp_path / "cache")
+    address = parsed("s3://bucket/store")
+    with open_remote_stores([address], settings) as (first,):
+        place = first.copy.folder
+        assert place.parent == tmp_path / "cache" / "stores"
+        with open_remote_stores([address], settings) as (second,):
+            assert second.copy.folder != place
+    with open_remote_stores([address, parsed("s3://bucket/other")], settings) as (again, other):
+        assert again.copy.folder == place != other.copy.folder
+        assert (place / "address").read_text() == "s3://bucket/store\n"
+
+
+def test_without_a_cache_the_copy_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with open_remote_stores([parsed("s3://bucket/store")], CacheSettings()) as (store,):
+        assert store.copy.folder.is_relative_to(tmp_path)
+    assert not store.copy.folder.exists()
+
+
+def test_a_model_is_no_store() -> None:
+    listing = {"config.pbtxt": RemoteFile("x", 1), "1/model.onnx": RemoteFile("y", 1)}
+    store, copy = remote_store(Changes(folder=Path(), listing=listing))
+    copy.files.address = parsed("s3://bucket/store/digits")
+    with pytest.raises(RemoteStoreError, match="is a model") as raised:
+        store.begin()
+    flags = "--model-store s3://bucket/store --model-control-mode=explicit --load-model=digits"
+    assert raised.value.hint == f"to serve it alone: {flags}"
+
+
+def test_a_copy_that_cannot_be_written_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RemoteStore, "begin", fail)
+    opened = copied_stores([], [parsed("s3://bucket/store")], None, CacheSettings(folder=tmp_path / "cache"), 15.0)
+    with pytest.raises(ServerSetupError, match="cannot be copied"), opened:
+        pass
+
+
+def test_copies_that_were_not_used_for_a_month_are_removed(tmp_path: Path) -> None:
+    for name, age_days in (("old", 31), ("young", 29)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "address").write_text("s3://bucket/store\n")
+        os.utime(tmp_path / name, (0, 100 * 86400 - age_days * 86400))
+    remove_unused(tmp_path, 100 * 86400.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["young"]
+
+
+def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "cache" / "stores"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    with open_remote_stores([parsed("s3://bucket/store")], CacheSettings(folder=tmp_path / "cache")) as (store,):
+        assert not store.folder.is_relative_to(folder)
+    assert "not trusted" in caplog.text
+
+
+@pytest.fixture
+def signed(tmp_path: Path) -> SignedStore:
+    return SignedStore.make(tmp_path)
+
+
+@pytest.fixture
+def store(signed: SignedStore, tmp_path: Path) -> AttestedStore:
+    return AttestedStore(signed.folder, AttestedCopy(tmp_path / "copies", signed.trusted))
+
+
+def shown(store: AttestedStore) -> dict[str, str]:
+    return {path.parent.name: path.read_text() for path in store.folder.glob("m/*/model.onnx")}
+
+
+class TestStore:
+    def test_what_comes_is_taken_over_once_it_stays_the_same(self, signed: SignedStore, store: AttestedStore) -> None:
+        signed.add(1, "one")
+        store.begin()
+        signed.add(2, "two")
+        assert store.follow(never) is True  # it may still be copied
+        assert shown(store) == {"1": "one"}
+        assert store.follow(never) is False
+        assert shown(store) == {"1": "one", "2": "two"}
+
+    def test_what_goes_is_missed_twice(self, signed: SignedStore, store: AttestedStore) -> None:
+        model = signed.add(1, "one")
+        store.begin()
+        aside = model.rename(signed.folder / ".m")
+        assert store.follow(never) is True
+        aside.rename(model)
+        store.follow(never)
+        assert shown(store) == {"1": "one"}
+        shutil.rmtree(model)
+        store.follow(never)
+        store.follow(never)
+        assert not list(store.folder.iterdir())
+
+    def test_a_store_that_cannot_be_read_takes_nothing_away(
+        self, signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        signed.add(1, "one")
+        store.begin()
+        signed.folder.rename(signed.folder.with_name("away"))
+        for _ in range(3):
+            assert store.follow(never) is False
+        assert shown(store) == {"1": "one"}
+        assert caplog.text.count("what is served stays") == 1
+
+    def test_it_gives_up_when_the_server_stops(self, signed: SignedStore, store: AttestedStore) -> None:
+        store.begin()
+        signed.add(1, "one")
+        store.follow(never)
+        with pytest.raises(ServerStopping):
+            store.follow(lambda: True)
+
+
+class TestMark:
+    def managed(self, store: AttestedStore) -> ManagedStores:
+        return ManagedStores([store.folder], mark=StoreCopies([store]).mark)
+
+    def test_a_refused_version_is_named_with_its_reason(
+        self, signed: SignedStore, store: AttestedStore, tmp_path: Path
+    ) -> None:
+        signed.add(1, "one")
+        signed.add(2, "two", signed=False)
+        store.begin()
+        managed = self.managed(store)
+        managed.open(Mirror(tmp_path / "overlay"), frozenset(), None)
+        assert managed.served["m"].versions == (1,)
+        assert "it is not signed" in managed.refusals()["m", "2"]
+
+    def test_a_model_without_a_signed_version_is_not_ready_and_says_why(
+        self, signed: SignedStore, store: AttestedStore, tmp_path: Path
+    ) -> None:
+        model = signed.add(1, "one", signed=False)
+        store.begin()
+        managed = self.managed(store)
+        managed.open(Mirror(tmp_path / "overlay"), frozenset(), None)
+        assert managed.served["m"].versions == ()
+        assert "it is not signed" in managed.refusals()["m", "1"]
+        sign_version(model, 1, signed.key)
+        for _ in range(2):
+            store.follow(never)
+        stored = managed.scan()["m"]
+        assert managed.plan(stored, stored.versions).versions == (1,)
+
+    def test_a_version_that_serves_from_its_copy_is_no_fault(self, signed: SignedStore, store: AttestedStore) -> None:
+        model = signed.add(1, "one")
+        store.begin()
+        before = self.managed(store).scan()
+        (model / "1" / "model.onnx").write_text("worse")
+        for _ in range(2):
+            store.follow(never)
+        assert self.managed(store).scan() == before
+
+    def test_a_model_without_versions_keeps_its_problem(self, signed: SignedStore, store: AttestedStore) -> None:
+        (signed.folder / "m").mkdir()
+        (signed.folder / "m" / "config.pbtxt").touch()
+        store.begin()
+        assert "has no version folder" in self.managed(store).scan()["m"].problem
+
+
+class TestOpening:
+    def test_without_keys_stores_are_served_as_they_are(self, signed: SignedStore) -> None:
+        with copied_stores([signed.folder], [], None, CacheSettings(), 15) as (stores, copies):
+            assert stores == [signed.folder]
+            assert copies.mark(scan_stores(stores)) == scan_stores(stores)
+            assert copies.follow(never) == math.inf
+
+    def test_copies_lie_beside_the_cache_and_go(self, signed: SignedStore, tmp_path: Path) -> None:
+        signed.add(1, "one")
+        cache = CacheSettings(folder=tmp_path / "cache")
+        with copied_stores([signed.folder], [], signed.trusted, cache, 15) as ((copy,), _):
+            assert copy.is_relative_to(tmp_path / "cache")
+            assert (copy / "m" / "1" / "model.onnx").read_text() == "one"
+        assert not list((tmp_path / "cache" / "attested").iterdir())
+
+    def test_keys_that_cannot_be_read_are_the_options_fault(self, tmp_path: Path) -> None:
+        assert read_trusted(None) is None
+        with pytest.raises(ServerSetupError, match=r"--trusted-keys: the key .* cannot be read") as caught:
+            read_trusted(tmp_path / "none.pub")
+        assert caught.value.exit_code == 2
+
+    @pytest.mark.parametrize(("mode", "told"), [(0o644, False), (0o664, True), (0o666, True)])
+    def test_keys_that_others_can_write_are_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+    ) -> None:
+        _, public = make_key(tmp_path / "release")
+        public.chmod(mode)
+        assert read_trusted(tmp_path)
+        assert ("release.pub can be written by other users" in caplog.text) is told
+
+    def test_what_is_mounted_read_only_belongs_to_whoever_mounts_it(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Kubernetes gives the folder of a ConfigMap to everybody (mode 2777), and mounts it read-only."""
+        (tmp_path / "keys").mkdir()
+        _, public = make_key(tmp_path / "keys" / "release")
+        (tmp_path / "keys").chmod(0o2777)
+        assert read_trusted(public)
+        assert "keys can be written by other users" in caplog.text
+        caplog.clear()
+        status = os.statvfs(tmp_path)
+        read_only = os.statvfs_result((*status[:8], status.f_flag | os.ST_RDONLY, *status[9:]))
+        monkeypatch.setattr("os.statvfs", lambda _: read_only)
+        assert read_trusted(public)
+        assert not caplog.text
+
+
+def test_the_log_names_who_signed(signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture) -> None:
+    signed.add(1, "one")
+    with caplog.at_level(logging.INFO):
+        store.begin()
+    assert f"m version 1 is signed by release ({signed.key.key_id[:16]})" in caplog.text

@@ -1,0 +1,654 @@
+"""The versions that a running server serves: what comes, changes, fails and goes while it runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zoo
+from fake_repository import FakeTriton, StoreOfFakes
+
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto
+from graphkiln_backend.server import version_control as module
+from graphkiln_backend.server.admission import Verdict
+from graphkiln_backend.server.flags import ControlMode
+from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.mirror import Mirror, StoreView
+from graphkiln_backend.server.repository_control import LoadOverride
+from graphkiln_backend.server.signals import ServerStopping
+from graphkiln_backend.server.version_control import VersionController
+
+POLL_S = 60.0
+
+
+def mode(name: str) -> ControlMode:
+    return ControlMode(name=name, poll_s=POLL_S, managed=name != "explicit", completes=True)
+
+
+def settle(controller: VersionController) -> None:
+    """Polls until nothing changes any more."""
+    while controller.step() != POLL_S:
+        pass
+
+
+class Setup:
+    """A server that serves a store, and a controller beside it."""
+
+    def __init__(self, store: StoreOfFakes, folder: Path, name: str = "poll") -> None:
+        self.store = store
+        self.mirror = Mirror(folder / "overlay")
+        self.stores = ManagedStores([store.folder])
+        self.stores.open(self.mirror, frozenset(), None)
+        self.triton = FakeTriton(self.mirror.path)
+        self.triton.start()
+        self.admitted: list[tuple[str, int]] = []
+        self.controller = VersionController(
+            mode=mode(name),
+            stores=self.stores,
+            mirror=self.mirror,
+            control=self.triton,
+            admit=self._admit,
+            load_timeout_s=5.0,
+        )
+
+    def _admit(self, model: ServedModel, version: int, _: Callable[[], bool]) -> Verdict:
+        self.admitted.append((model.stored.name, version))
+        graph = (model.stored.folder / str(version) / "model.onnx").read_text()
+        return Verdict("it is bad" if graph == "bad" else "")
+
+    def settle(self) -> None:
+        settle(self.controller)
+
+
+class TestSettling:
+    """After the start: older versions in the place of those that failed, and readiness that comes back."""
+
+    def test_nothing_is_loaded_where_nothing_failed(self, fake_store: StoreOfFakes, tmp_path: Path) -> None:
+        fake_store.add("m", 1)
+        setup = Setup(fake_store, tmp_path, "none")
+        assert setup.controller.is_settled()
+        setup.controller.settle()
+        assert setup.triton.loads == []
+        fake_store.add("m", 2)
+        assert setup.controller.step() is None  # the stores are not polled
+        assert setup.triton.loads == []
+
+    def test_the_newest_good_version_serves_and_readiness_comes_back(
+        self, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        fake_store.add("good", 1)
+        for version, graph in ((1, "good"), (2, "good"), (3, "bad"), (4, "bad")):
+            fake_store.add("m", version, graph)
+        setup = Setup(fake_store, tmp_path, "none")
+        assert not setup.controller.is_settled()
+        setup.controller.settle()
+        assert setup.triton.serving("m") == [2]
+        assert setup.triton.ready
+        assert set(setup.triton.loads) == {"m"}
+        refusals = setup.stores.refusals()
+        assert list(refusals) == [("m", "3"), ("m", "4")]
+        assert refusals["m", "4"] == f"cannot serve {fake_store.folder / 'm' / '4' / 'model.onnx'}"
+        assert [path.name for path in (setup.mirror.path / "m").iterdir() if path.name.isdecimal()] == ["2"]
+
+    def test_of_several_versions_the_good_ones_serve(self, fake_store: StoreOfFakes, tmp_path: Path) -> None:
+        for version, graph in ((1, "good"), (2, "bad"), (3, "good")):
+            fake_store.add("m", version, graph, "version_policy { all { } }")
+        setup = Setup(fake_store, tmp_path)
+        setup.controller.settle()
+        assert setup.triton.serving("m") == [1, 3]
+        assert setup.triton.ready
+
+    def test_a_model_without_a_good_version_keeps_readiness_down_until_it_is_gone(
+        self, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        fake_store.add("good", 1)
+        for version in (1, 2):
+            fake_store.add("m", version, "bad")
+        setup = Setup(fake_store, tmp_path)
+        setup.controller.settle()
+        assert not setup.triton.ready
+        assert setup.triton.serving("good") == [1]
+        shutil.rmtree(fake_store.folder / "m")
+        setup.settle()
+        assert setup.triton.ready
+        assert not (setup.mirror.path / "m").exists()
+
+    def test_what_triton_does_not_even_read_is_refused_with_a_reason(
+        self, fake_store: StoreOfFakes, tmp_path: Path
+    ) -> None:
+        fake_store.add("m", 1)
+        setup = Setup(fake_store, tmp_path)
+        setup.triton._states.clear()
+        setup.controller.settle()
+        assert "see its message above" in setup.stores.refusals()["m", "1"]
+        assert not setup.triton.ready
+
+    def test_what_is_loaded_meanwhile_is_not_unloaded(self, fake_store: StoreOfFakes, tmp_path: Path) -> None:
+        fake_store.add("m", 1, "bad")
+        setup = Setup(fake_store, tmp_path)
+        fake_store.add("m", 2)
+        setup.mirror.show(fake_store.folder / "m", [2], None)
+        load = setup.triton.load
+
+        def load_both(model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+            return load(model, timeout_s, override) or load(model, timeout_s)  # the second one has waited
+
+        setup.triton.load = load_both  # type: ignore[method-assign]
+        setup.stores.served.clear()
+        setup.controller.settle()
+        assert setup.triton.serving("m") == [2]
+        assert setup.triton.ready
+
+
+@pytest.fixture
+def setup(fake_store: StoreOfFakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setup:
+    """In poll mode."""
+    fake_store.add("m", 1, config="")
+    fake_store.add("n", 1, config="")
+    monkeypatch.setattr(ManagedStores, "_complete", lambda *_: ModelConfigProto())
+    setup = Setup(fake_store, tmp_path)
+    setup.settle()
+    return setup
+
+
+class TestPolling:
+    def test_nothing_is_done_where_nothing_changed(self, setup: Setup) -> None:
+        setup.settle()
+        assert (setup.admitted, setup.triton.loads) == ([], [])
+
+    def test_a_new_version_is_admitted_and_then_loaded(self, setup: Setup) -> None:
+        setup.store.add("m", 2)
+        setup.settle()
+        assert setup.admitted == [("m", 2)]
+        assert setup.triton.serving("m") == [2]
+        assert setup.triton.ready
+
+    def test_a_bad_version_never_reaches_the_server(self, setup: Setup) -> None:
+        setup.store.add("m", 2, "bad")
+        setup.settle()
+        setup.settle()
+        assert setup.admitted == [("m", 2)]
+        assert setup.triton.loads == []
+        assert setup.triton.serving("m") == [1]
+        setup.store.add("m", 2, "mended")
+        setup.settle()
+        assert setup.triton.serving("m") == [2]
+
+    def test_a_bad_new_model_takes_no_readiness_away(self, setup: Setup) -> None:
+        setup.store.add("late", 1, "bad")
+        setup.settle()
+        assert setup.triton.ready
+        assert "late" not in setup.stores.served
+        setup.store.add("late", 2)
+        setup.settle()
+        assert setup.triton.serving("late") == [2]
+
+    def test_a_folder_that_is_still_being_written_waits(self, setup: Setup) -> None:
+        for written in ("a", "ab", "abc"):
+            setup.store.add("m", 2, written)
+            assert setup.controller.step() == 1.0
+            assert setup.admitted == []
+        assert setup.controller.step() == POLL_S
+        assert setup.admitted == [("m", 2)]
+
+    def test_a_version_that_is_replaced_in_place_is_loaded_again(self, setup: Setup) -> None:
+        setup.store.add("m", 1, "another")
+        setup.settle()
+        assert setup.admitted == [("m", 1)]
+        assert setup.triton.loads == ["m"]
+
+    def test_bad_files_in_place_of_good_ones_change_nothing(self, setup: Setup) -> None:
+        setup.store.add("m", 1, "bad")
+        setup.settle()
+        assert setup.triton.loads == []
+        assert setup.triton.serving("m") == [1]
+
+    @pytest.mark.parametrize("config", ["hello {", "version_policy { specific { versions: 9 } }"])
+    def test_a_bad_configuration_changes_nothing(self, setup: Setup, config: str) -> None:
+        (setup.store.folder / "m" / "config.pbtxt").write_text(config)
+        setup.settle()
+        assert setup.triton.loads == []
+        assert setup.triton.serving("m") == [1]
+
+    def test_another_configuration_is_admitted_for_every_version(self, setup: Setup) -> None:
+        setup.store.add("m", 2, config="version_policy { all { } }")
+        setup.settle()
+        assert sorted(setup.admitted) == [("m", 1), ("m", 2)]
+
+    def test_a_version_that_is_removed_gives_way_to_an_admitted_one(self, setup: Setup) -> None:
+        setup.store.add("m", 2)
+        setup.settle()
+        shutil.rmtree(setup.store.folder / "m" / "2")
+        setup.settle()
+        assert setup.admitted == [("m", 2), ("m", 1)]
+        assert setup.triton.serving("m") == [1]
+
+    @pytest.mark.parametrize("remove", [shutil.rmtree, lambda model: shutil.rmtree(model / "1")])
+    def test_a_model_that_is_removed_is_unloaded(self, setup: Setup, remove: Callable[[Path], None]) -> None:
+        remove(setup.store.folder / "m")
+        setup.settle()
+        assert setup.triton.serving("m") == []
+        assert setup.triton.serving("n") == [1]
+        assert setup.triton.ready
+
+    def test_an_admitted_version_that_fails_in_the_server_gives_way(self, setup: Setup) -> None:
+        setup.store.add("m", 2, "bad in the server only")
+        setup.settle()
+        assert setup.triton.serving("m") == [1]
+        assert setup.triton.ready
+
+    def test_a_model_in_two_stores_keeps_serving(self, setup: Setup, tmp_path: Path) -> None:
+        second = StoreOfFakes(tmp_path / "second")
+        setup.stores.stores = [setup.store.folder, second.folder]
+        setup.settle()
+        second.add("m", 5)
+        setup.settle()
+        assert setup.triton.serving("m") == [1]
+
+    def test_an_empty_folder_becomes_a_model(self, setup: Setup) -> None:
+        (setup.store.folder / "new").mkdir()
+        setup.settle()
+        setup.store.add("new", 1, config="")
+        setup.settle()
+        assert setup.triton.serving("new") == [1]
+
+    def test_a_folder_that_comes_as_a_broken_model_is_logged_once(self, setup: Setup, logged: list[str]) -> None:
+        (setup.store.folder / "wrong").mkdir()
+        (setup.store.folder / "wrong" / "model.onnx").write_text("good")
+        for _ in range(2):
+            setup.settle()
+        (line,) = [line for line in logged if "wrong" in line]
+        assert line.endswith("make wrong/1")
+        assert setup.triton.ready
+
+
+class TestUnreadableStores:
+    """Stores and folders that are there and fail take nothing away: bad blocks, a network file system, rights."""
+
+    def test_a_store_that_is_gone_is_not_empty(self, setup: Setup, logged: list[str]) -> None:
+        setup.store.folder.rename(setup.store.folder.with_name("away"))
+        for _ in range(3):
+            setup.controller.step()
+        assert setup.triton.serving("m") == [1]
+        assert sum("what is served stays" in message for message in logged) == 1
+        setup.store.folder.with_name("away").rename(setup.store.folder)
+        setup.settle()
+        assert setup.triton.loads == []
+
+    def test_another_file_system_is_not_an_empty_store(self, setup: Setup, logged: list[str]) -> None:
+        setup.controller._devices = {setup.store.folder: -1}
+        shutil.rmtree(setup.store.folder / "m")
+        setup.controller.step()
+        setup.controller.step()
+        assert setup.triton.serving("m") == [1]
+        assert "another file system" in logged[-1]
+
+    @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+    @pytest.mark.parametrize("inside", [".", "m", "m/1"])
+    def test_a_folder_that_cannot_be_listed_is_taken_up_when_it_is_back(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str], inside: str, number: int
+    ) -> None:
+        failing, iterdir = {setup.store.folder / inside}, Path.iterdir
+
+        def fail(path: Path) -> Iterator[Path]:
+            if path in failing:
+                raise OSError(number, os.strerror(number))
+            return iterdir(path)
+
+        monkeypatch.setattr(Path, "iterdir", fail)
+        for _ in range(3):
+            setup.settle()
+        assert (setup.triton.serving("m"), setup.triton.serving("n")) == ([1], [1])
+        assert setup.triton.loads == []
+        assert len([line for line in logged if "stays" in line and os.strerror(number) in line]) == 1
+        assert not any("not served" in line for line in logged)
+        setup.store.add("m", 2)
+        failing.clear()
+        setup.settle()
+        assert setup.triton.serving("m") == [2]
+
+    def test_a_model_that_is_replaced_by_renaming_is_not_unloaded(self, setup: Setup, tmp_path: Path) -> None:
+        folder = setup.store.folder / "m"
+        folder.rename(tmp_path / "away")
+        assert setup.controller.step() == 1.0, "another look should follow soon"
+        (tmp_path / "away").rename(folder)
+        setup.settle()
+        assert setup.triton.serving("m") == [1]
+        assert setup.triton.loads == []
+
+    @pytest.mark.parametrize("link", ["store", "model"])
+    def test_a_link_that_is_swapped_is_followed(self, setup: Setup, tmp_path: Path, link: str) -> None:
+        """As git-sync and Kubernetes' ConfigMaps do."""
+        place = setup.store.folder if link == "store" else setup.store.folder / "m"
+        before = tmp_path / "revisions" / "a"
+        before.parent.mkdir()
+        place.rename(before)
+        place.symlink_to(before)
+        setup.settle()
+        assert setup.triton.serving("m") == [1]
+        after = before.with_name("b")
+        shutil.copytree(before, after)
+        model = after / "m" if link == "store" else after
+        shutil.copytree(model / "1", model / "2")
+        new = tmp_path / "new"
+        new.symlink_to(after)
+        new.replace(place)
+        shutil.rmtree(before)
+        setup.settle()
+        assert (setup.triton.serving("m"), setup.triton.serving("n")) == ([2], [1])
+
+    def test_a_link_that_leads_nowhere_for_a_while(self, setup: Setup, tmp_path: Path, logged: list[str]) -> None:
+        place, disk = setup.store.folder / "m", tmp_path / "disk"
+        place.rename(disk)
+        place.symlink_to(disk)
+        setup.settle()
+        disk.rename(tmp_path / "away")
+        for _ in range(3):
+            setup.settle()
+        assert setup.triton.serving("m") == [1]
+        assert len([line for line in logged if "leads nowhere" in line]) == 1
+        place.unlink()
+        setup.settle()
+        assert setup.triton.serving("m") == []
+
+
+class TestAnotherSignature:
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Path:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+        return tmp_path / "store"
+
+    @pytest.fixture
+    def stores(self, store: Path) -> ManagedStores:
+        return ManagedStores([store])
+
+    @pytest.fixture
+    def controller(self, stores: ManagedStores, tmp_path: Path) -> VersionController:
+        mirror = Mirror(tmp_path / "overlay")
+        stores.open(mirror, frozenset({BACKEND, DROP_IN_BACKEND}), lambda folder: folder)
+        triton = FakeTriton(mirror.path)
+        triton.start()
+        controller = VersionController(
+            mode=mode("poll"),
+            stores=stores,
+            mirror=mirror,
+            control=triton,
+            admit=lambda *_: Verdict(""),
+            load_timeout_s=5,
+        )
+        settle(controller)
+        return controller
+
+    def test_a_version_with_it_is_refused_with_the_way_out(
+        self, controller: VersionController, stores: ManagedStores, store: Path, logged: list[str]
+    ) -> None:
+        zoo.add(store, "m", zoo.scale(("batch", 4)), version=2)
+        settle(controller)
+        settle(controller)
+        (refused,) = [line for line in logged if "version 2 is not served" in line]
+        assert "output 'y' is FP32 [4], not FP32 [3]" in refused
+        assert "--name" in refused
+        assert stores.served["m"].versions == (1,)
+        assert "signature" in stores.refusals()["m", "2"]
+        zoo.add(store, "m", zoo.scale(("batch", 3), 5), version=3)
+        settle(controller)
+        assert stores.served["m"].versions == (3,)
+
+    def test_it_is_served_when_the_others_are_gone(
+        self, controller: VersionController, stores: ManagedStores, store: Path
+    ) -> None:
+        zoo.add(store, "m", zoo.scale(("batch", 4)), version=2)
+        settle(controller)
+        shutil.rmtree(store / "m" / "1")
+        settle(controller)
+        assert stores.served["m"].versions == (2,)
+        assert stores.refusals() == {}
+
+    def test_files_in_place_are_no_way_around(
+        self, controller: VersionController, stores: ManagedStores, store: Path
+    ) -> None:
+        served = stores.served["m"]
+        shutil.rmtree(store / "m" / "1")
+        zoo.add(store, "m", zoo.scale(("batch", 4)))
+        settle(controller)
+        assert stores.served["m"] is served
+
+    def test_a_configuration_for_what_serves_is_taken(
+        self, controller: VersionController, stores: ManagedStores, store: Path
+    ) -> None:
+        text = 'input { name: "x" dims: [2, 3] } output { name: "y" dims: [2, 3] } max_batch_size: 0'
+        (store / "m" / "config.pbtxt").write_text(text)
+        settle(controller)
+        config = stores.served["m"].config
+        assert config is not None
+        assert config.input[0].dims == [2, 3]
+
+
+class ExplicitSetup:
+    """A server in the user's explicit mode."""
+
+    def __init__(self, store: StoreOfFakes, folder: Path) -> None:
+        self.store = store
+        self.folder = folder
+        self.stores = ManagedStores([store.folder])
+        self.loaded: list[str] = []
+        self.starts = 0
+
+    def start(self, *models: str) -> None:
+        """Starts a server which loads some models."""
+        self.starts += 1
+        mirror = Mirror(self.folder / f"overlay {self.starts}")
+        self.view = StoreView(self.folder / f"view {self.starts}", [self.store.folder], mirror)
+        self.view.show_mirrored(())
+        self.triton = FakeTriton(self.view.paths[0])
+        for model in models:
+            self.triton.load(model, 1)
+        self.triton.loads.clear()
+        self.controller = VersionController(
+            mode=mode("explicit"),
+            stores=self.stores,
+            mirror=mirror,
+            control=self.triton,
+            admit=lambda *_: Verdict("never asked"),
+            load_timeout_s=5,
+            view=self.view,
+            on_loaded=lambda names: self.loaded.__setitem__(slice(None), names),
+        )
+        if not self.controller.is_settled():
+            self.controller.settle()
+        self.controller.step()
+
+
+class TestExplicitMode:
+    @pytest.fixture
+    def setup(self, fake_store: StoreOfFakes, tmp_path: Path) -> ExplicitSetup:
+        return ExplicitSetup(fake_store, tmp_path)
+
+    def test_nothing_is_done_where_nothing_failed(self, setup: ExplicitSetup) -> None:
+        setup.store.add("m", 1)
+        setup.store.add("never", 1)
+        setup.start("m")
+        assert setup.triton.loads == []
+        assert setup.loaded == ["m"]
+        setup.triton.unload("m")
+        setup.controller.step()
+        assert setup.loaded == []
+
+    def test_at_the_start_an_older_version_takes_over(self, setup: ExplicitSetup) -> None:
+        setup.store.add("m", 1)
+        setup.store.add("m", 2, "bad")
+        setup.start("m")
+        assert setup.triton.serving("m") == [1]
+        assert setup.triton.ready
+        assert sorted(path.name for path in (setup.view.paths[0] / "m").iterdir()) == ["1", "2"]
+
+    def test_a_model_without_a_good_version_keeps_readiness_down(self, setup: ExplicitSetup) -> None:
+        setup.store.add("m", 1, "bad")
+        setup.store.add("good", 1)
+        setup.start("m", "good")
+        assert not setup.triton.ready
+        assert setup.triton.serving("good") == [1]
+        setup.store.add("m", 2)
+        assert setup.triton.load("m", 1) == ""
+        setup.controller.step()
+        assert setup.triton.ready
+
+    @pytest.mark.parametrize("serving", [True, False])
+    def test_a_load_that_failed_is_forgotten(self, setup: ExplicitSetup, serving: bool, logged: list[str]) -> None:
+        setup.store.add("m", 1, "good" if serving else "bad")
+        setup.start(*(["m"] if serving else []))
+        setup.store.add("m", 2, "bad")
+        assert "cannot serve" in setup.triton.load("m", 1)
+        assert not setup.triton.ready
+        setup.controller.step()
+        assert setup.triton.ready
+        assert setup.triton.serving("m") == ([1] if serving else [])
+        assert any("m version 2 could not be loaded: cannot serve" in message for message in logged)
+        assert "cannot serve" in setup.triton.load("m", 1)  # the user asks again, and gets the reason again
+
+    def test_after_a_crash_what_was_added_and_is_bad_changes_nothing(self, setup: ExplicitSetup) -> None:
+        setup.store.add("m", 1)
+        setup.start("m")
+        setup.store.add("m", 2, "bad")
+        for _ in range(2):
+            setup.start("m")
+            assert setup.triton.serving("m") == [1]
+            assert setup.triton.ready
+
+
+class Steps(VersionController):
+    """A controller that does what it is given, one after the other; the first step is to settle."""
+
+    def __init__(self, store: Path, *steps: Callable[[], float | None], settled: bool = False, name: str = "poll"):
+        mirror = Mirror(store)
+        super().__init__(
+            mode=mode(name),
+            stores=ManagedStores(),
+            mirror=mirror,
+            control=FakeTriton(mirror.path),
+            admit=lambda *_: Verdict(""),
+            load_timeout_s=5,
+        )
+        self._steps = list(steps)
+        self._settled = settled
+        self.done = threading.Event()
+
+    def is_settled(self) -> bool:
+        return self._settled
+
+    def settle(self) -> None:
+        self.step()
+
+    def step(self) -> float | None:
+        if not self._steps:
+            self.done.set()
+            return None
+        return self._steps.pop(0)()
+
+
+def fail() -> float | None:
+    raise ConnectionError("the server has ended")
+
+
+class TestThread:
+    @pytest.fixture(autouse=True)
+    def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_SOON_S", 0.01)
+
+    def test_it_settles_reports_and_steps(self, tmp_path: Path) -> None:
+        done: list[str] = []
+        controller = Steps(tmp_path, lambda: done.append("settle"), lambda: done.append("step") or 0.0)
+        controller.begin(lambda: done.append("report"))
+        assert controller.done.wait(10)
+        controller.end()
+        assert done == ["settle", "report", "step"]
+
+    @pytest.mark.parametrize("name", ["none", "poll"])
+    def test_where_nothing_failed_it_reports_at_once(self, tmp_path: Path, name: str) -> None:
+        controller = Steps(tmp_path, lambda: 0.0, settled=True, name=name)
+        reported: list[threading.Thread] = []
+        controller.begin(lambda: reported.append(threading.current_thread()))
+        assert reported == [threading.current_thread()]
+        assert controller.done.wait(10) if name == "poll" else not controller.done.is_set()
+        controller.end()
+
+    def test_an_error_is_logged_and_tried_again(self, tmp_path: Path, logged: list[str]) -> None:
+        controller = Steps(tmp_path, fail, fail, lambda: None, fail)
+        reported = threading.Event()
+        controller.begin(reported.set)
+        assert reported.wait(10)
+        controller.end()
+        assert logged
+        assert set(logged) == {"cannot look after the models just now: the server has ended"}
+
+    def test_an_unforeseen_error_does_not_end_it(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        def divide() -> float | None:
+            raise ZeroDivisionError("by a graph")
+
+        controller = Steps(tmp_path, lambda: None, divide, divide)
+        controller.begin(lambda: None)
+        assert controller.done.wait(10)
+        controller.end()
+        first, second = caplog.records
+        assert "ZeroDivisionError: by a graph" in first.message
+        assert first.exc_info
+        assert not second.exc_info, "its traceback is logged once"
+
+    def test_an_error_after_the_halt_is_not_logged(self, tmp_path: Path, logged: list[str]) -> None:
+        def halt() -> float | None:
+            controller.halt()
+            raise ConnectionError
+
+        reported: list[bool] = []
+        controller = Steps(tmp_path, halt)
+        controller.begin(lambda: reported.append(True))
+        controller.end()
+        assert (logged, reported) == ([], [])
+
+    def test_a_stopped_admission_ends_it(self, tmp_path: Path) -> None:
+        def stop() -> float | None:
+            raise ServerStopping
+
+        controller = Steps(tmp_path, lambda: None, stop, lambda: 0.0)
+        controller.begin(lambda: None)
+        assert controller._thread is not None
+        controller._thread.join(10)
+        assert not controller._thread.is_alive()
+
+    def test_a_store_that_does_not_respond_delays_no_end(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        monkeypatch.setattr(module, "_END_S", 0.01)
+        asked, responded = threading.Event(), threading.Event()
+        later: list[str] = []
+
+        def hang() -> float | None:
+            asked.set()
+            responded.wait(60)
+            return 0.0
+
+        controller = Steps(tmp_path, lambda: None, hang, lambda: later.append("looked again"))
+        controller.begin(lambda: None)
+        assert asked.wait(10)
+        hanging = controller._thread
+        controller.end()
+        assert logged == ["a model store has not responded for 0.01 s: going on without waiting for it"]
+        responded.set()
+        assert hanging is not None
+        hanging.join(10)
+        assert later == []
+
+    def test_a_server_that_lists_nothing_is_reported_as_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        controller = Steps(tmp_path, name="none")
+        monkeypatch.setattr(controller, "is_settled", fail)
+        reported: list[bool] = []
+        controller.begin(lambda: reported.append(True))
+        assert reported == [True]
+        assert "the server has ended" in logged[0]
