@@ -26,11 +26,12 @@ from measurement import show_progress
 from peers.image import EXACT_PRODUCTS, HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
 
-from graphkiln.story.server import ending_with_us, start_server
+from graphkiln.story.server import start_server
 from graphkiln.story.worker import Throughput, measure_throughput
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.system import processes
 from graphkiln_client import Client
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
@@ -135,14 +136,10 @@ def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) 
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
         environment["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))  # this libpython, for PyTriton
-        command = list(
-            map(str, (*ending_with_us(), python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port))
-        )
+        command = list(map(str, (python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
         log = Path(scratch) / "log"
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=scratch, env=environment, start_new_session=True
-            )
+            process = processes.start(command, log=output, at_our_end=signal.SIGTERM, cwd=scratch, env=environment)
         try:
             _wait_ready(peer, process, port, log)
             classify = _http_classify(peer, port)
@@ -163,12 +160,7 @@ def _wait_ready(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Pa
 def _stop(process: subprocess.Popen[bytes]) -> None:
     """Stops a server and all its children."""
     family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    processes.stop(process, _STOP_S)
     _, alive = psutil.wait_procs(family, timeout=5)
     for child in alive:
         child.kill()

@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from graphkiln.story.server import LocalServer, ending_with_us, free_ports, stop
+from graphkiln.story.server import STOP_S, LocalServer, free_ports
 from graphkiln_backend.server.installation import find_installation
+from graphkiln_backend.system import processes
 
 PERF_ANALYZER = "perf_analyzer"
 _WINDOWS = 3
@@ -168,21 +170,14 @@ def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
     with tempfile.TemporaryFile("w+") as log:
         # fmt: off
         command = [
-            *ending_with_us(), str(find_installation().binary), f"--model-repository={store}",
+            str(find_installation().binary), f"--model-repository={store}",
             f"--backend-directory={backends}",
             f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", f"--http-address={_HOST}",
             f"--grpc-address={_HOST}", f"--metrics-address={_HOST}", "--disable-auto-complete-config",
             "--exit-timeout-secs=5",
         ]
         # fmt: on
-        server = subprocess.Popen(
-            command,
-            env=_environment(backends),
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        server = processes.start(command, log=log, at_our_end=signal.SIGTERM, env=_environment(backends))
         try:
             reason = _wait_ready(server, f"http://{_HOST}:{http}/v2/health/ready")
             if reason:
@@ -190,7 +185,7 @@ def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
                 sys.exit(f"the server with the C++ backend {reason}: {log.read()[-2000:]}")
             yield LocalServer(http_url=f"http://{_HOST}:{http}", grpc_url=f"grpc://{_HOST}:{grpc}", pid=server.pid)
         finally:
-            stop(server)
+            processes.stop(server, STOP_S)
 
 
 def _environment(backends: Path) -> dict[str, str]:

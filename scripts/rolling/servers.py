@@ -14,6 +14,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from graphkiln.story.server import free_ports
+from graphkiln_backend.system import processes
 
 READY_S = 300
 STOP_S = 60
@@ -70,7 +71,7 @@ class ServedProcess:
         ports = [f"--{name}-port={port}" for name, port in zip(names, self._ports, strict=True)]
         command = [sys.executable, "-m", "graphkiln.cli", "serve", f"--model-store={self._store}", "--drain=20", *ports]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = processes.start(command, log=log)
         wait(lambda: is_ready(self.http_port), "graphkiln serve", lambda: self._process.poll() is not None)
 
     def stop(self) -> None:
@@ -89,8 +90,7 @@ class ServedProcess:
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
-            self._process.wait(STOP_S)
+            processes.stop(self._process, STOP_S)
 
 
 def is_ready(port: int) -> bool:

@@ -22,6 +22,7 @@ import psutil
 
 from graphkiln_backend.server.run_folder import remove_environments, remove_sent_models
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import start
 from soaking.service import MARKER
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX keeps it on Linux
@@ -39,12 +40,8 @@ class Guard(Closeable):
     def __init__(self, folder: Path) -> None:
         read_end, self._write_end = os.pipe()
         os.set_inheritable(self._write_end, False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "soaking.guard", str(read_end), str(folder), str(os.getpid())],
-            pass_fds=(read_end,),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "soaking.guard", str(read_end), str(folder), str(os.getpid())]
+        self._process = start(command, pass_fds=(read_end,))
         os.close(read_end)
 
     def close(self) -> None:

@@ -29,9 +29,9 @@ import trustme
 
 from graphkiln.story.server import free_ports
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.system.admin_key import HTTP_HEADER
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import end_with_parent, start
 from graphkiln_client import Client
 from graphkiln_client.transports.endpoint import Security
 from soaking.models import MODELS, difference
@@ -213,15 +213,12 @@ class Service:
     def start(self) -> None:
         """Starts the supervisor."""
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = start(
                 self._command,
+                log=log,
                 cwd=self.temporary.parent,  # so that no request of the fuzzer leaves a file in ours
                 env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - system calls, which take no lock
+                preexec_fn=end_with_parent,
             )
         self.starts += 1
 

@@ -192,8 +192,8 @@ def test_what_is_applied_is_served_by_a_server_in_poll_mode(model: Path, start_s
 
 
 WITHOUT_SETPRIV = """
-import graphkiln.story.server
-graphkiln.story.server.ending_with_us = lambda: ()
+from graphkiln_backend.system import processes
+processes.ending_with_us = lambda _: ()
 from graphkiln.cli.main import main
 main()
 """

@@ -125,7 +125,7 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
     Raises:
         ConversionError: The saved graph cannot be converted, or its outputs changed.
     """
-    from graphkiln_backend.lowering.parentage import worker  # which no instance needs
+    from graphkiln_backend.system.processes import worker  # which no instance needs
 
     with worker(_convert_and_send_failure, graph, target) as (receiver, _):
         try:
@@ -141,7 +141,7 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
     """Send None, or message and hint of what failed."""
-    from graphkiln_backend.lowering.parentage import keep_temporary_files_in
+    from graphkiln_backend.system.processes import keep_temporary_files_in
 
     failure = None
     try:

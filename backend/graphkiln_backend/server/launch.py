@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.repository.config import write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
@@ -32,6 +31,7 @@ from graphkiln_backend.server.repository_control import HttpControl, RepositoryC
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
+from graphkiln_backend.system.processes import end_with_parent, start
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
 
 if TYPE_CHECKING:
@@ -305,14 +305,12 @@ class Launch:
         """
         noise = None if _NVIDIA_DRIVER.exists() else NoiseFilter()
         try:
-            return subprocess.Popen(
+            return start(
                 command,
                 env=self._environment(folder),
-                stdin=subprocess.DEVNULL,
                 stderr=noise.fileno() if noise else None,
-                start_new_session=True,
                 restore_signals=False,  # SIGPIPE stays ignored: a log that is no longer read must not end the server
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - system calls, which take no lock
+                preexec_fn=end_with_parent,
             )
         finally:
             if noise:

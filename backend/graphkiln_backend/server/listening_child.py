@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import start
 
 if TYPE_CHECKING:
     import asyncio
@@ -66,9 +67,7 @@ class ListeningChild(Closeable):
     def _start(self) -> subprocess.Popen[bytes]:
         """The child ends with the pipe to its standard input: with this process, however that ends."""
         command = [sys.executable, "-P", "-m", self._module, str(self._listener.fileno()), *self._arguments]
-        return subprocess.Popen(
-            command, stdin=subprocess.PIPE, pass_fds=(self._listener.fileno(),), start_new_session=True
-        )
+        return start(command, stdin=subprocess.PIPE, pass_fds=(self._listener.fileno(),))
 
     def _watch(self) -> None:
         while self._child.wait() is not None and not self._closing.wait(_PAUSE_S):

@@ -1,15 +1,20 @@
-"""What a running server serves: the versions that it lists, with what their instances reported."""
+"""The models of a running server: the versions that it lists, with what their instances reported."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphkiln_backend.graph.text import plain_reason
-from graphkiln_backend.server.repository_control import RepositoryControl
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.load_progress import ExplainingControl
+from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.snapshot import read_snapshot
+
+_log = logging.getLogger("graphkiln.server")
 
 _PASSED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}
 REFUSED = "REFUSED"  # state of a version that is kept away from the server
@@ -57,6 +62,22 @@ def model_states(control: RepositoryControl, instances: Path) -> list[ModelState
     ]
 
 
+def list_models(address: ListenAddress | None, headers: Mapping[str, str], instances: Path) -> list[ModelState]:
+    """Every model version that the server knows; those whose instances are ready, where it does not list its models.
+
+    Args:
+        address: Where it listens for HTTP, if it does.
+        headers: What its restricted endpoints need.
+        instances: Folder of status files.
+    """
+    if address:
+        try:
+            return model_states(ExplainingControl(HttpControl(address, headers), instances), instances)
+        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
+            _log.warning("the server does not list its models: %s", error)
+    return states_of_instances(instances)
+
+
 def states_of_instances(instances: Path) -> list[ModelState]:
     """The model versions whose instances are ready, for a server that does not list its models.
 
@@ -70,7 +91,7 @@ def states_of_instances(instances: Path) -> list[ModelState]:
 
 
 def with_refusals(states: Sequence[ModelState], refusals: Mapping[tuple[str, str], str]) -> list[ModelState]:
-    """The states, with the versions that are not served and why; without those that were unloaded on purpose.
+    """Add the versions that are not served and why; leave out those that were unloaded on purpose.
 
     Args:
         states: As the server lists them.

@@ -1,9 +1,15 @@
-"""Runs tritonserver as a child: environment, readiness, signals, exit code, restarts, and nothing left behind.
+"""The life of a server under `graphkiln serve`: started, watched, started again after a fault, drained at its end.
 
-Why a fault of one instance restarts the whole server: Triton (24.10) neither restarts a Python instance that died nor
-reports it as not ready; it responds to every request with an error, for ever. Meanwhile the supervisor responds with
-503. A server that ends by itself is started again, too: a request can abort Triton (24.10) while it is parsed. Only
-what ends before it was ever live is an error of the setup, and is not tried again, unless a signal killed it.
+1. Prepare a run folder, and start tritonserver in it (`server.launch`). Models load before its ports open; if not every
+   model can be loaded, it is started again to serve the others.
+2. Live: print the table of models, and control which versions serve (`server.version_control`).
+3. Watch (`server.watchdog`): instances that died, hang, compute or load without end, a server that does not respond.
+   After a fault the whole server is started again, because Triton (24.10) neither restarts a Python instance that died
+   nor reports it as not ready; it responds to every request with an error, for ever. Meanwhile the supervisor responds
+   with 503 on its HTTP port (`server.unavailable`).
+4. A server that ends by itself is started again, too: a request can abort Triton (24.10) while it is parsed. Only what
+   ends before a server was ever live is an error of the setup, and is not tried again, unless a signal killed it.
+5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run is left behind.
 """
 
 from __future__ import annotations
@@ -12,110 +18,22 @@ import logging
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.limits import MemoryLimit
 from graphkiln_backend.server.ports import publish_address
-from graphkiln_backend.server.repository_control import HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.signals import Interrupted, StopSignals
-from graphkiln_backend.server.watchdog import SILENT_S, Cause, Fault, TimeLimits, Watchdog, describe_exit
+from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.triton.restarts import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
-
-# How often the supervisor looks at the processes: what looking at hundreds costs must not slow down their start.
-
-POLL_S = 0.02
-WATCH_S = 0.5  # how often the set of instances is read anew; the death of a known one is seen at once
-_REST = 19.0  # looking takes a twentieth of a core at most: while models load, each core has enough to do
-_LONGEST_REST_S = 1.0
-
-
-class Waiting(Protocol):
-    """What waits for processes: see `StopSignals.wait`."""
-
-    def wait(self, processes: Sequence[int], timeout_s: float) -> None:
-        """Sleeps until one of the processes ends, a signal comes, or the time is over."""
-
-
-@dataclass(slots=True)
-class Pace:
-    """The time between two looks: of this thread's processor time, so that a busy machine delays nothing further."""
-
-    _woke_at_s: float = field(default_factory=time.thread_time)
-
-    def wait(self, signals: Waiting, processes: Sequence[int], *, live: bool) -> None:
-        """Waits for the next look.
-
-        Args:
-            signals: Waits.
-            processes: Whose end is seen at once.
-            live: Whether the server takes requests; until then it is looked at often.
-        """
-        looked_s = time.thread_time() - self._woke_at_s
-        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
-        self._woke_at_s = time.thread_time()
-
-
-# How often a server is started again, how soon, and why: a budget that good service pays back.
-
-MAX_RESTARTS = 5  # more faults in a row than that are not mended by another restart
-SERVED_S = 5.0  # so much service pays for one fault
-_FIRST_DELAY_S = 0.25
-
-
-class RestartBudget:
-    """Decides whether, and when, to start again. The first restart is immediate, each further one waits longer.
-
-    Every fault costs one restart, every `SERVED_S` seconds of service give one back: a server that is hit now and then
-    is restarted for ever, one that dies as soon as it serves is given up.
-    """
-
-    def __init__(self) -> None:
-        self._counts: Counter[Cause] = Counter()
-        self._spent = 0.0
-
-    def spend(self, fault: Fault, served_s: float) -> float | None:
-        """Counts a fault.
-
-        Args:
-            fault: What happened.
-            served_s: How long the server had served before.
-
-        Returns:
-            The seconds to wait before the restart, or None when it is time to give up.
-        """
-        self._spent = max(0.0, self._spent - served_s / SERVED_S) + 1
-        if self._spent > MAX_RESTARTS:
-            return None
-        self.count(fault.cause)
-        return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 1)
-
-    @property
-    def limit(self) -> int:
-        """How many faults in a row are answered with a restart."""
-        return MAX_RESTARTS
-
-    def count(self, cause: Cause) -> None:
-        """Counts a process that was ended without restarting the server, too."""
-        self._counts[cause] += 1
-
-    def write(self, instances: Path) -> None:
-        """Tells the instances of a new run how often the server was restarted before, by cause.
-
-        Every cause is among them, also with 0: Prometheus sees no increase in a counter that begins with a first fault.
-        """
-        write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
-
 
 if TYPE_CHECKING:
     import psutil
@@ -123,17 +41,24 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.load_progress import LoadProgress
     from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.server.version_control import VersionController
-    from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
+    from graphkiln_backend.triton.snapshot import Snapshot
 else:
     psutil = LazyModule("psutil")
 
 _log = logging.getLogger("graphkiln.server")
 
-_RETRY_S = 2.0  # how often a start is tried again for which there was no room
+_RETRY_S = 2.0  # until the next try of a start for which there was no room
+POLL_S = 0.02  # between two looks at the processes until the server is live: its start must be seen at once
+WATCH_S = 0.5  # the same afterwards; the death of a known instance is seen at once
+_REST = 19.0  # looking takes a twentieth of a core at most: hundreds of processes must not slow down their start
+_LONGEST_REST_S = 1.0
+MAX_RESTARTS = 5  # more faults in a row than that are not mended by another restart
+SERVED_S = 5.0  # so much service pays for one fault
+_FIRST_DELAY_S = 0.25
 
 
 class Supervisor:
-    """Runs tritonserver until it is told to stop, and restarts it after a fault.
+    """Run tritonserver until a signal asks to stop, and restart it after a fault.
 
     Args:
         launch: What to start.
@@ -159,19 +84,19 @@ class Supervisor:
         self._limits = limits or TimeLimits()
         self._http = launch.flags.listen_address("http")
         self._unavailable = ExitStack()
+        self._refusing = False
         self._budget = RestartBudget()
         self._reaper = Reaper()
+        self._versions: VersionController | None = None
         self._live_at: float | None = None
         self._was_live = False
-        self._refusing = False
-        self._versions: VersionController | None = None
         self.last_words = ""
 
     def run(self) -> int:
-        """Serves until the server ends.
+        """Serve until the server ends.
 
         Returns:
-            0 when it was told to stop; otherwise the server's exit code, 128 + N when signal N killed it; 1 when its
+            0 after a signal to stop; otherwise the server's exit code, 128 + N when signal N killed it; 1 when its
             instances failed again and again.
 
         Raises:
@@ -185,36 +110,36 @@ class Supervisor:
                     return code
 
     def _serve_when_possible(self, signals: StopSignals) -> int | Fault:
-        """One run of the server. One that was live before is started again as soon as there is room for it.
+        """One run of the server: an exit code, or a fault after which to start it again.
 
         Raises:
-            ServerSetupError: The first start fails.
+            ServerSetupError: The first start fails. A later one is tried again until there is room for it.
         """
-        said = ""
+        reported = ""
         while True:
             try:
-                return self._serve_whole_or_in_part(signals)
-            except (ServerSetupError, OSError) as error:  # a disk that is full by now
+                if (ended := self._serve(signals)) is not None:
+                    return ended
+                _log.warning("not every model can be loaded: starting again, to serve the others")
+                continue
+            except (ServerSetupError, OSError) as error:  # such as a disk that is full by now
                 if not self._was_live:
                     raise _to_setup_error(error) from error
-                if str(error) != said:
+                if str(error) != reported:
                     _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
-                said = str(error)
+                reported = str(error)
             if not self._wait(_RETRY_S, signals):
                 return 0
 
-    def _serve_whole_or_in_part(self, signals: StopSignals) -> int | Fault:
-        """One run of the server, before which there may be one that ended because not every model could be loaded."""
-        while (ended := self._serve(signals)) is None:
-            _log.warning("not every model can be loaded: starting again, to serve the others")
-        return ended
-
     def _serve(self, signals: StopSignals) -> int | Fault | None:
-        """One run of the server: what to exit with, why to start again, or None for `Readiness.give_in`."""
+        """One server from its start to its end; None where it ended because not every model can be loaded."""
         self._live_at, self._versions = None, None
         with RunFolder() as folder:
-            command = self._prepare(folder, signals)
-            if command is None:
+            try:
+                with signals.interrupting():  # converting a graph takes seconds
+                    command = self._launch.prepare(folder)
+            except Interrupted:
+                _log.info("stopped before the server was started")
                 return 0
             self._budget.write(folder.instances)
             publish_address(folder.path, self._launch.flags)
@@ -226,122 +151,34 @@ class Supervisor:
                     if self._versions:
                         self._versions.end()
 
-    def _prepare(self, folder: RunFolder, signals: StopSignals) -> list[str] | None:
-        """The server's command line; None when a signal came before there was one."""
-        try:
-            with signals.interrupting():
-                return self._launch.prepare(folder)
-        except Interrupted:
-            _log.info("stopped before the server was started")
-            return None
-
     def _supervise(
         self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
     ) -> int | Fault | None:
-        from graphkiln_backend.server.drain import Drain
-        from graphkiln_backend.server.load_progress import load_progress
-
-        watchdog = Watchdog(folder.instances, server.pid, self._limits, self._launch.readiness.endless)
+        """Look after a running server until it ends, has a fault, or a signal asks to stop."""
         instances = SnapshotReader(folder.instances)
+        memory = MemoryLimit(server.pid, self._launch.memory_limit())
         pace = Pace()
-        with ExitStack() as probes:
-            probe: LivenessProbe | GrpcLivenessProbe | None = None
-            memory = MemoryLimit(server.pid, self._launch.memory_limit())
+        endless = self._launch.readiness.endless
+        with Watchdog(folder.instances, server.pid, self._limits, endless) as watchdog:
             while (code := server.poll()) is None:
                 if signals.count:
-                    if self._versions:
-                        self._versions.halt()
-                    with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
-                        return drain.run(live=self._live_at is not None)
+                    return self._drain(server, folder, signals)
                 seen = instances.read()
-                if fault := watchdog.look(seen) or _silence(probe):
+                if fault := watchdog.look(seen):
                     self._refuse_requests()
                     return fault
                 self._count_endless(watchdog.end_endless_loading(seen), folder)
                 if self._live_at:
-                    self._launch.readiness.endless.clear()  # another load may be of other files
-                self._reaper.reap()
-                if self._live_at is None and self._is_listening(server):
+                    endless.clear()  # another load may be of other files
+                elif self._is_listening(server):
                     self._announce(folder)
-                    probe = _enter(probes, self._launch.flags)
-                if self._live_at is None:
-                    with suppress(OSError):  # nobody reads standard error any more: no reason to end a service
-                        self._on_loading(load_progress(seen))
+                    watchdog.probe(self._launch.flags)
+                else:
+                    self._show_loading(seen)
+                self._reaper.reap()
                 memory.follow(live=self._live_at is not None)
                 pace.wait(signals, [server.pid, *seen.ready], live=bool(self._live_at))
-            return self._judge(code)
-
-    def _count_endless(self, number: int, folder: RunFolder) -> None:
-        """Counts loads that were ended, and tells the instances, which publish it."""
-        if not number:
-            return
-        for _ in range(number):
-            self._budget.count(Cause.LOAD_DEADLINE)
-        try:
-            self._budget.write(folder.instances)
-        except OSError as error:  # a full disk: no reason to end a service
-            _log.warning("the metric of restarts is not up to date: %s", error)
-
-    def _announce(self, folder: RunFolder) -> None:
-        self._live_at = time.monotonic()
-        self._was_live = True
-        self._unavailable.close()
-        self._refusing = False
-        self._versions = self._launch.version_controller(folder)
-        if self._versions:
-            self._versions.begin(lambda: self._report(folder))
-        else:
-            self._report(folder)
-
-    def _report(self, folder: RunFolder) -> None:
-        from graphkiln_backend.server.probe import with_refusals
-
-        states = with_refusals(self._list_models(folder), self._launch.managed.refusals())
-        try:
-            self._on_live(states)
-        except OSError as error:  # nobody reads standard output any more: no reason to end a service
-            _log.warning("the table of models cannot be printed: %s", error)
-
-    def _judge(self, code: int) -> int | Fault | None:
-        """What the end of a server that ended by itself means; None where it does not serve a part of its models."""
-        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
-            return None
-        fault = describe_exit(code)
-        if code >= 0 and not self._was_live:
-            self.last_words = fault.what if code else ""
-            return code
-        self._refuse_requests()
-        return fault
-
-    def _refuse_requests(self) -> None:
-        """Responds with 503 from now until the next server is live."""
-        from graphkiln_backend.server.unavailable import UnavailableListener
-
-        if self._http and not self._refusing:
-            try:
-                self._unavailable.enter_context(UnavailableListener(self._http))
-                self._refusing = True
-            except OSError as error:  # the user's own --reuse-http-port=false
-                _log.warning("until then the HTTP port refuses connections instead of responding with 503: %s", error)
-
-    def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
-        served_s = time.monotonic() - self._live_at if self._live_at else 0.0
-        delay_s = self._budget.spend(fault, served_s)
-        if delay_s is None:
-            self.last_words = f"{fault.what}, {self._budget.limit} restarts did not help: giving up"
-            _log.error("%s", self.last_words)
-            return fault.code
-        _log.warning("%s: restarting the server%s", fault.what, f" in {delay_s:g} s" if delay_s else "")
-        return None if self._wait(delay_s, signals) else 0
-
-    def _wait(self, delay_s: float, signals: StopSignals) -> bool:
-        """Waits before a start; says whether no signal came meanwhile."""
-        deadline = time.monotonic() + delay_s
-        while not signals.count and (left_s := deadline - time.monotonic()) > 0:
-            signals.wait([], left_s)
-        if signals.count:
-            _log.info("stopped before the server was started again")
-        return not signals.count
+        return self._judge(code)
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
         """Whether the server is up: Triton opens its ports only when loading is over.
@@ -356,18 +193,92 @@ class Supervisor:
             return False
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
-    def _list_models(self, folder: RunFolder) -> list[ModelState]:
-        from graphkiln_backend.server.load_progress import ExplainingControl
-        from graphkiln_backend.server.probe import model_states, states_of_instances
+    def _announce(self, folder: RunFolder) -> None:
+        """Begin to serve: the server is live."""
+        self._live_at = time.monotonic()
+        self._was_live = True
+        self._unavailable.close()
+        self._refusing = False
+        self._versions = self._launch.version_controller(folder)
+        if self._versions:
+            self._versions.begin(lambda: self._report(folder))
+        else:
+            self._report(folder)
 
-        if not self._http:
-            return states_of_instances(folder.instances)
+    def _report(self, folder: RunFolder) -> None:
+        from graphkiln_backend.server.probe import list_models, with_refusals
+
+        states = list_models(self._http, self._launch.access.http_headers, folder.instances)
         try:
-            control = HttpControl(self._http, self._launch.access.http_headers)
-            return model_states(ExplainingControl(control, folder.instances), folder.instances)
-        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
-            _log.warning("the server does not list its models: %s", error)
-            return states_of_instances(folder.instances)
+            self._on_live(with_refusals(states, self._launch.managed.refusals()))
+        except OSError as error:  # standard output is closed: no reason to end a service
+            _log.warning("the table of models cannot be printed: %s", error)
+
+    def _show_loading(self, seen: Snapshot) -> None:
+        from graphkiln_backend.server.load_progress import load_progress
+
+        with suppress(OSError):  # standard error is closed: no reason to end a service
+            self._on_loading(load_progress(seen))
+
+    def _count_endless(self, number: int, folder: RunFolder) -> None:
+        """Count loads that were ended, in the metric that the instances publish."""
+        if not number:
+            return
+        self._budget.count(Cause.LOAD_DEADLINE, number)
+        try:
+            self._budget.write(folder.instances)
+        except OSError as error:  # a full disk: no reason to end a service
+            _log.warning("the metric of restarts is not up to date: %s", error)
+
+    def _drain(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> int:
+        from graphkiln_backend.server.drain import Drain
+
+        if self._versions:
+            self._versions.halt()
+        with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
+            return drain.run(live=self._live_at is not None)
+
+    def _judge(self, code: int) -> int | Fault | None:
+        """The meaning of a server's own end: see `_serve`."""
+        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
+            return None
+        fault = describe_exit(code)
+        if code >= 0 and not self._was_live:
+            self.last_words = fault.what if code else ""
+            return code
+        self._refuse_requests()
+        return fault
+
+    def _refuse_requests(self) -> None:
+        """Respond with 503 from now until the next server is live."""
+        from graphkiln_backend.server.unavailable import UnavailableListener
+
+        if self._http and not self._refusing:
+            try:
+                self._unavailable.enter_context(UnavailableListener(self._http))
+                self._refusing = True
+            except OSError as error:  # the user's own --reuse-http-port=false
+                _log.warning("until then the HTTP port refuses connections instead of responding with 503: %s", error)
+
+    def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
+        """Wait before the next start; an exit code where there is none."""
+        served_s = time.monotonic() - self._live_at if self._live_at else 0.0
+        delay_s = self._budget.spend(fault, served_s)
+        if delay_s is None:
+            self.last_words = f"{fault.what}, {MAX_RESTARTS} restarts did not help: giving up"
+            _log.error("%s", self.last_words)
+            return fault.code
+        _log.warning("%s: restarting the server%s", fault.what, f" in {delay_s:g} s" if delay_s else "")
+        return None if self._wait(delay_s, signals) else 0
+
+    def _wait(self, delay_s: float, signals: StopSignals) -> bool:
+        """Wait before a start; False where a signal came meanwhile."""
+        deadline = time.monotonic() + delay_s
+        while not signals.count and (left_s := deadline - time.monotonic()) > 0:
+            signals.wait([], left_s)
+        if signals.count:
+            _log.info("stopped before the server was started again")
+        return not signals.count
 
 
 def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
@@ -376,17 +287,59 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
     return ServerSetupError(f"cannot start the server: {error}", hint="graphkiln doctor examines this machine")
 
 
-def _enter(probes: ExitStack, flags: TritonFlags) -> LivenessProbe | GrpcLivenessProbe | None:
-    """What asks a server that has just become live; None where nothing can, over gRPC with the user's own TLS."""
-    from graphkiln_backend.server.watchdog import GrpcLivenessProbe, LivenessProbe
+class RestartBudget:
+    """Decide whether, and when, to start again. The first restart is immediate, each further one waits longer.
 
-    http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
-    if http:
-        return probes.enter_context(LivenessProbe(http))
-    return probes.enter_context(GrpcLivenessProbe(grpc)) if grpc and "grpc-use-ssl" not in flags.values else None
+    Every fault costs one restart, every `SERVED_S` seconds of service give one back: a server that is hit now and then
+    is restarted for ever, one that dies as soon as it serves is given up.
+    """
+
+    def __init__(self) -> None:
+        self._counts: Counter[Cause] = Counter()
+        self._spent = 0.0
+
+    def spend(self, fault: Fault, served_s: float) -> float | None:
+        """Count a fault.
+
+        Args:
+            fault: What happened.
+            served_s: Seconds that the server had served before.
+
+        Returns:
+            The seconds to wait before the restart, or None when it is time to give up.
+        """
+        self._spent = max(0.0, self._spent - served_s / SERVED_S) + 1
+        if self._spent > MAX_RESTARTS:
+            return None
+        self.count(fault.cause)
+        return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 1)
+
+    def count(self, cause: Cause, number: int = 1) -> None:
+        """Count processes that were ended without restarting the server, too."""
+        self._counts[cause] += number
+
+    def write(self, instances: Path) -> None:
+        """Hand the counts to the instances of a new run, which publish them.
+
+        Every cause is among them, also with 0: Prometheus sees no increase in a counter that begins with a first fault.
+        """
+        write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
 
 
-def _silence(probe: LivenessProbe | GrpcLivenessProbe | None) -> Fault | None:
-    if probe and probe.silent_s() > SILENT_S:
-        return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {SILENT_S:g} s")
-    return None
+class Pace:
+    """The time between two looks: of this thread's processor time, so that a busy machine delays nothing further."""
+
+    def __init__(self) -> None:
+        self._woke_at_s = time.thread_time()
+
+    def wait(self, signals: StopSignals, processes: list[int], *, live: bool) -> None:
+        """Wait for the next look, for a signal, or for the end of one of the processes.
+
+        Args:
+            signals: Waits.
+            processes: Their numbers.
+            live: Whether the server takes requests; until then it is looked at often.
+        """
+        looked_s = time.thread_time() - self._woke_at_s
+        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
+        self._woke_at_s = time.thread_time()

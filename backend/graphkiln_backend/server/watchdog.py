@@ -1,4 +1,9 @@
-"""Whether tritonserver itself still responds: one small request a second, asked and read without waiting."""
+"""Faults of a running server, seen from outside: processes that died, hang, compute or load without end.
+
+Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a stopped
+instance keeps its requests for ever. The instances' own files (`triton.instance_status`), the states of the processes,
+and one small request a second to the server itself tell.
+"""
 
 from __future__ import annotations
 
@@ -16,112 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
-
-# Silence of others that is our own: this process was suspended, and perhaps the whole machine was.
-
-# What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds.
-SILENT_S = 20.0
-_SUSPENDED_S = 5.0
-
-
-class SuspensionDetector:
-    """Notices a suspension by the time between two calls, which is about a second otherwise."""
-
-    def __init__(self) -> None:
-        self._called_at = time.monotonic()
-
-    def has_resumed(self) -> bool:
-        """Whether this process has just gone on after a suspension. To be called regularly."""
-        before, self._called_at = self._called_at, time.monotonic()
-        return self._called_at - before > _SUSPENDED_S
-
-
-# The processes of instances, whether they have got as far as writing their own files or not.
-
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = LazyModule("psutil")
-
-_PROGRAM = "triton_python_backend_stub"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stub:
-    """A process in which Triton runs graphkiln's backend.
-
-    Attributes:
-        pid: The process.
-        model: Model name.
-        version: Model version.
-        age_s: Seconds since it was started.
-        ended: Whether it has ended, and tritonserver has not asked how; nothing else is known of it then, nor whether
-            it was one of ours.
-    """
-
-    pid: int
-    model: str
-    version: str
-    age_s: float
-    ended: bool = False
-
-
-def read_stubs(server: int) -> list[Stub]:
-    """The stubs below a tritonserver, and its own children that have ended, whatever they were.
-
-    Those of the user's own Python backends that run are not ours to judge.
-    """
-    try:
-        descendants = psutil.Process(server).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-    found = (_read(process, server) for process in descendants)
-    return [stub for stub in found if stub]
-
-
-def _read(process: psutil.Process, server: int) -> Stub | None:
-    """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
-    try:
-        age_s = process_age_s(process.pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            is_own = process.ppid() == server
-            return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
-        folder = _model_folder(process.cmdline())
-    except (psutil.Error, OSError):  # it has just ended
-        return None
-    if folder is None:
-        return None
-    return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
-
-
-def process_age_s(pid: int) -> float:
-    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`.
-
-    Raises:
-        OSError: There is no such process.
-    """
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _model_folder(words: Sequence[str]) -> Path | None:
-    names = [Path(word).name for word in words]
-    if _PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
-        return None
-    return Path(words[names.index(_PROGRAM) + 1]).parent
-
-
-# What can go wrong with a running server, seen from outside: processes that died, hang, compute or load without end.
-#
-# Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a
-# stopped instance keeps its requests for ever. The instances' own files (`triton.instance_status`) and the states of
-# the processes tell.
 
 if TYPE_CHECKING:
     import psutil
@@ -130,12 +35,18 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
+# What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds.
+SILENT_S = 20.0
+_SUSPENDED_S = 5.0
 # A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats.
 _STOPPED_S = 1.5
 _STUBS_EVERY_S = 1.0
-# A process that has died so soon after its start may not have got as far as telling tritonserver that it runs.
+# A process that has died so soon after its start may have died before tritonserver knew that it runs.
 _YOUNG_S = 10.0
 _UNASKED_S = 10.0  # of any other end of a child, tritonserver asks within two seconds, or goes on serving without it
+_STUB_PROGRAM = "triton_python_backend_stub"
+_CONNECT_S = 0.5
+_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Cause(StrEnum):
@@ -180,39 +91,73 @@ class TimeLimits:
     drain: float = 5.0
 
 
-class Watchdog:
-    """Looks for faults of one run of the server, in what its instances say and in the states of its processes.
+def describe_exit(code: int) -> Fault:
+    """The fault of a server that ended by itself.
 
     Args:
-        folder: Of the instances' files.
+        code: Its exit code, or minus the signal that killed it, as `subprocess` gives it.
+    """
+    if code >= 0:
+        return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver ended by itself with code {code}", code=code or 1)
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-code}"
+    return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver was killed by {name}", code=exit_code(code))
+
+
+def exit_code(code: int) -> int:
+    """The exit code of a shell: 128 + N for a process that signal N killed."""
+    return code if code >= 0 else 128 - code
+
+
+class Watchdog(Closeable):
+    """Look for faults of one run of the server.
+
+    Args:
+        folder: The instances' files.
         server: tritonserver's process.
         limits: How long things may take.
         endless: Names of versions that have loaded for too long; those that do are added, and get no second chance.
     """
 
-    def __init__(self, folder: Path, server: int, limits: TimeLimits, endless: set[str] | None = None) -> None:
+    def __init__(self, folder: Path, server: int, limits: TimeLimits, endless: set[str]) -> None:
         self._folder = folder
-        self._endless = set() if endless is None else endless
+        self._endless = endless
         self._server = server
         self._limits = limits
         self._stopped_since: dict[int, float] = {}
         self._suspension = SuspensionDetector()
         self._trust_from = 0.0
+        self._probe: _Probe | None = None
         self._ended: set[int] = set()
         self._seen_ready: set[int] = set()
         self._stubs: dict[int, tuple[str, float]] = {}
         self._stubs_at = 0.0
         self._stillborn: dict[int, float] = {}
 
+    def probe(self, flags: TritonFlags) -> None:
+        """Probe a server that has just become live from now on, except over gRPC with the user's own TLS."""
+        http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
+        if http:
+            self._probe = LivenessProbe(http)
+        elif grpc and "grpc-use-ssl" not in flags.values:
+            self._probe = GrpcLivenessProbe(grpc)
+
+    def close(self) -> None:
+        """Wait for no response any more."""
+        if self._probe:
+            self._probe.close()
+
     def look(self, instances: Snapshot) -> Fault | None:
-        """The first fault that is found, if any. To be called about once a second.
+        """Find the first fault, if any. Call about once a second.
 
         Args:
-            instances: What they say now.
+            instances: Their files now.
         """
         now = time.monotonic()
         if self._suspension.has_resumed():
-            self._trust_from = now + SILENT_S / 2  # let everybody beat first
+            self._trust_from = now + SILENT_S / 2  # let every instance beat first
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
         return (
             self._dead(instances, states)
@@ -220,16 +165,17 @@ class Watchdog:
             or self._stopped(instances, states, now)
             or self._late(instances, now)
             or self._unborn(now)
+            or self._silent()
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
-        """Ends the processes that load for longer than they may; the models that they load fail, the others serve.
+        """End the processes that load for longer than they may; the models that they load fail, the others serve.
 
         Args:
-            instances: What they say now.
+            instances: Their files now.
 
         Returns:
-            How many were ended.
+            The number of processes that were ended.
         """
         now = time.monotonic()
         ended = 0
@@ -295,9 +241,14 @@ class Watchdog:
         return None
 
     def _unborn(self, now: float) -> Fault | None:
-        """A process that died before it told tritonserver (24.10) that it runs, for which that waits without an end."""
+        """A process that died before tritonserver (24.10) knew that it runs, for which that waits without an end."""
         if any(now - since > _UNASKED_S for since in self._stillborn.values()):
             return Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
+        return None
+
+    def _silent(self) -> Fault | None:
+        if self._probe and self._probe.silent_s() > SILENT_S:
+            return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {SILENT_S:g} s")
         return None
 
     def _is_stopped(self, process: int, state: str, now: float) -> bool:
@@ -306,26 +257,6 @@ class Watchdog:
             self._stopped_since.pop(process, None)
             return False
         return now - self._stopped_since.setdefault(process, now) > _STOPPED_S
-
-
-def describe_exit(code: int) -> Fault:
-    """The fault of a server that ended by itself.
-
-    Args:
-        code: Its exit code, or minus the signal that killed it, as `subprocess` gives it.
-    """
-    if code >= 0:
-        return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver ended by itself with code {code}", code=code or 1)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:  # a real-time signal
-        name = f"signal {-code}"
-    return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver was killed by {name}", code=exit_code(code))
-
-
-def exit_code(code: int) -> int:
-    """The exit code of a shell: 128 + N for a process that signal N killed."""
-    return code if code >= 0 else 128 - code
 
 
 def _name(status: InstanceStatus) -> str:
@@ -341,7 +272,7 @@ def _wrong(instances: Snapshot) -> Fault | None:
 
 
 def _state(process: int) -> str:
-    """What psutil calls it; one that is gone is a zombie, too."""
+    """As psutil names it; one that is gone is a zombie, too."""
     try:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
@@ -356,19 +287,101 @@ def _kill(process: int) -> int:
     return 1
 
 
-_CONNECT_S = 0.5
-_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+# The processes of instances, before they write their own files, too.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stub:
+    """A process in which Triton runs graphkiln's backend.
+
+    Attributes:
+        pid: The process.
+        model: Model name.
+        version: Model version.
+        age_s: Seconds since it was started.
+        ended: Whether it has ended, and tritonserver has not asked how; nothing else is known of it then, not even
+            whether it was one of ours.
+    """
+
+    pid: int
+    model: str
+    version: str
+    age_s: float
+    ended: bool = False
+
+
+def read_stubs(server: int) -> list[Stub]:
+    """The stubs below a tritonserver, and its own children that have ended, whatever they were.
+
+    Those of the user's own Python backends that run are not ours to judge.
+    """
+    try:
+        descendants = psutil.Process(server).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    found = (_read(process, server) for process in descendants)
+    return [stub for stub in found if stub]
+
+
+def _read(process: psutil.Process, server: int) -> Stub | None:
+    """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
+    try:
+        age_s = process_age_s(process.pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            is_own = process.ppid() == server
+            return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
+        folder = _model_folder(process.cmdline())
+    except (psutil.Error, OSError):  # it has just ended
+        return None
+    if folder is None:
+        return None
+    return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
+
+
+def process_age_s(pid: int) -> float:
+    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _model_folder(words: Sequence[str]) -> Path | None:
+    names = [Path(word).name for word in words]
+    if _STUB_PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
+        return None
+    return Path(words[names.index(_STUB_PROGRAM) + 1]).parent
+
+
+# The server itself.
+
+
+class SuspensionDetector:
+    """Detect that this process was suspended, so that missed heartbeats are not taken for hangs.
+
+    The time between two calls is about a second otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._called_at = time.monotonic()
+
+    def has_resumed(self) -> bool:
+        """Whether this process has just gone on after a suspension. Call regularly."""
+        before, self._called_at = self._called_at, time.monotonic()
+        return self._called_at - before > _SUSPENDED_S
 
 
 class _Probe(Closeable):
-    """Knows since when a server is silent; how it is asked is its protocol's."""
+    """The time since a server's last response, asked without waiting."""
 
     def __init__(self) -> None:
         self._answered_at = time.monotonic()
         self._suspension = SuspensionDetector()
 
     def silent_s(self) -> float:
-        """Seconds since the server's last response. To be called regularly: a call asks, a later one reads."""
+        """Seconds since the server's last response. Call regularly: one call asks, a later one reads."""
         if self._suspension.has_resumed():
             self._answered_at = time.monotonic()
         self._ask_or_read()
@@ -376,11 +389,11 @@ class _Probe(Closeable):
 
     @abstractmethod
     def _ask_or_read(self) -> None:
-        """Asks, or looks whether what was asked is answered, without waiting."""
+        """Send a request, or read its response if there is one."""
 
 
 class GrpcLivenessProbe(_Probe):
-    """Asks a server that speaks gRPC only; any response will do.
+    """Ask a server that serves gRPC only; any response will do.
 
     Args:
         address: Where it listens for gRPC, without TLS.
@@ -400,7 +413,7 @@ class GrpcLivenessProbe(_Probe):
             self._call = None
 
     def close(self) -> None:
-        """Waits for no response any more."""
+        """Wait for no response any more."""
         self._channel.close()
 
 
@@ -410,7 +423,7 @@ def _is_answer(call: Any) -> bool:
 
 
 class LivenessProbe(_Probe):
-    """Asks a server over HTTP whether it lives; any response will do.
+    """Ask a server over HTTP whether it is live; any response will do.
 
     Args:
         address: Where it listens for HTTP.
@@ -428,7 +441,7 @@ class LivenessProbe(_Probe):
             self._read(self._connection)
 
     def close(self) -> None:
-        """Waits for no response any more."""
+        """Wait for no response any more."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

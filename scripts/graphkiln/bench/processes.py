@@ -16,6 +16,7 @@ from typing import Any
 from graphkiln.bench.generator import Measurement, Recording
 from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.system.processes import start
 from graphkiln_backend.system.resources import usable_cores
 
 _PROCESSES_PER_CORE = 2
@@ -94,7 +95,7 @@ def _start(number: int) -> Iterator[list[Worker]]:
     workers: list[Worker] = []
     try:
         for _ in range(number):
-            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            workers.append(start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         yield workers
         with suppress(subprocess.TimeoutExpired):
             for worker in workers:

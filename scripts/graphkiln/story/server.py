@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
+import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ClientError, MeasurementError
+from graphkiln_backend.system import processes
 from graphkiln_client import Client
 
-_STOP_S = 60
+if TYPE_CHECKING:
+    from subprocess import Popen
+
+STOP_S = 60
 # What is waited for may itself be measured.
 _POLL_S = 0.02
 # Starts, each on other ports.
@@ -90,13 +93,7 @@ def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: 
     http, grpc, metrics = free_ports(3)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
     # In a new session: Ctrl-C interrupts the measurement, which then stops the server.
-    server = subprocess.Popen(
-        [*ending_with_us(), *command, *ports],
-        stdout=output,
-        stderr=output,
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-    )
+    server = processes.start([*command, *ports], log=output, at_our_end=signal.SIGTERM)
     try:
         local = LocalServer(
             http_url=f"http://127.0.0.1:{http}",
@@ -107,15 +104,7 @@ def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: 
         _wait_ready(server, local.http_url, log, deadline)
         yield local
     finally:
-        stop(server)
-
-
-def ending_with_us() -> tuple[str, ...]:
-    """Prefix of a server's command that ends it when this process is killed; empty without util-linux.
-
-    Source: prctl(2), PR_SET_PDEATHSIG; setpriv(1).
-    """
-    return ("setpriv", "--pdeathsig", "TERM") if shutil.which("setpriv") else ()
+        processes.stop(server, STOP_S)
 
 
 def free_ports(count: int) -> list[int]:
@@ -127,17 +116,7 @@ def free_ports(count: int) -> list[int]:
         return [held.getsockname()[1] for held in sockets]
 
 
-def stop(server: subprocess.Popen[bytes]) -> None:
-    """End a server as a service manager does: with SIGTERM, and with SIGKILL when it does not end in a minute."""
-    server.terminate()
-    try:
-        server.wait(_STOP_S)
-    except subprocess.TimeoutExpired:
-        server.kill()
-        server.wait()
-
-
-def _wait_ready(server: subprocess.Popen[bytes], url: str, log: Path | None, deadline: float) -> None:
+def _wait_ready(server: Popen[bytes], url: str, log: Path | None, deadline: float) -> None:
     with Client(url, timeout_s=5, max_retries=0) as client:
         while True:
             if time.monotonic() > deadline:

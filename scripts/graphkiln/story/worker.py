@@ -19,8 +19,8 @@ import psutil
 from graphkiln.story.workloads import Predictions, Predictor, Workload
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.lowering.parentage import safe_path
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import safe_path
 
 # Throughput and latencies of a function that classifies images, under a number of concurrent callers.
 

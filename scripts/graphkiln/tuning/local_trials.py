@@ -22,9 +22,9 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.golden import repeated
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.parentage import end_with_parent
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
+from graphkiln_backend.system.processes import end_with_parent, start
 
 # A candidate's session without a server, in a child process: a graph may crash its process, or never end, and the
 # tuner must survive both.
@@ -64,7 +64,7 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         deadline_s: How long it may take.
     """
     command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as worker:
+    with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         try:
             return _talk(worker, job, deadline_s)
         finally:

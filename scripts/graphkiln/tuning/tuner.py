@@ -32,7 +32,6 @@ from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import installed_version
-from graphkiln_backend.lowering.parentage import keep_temporary_files_in
 from graphkiln_backend.repository.version import find_graph
 from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_backend.system.owned_folder import (
@@ -43,6 +42,7 @@ from graphkiln_backend.system.owned_folder import (
     owned_folders,
     remove_owned,
 )
+from graphkiln_backend.system.processes import keep_temporary_files_in
 
 # The folder of a search's temporary files, and the removal of what a killed search has left.
 #

@@ -408,7 +408,7 @@ class TestStart:
     def test_it_ends_with_its_parent(self, tmp_path: Path) -> None:
         program = (
             "import os, subprocess, sys\n"
-            "from graphkiln_backend.lowering.parentage import end_with_parent\n"
+            "from graphkiln_backend.system.processes import end_with_parent\n"
             "server = subprocess.Popen(['/bin/sleep', '60'], preexec_fn=end_with_parent)\n"
             "print(server.pid, flush=True)\n"
             "sys.stdin.read()\n"

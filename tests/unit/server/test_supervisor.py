@@ -579,7 +579,7 @@ class TestHanging:
     def test_a_server_that_accepts_and_never_responds(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "SILENT_S", 1.0)
+        monkeypatch.setattr("graphkiln_backend.server.watchdog.SILENT_S", 1.0)
         monkeypatch.setattr(repository_control, "_TIMEOUT_S", 0.2)
         told = {"deaf": True, "later": {"deaf": False}}
         assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **told) == 0

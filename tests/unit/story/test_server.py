@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,6 @@ class FakeProcess:
 
     Attributes:
         code: Its exit code, once it ended.
-        stubborn: Whether it ignores SIGTERM.
     """
 
     pid = 4242
@@ -42,7 +42,6 @@ class FakeProcess:
     def __init__(self, command: Sequence[str], options: dict[str, Any]) -> None:
         self.command, self.options = list(command), options
         self.code: int | None = None
-        self.stubborn = False
         self.events: list[str] = []
 
     @property
@@ -54,12 +53,7 @@ class FakeProcess:
 
     def terminate(self) -> None:
         self.events.append("terminate")
-        if not self.stubborn:
-            self.code = 0
-
-    def kill(self) -> None:
-        self.events.append("kill")
-        self.code = -9
+        self.code = 0
 
     def wait(self, timeout: float | None = None) -> int:
         if self.code is None:
@@ -106,10 +100,10 @@ class Scene:
 @pytest.fixture
 def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
     scene = Scene()
-    monkeypatch.setattr(module.subprocess, "Popen", scene.start)
+    monkeypatch.setattr(subprocess, "Popen", scene.start)
     monkeypatch.setattr(module, "Client", scene.client)
     monkeypatch.setattr(module.time, "sleep", lambda _: None)
-    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    monkeypatch.setattr(shutil, "which", lambda _: None)
     return scene
 
 
@@ -128,7 +122,7 @@ class TestStart:
             assert server.metrics_url == f"http://127.0.0.1:{ports['metrics']}/metrics"
 
     def test_it_ends_when_its_starter_is_killed(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module.shutil, "which", lambda name: f"/usr/bin/{name}")
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
         with start_server(Path("one")):
             assert scene.processes[0].command[:4] == ["setpriv", "--pdeathsig", "TERM", sys.executable]
 
@@ -196,8 +190,3 @@ class TestStop:
         with pytest.raises(ZeroDivisionError), start_server(Path("store")):
             raise ZeroDivisionError
         assert scene.processes[0].events == ["terminate"]
-
-    def test_is_killed_where_it_does_not_listen(self, scene: Scene) -> None:
-        with start_server(Path("store")):
-            scene.processes[0].stubborn = True
-        assert scene.processes[0].events == ["terminate", "kill"]

@@ -6,15 +6,27 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import psutil
 import pytest
 from waiting import wait_until
 
 from graphkiln_backend.system import processes as module
-from graphkiln_backend.system.processes import Guard, Reaper, is_gone, kill_group
+from graphkiln_backend.system.processes import (
+    Guard,
+    Reaper,
+    is_gone,
+    keep_temporary_files_in,
+    kill_group,
+    start,
+    stop,
+    worker,
+)
 
 
 @pytest.fixture
@@ -115,3 +127,133 @@ class _Zombie:
 
     def status(self) -> str:
         return psutil.STATUS_ZOMBIE
+
+
+def test_a_program_is_started_in_its_own_session_with_one_log(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        process = start(["/bin/sh", "-c", "echo out; echo err >&2; cat"], log=log)
+    assert process.wait(10) == 0, "it has no input"
+    assert (tmp_path / "log").read_text() == "out\nerr\n"
+    process = start(["/bin/sleep", "60"])
+    assert os.getsid(process.pid) == process.pid
+    assert stop(process, 10) == -signal.SIGTERM
+
+
+def test_a_program_that_does_not_stop_is_killed_with_its_children() -> None:
+    command = ["/bin/sh", "-c", "trap '' TERM; sleep 60 & echo; wait; sleep 60"]
+    process = start(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process.stdout as output:
+        output.readline()
+        children = psutil.Process(process.pid).children()
+        assert stop(process, 0.1) == -signal.SIGKILL
+    wait_until(lambda: all(map(has_ended, children)))
+
+
+ENDING = """
+import signal, sys
+from graphkiln_backend.system.processes import start
+start(["/bin/sh", "-c", "echo $$; exec sleep 60"], at_our_end=signal.SIGTERM)
+sys.stdin.read()
+"""
+
+
+def test_a_program_ends_with_the_process_that_started_it() -> None:
+    command = [sys.executable, "-c", ENDING]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        program = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    wait_until(lambda: has_ended(program))
+
+
+# No process of a conversion or an admission outlives the one that it works for.
+
+PROGRAM = """
+import sys, time
+from multiprocessing import get_context
+from graphkiln_backend.system.processes import end_with_parent
+
+def work(bound, ready):
+    if bound:
+        end_with_parent()
+    ready.put(None)
+    time.sleep(20)
+
+if __name__ == "__main__":
+    context = get_context("spawn")
+    ready = context.Queue()
+    process = context.Process(target=work, args=(sys.argv[1] == "bound", ready), daemon=True)
+    process.start()
+    ready.get()
+    print(process.pid, flush=True)
+    time.sleep(20)
+"""
+
+
+def start_and_kill(folder: Path, how: str) -> psutil.Process:
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py"), how]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    return worker
+
+
+def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    worker = start_and_kill(tmp_path, "bound")
+    deadline = time.monotonic() + 10
+    while not has_ended(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_without_it_a_worker_goes_on(tmp_path: Path) -> None:
+    worker = start_and_kill(tmp_path, "free")
+    time.sleep(0.5)
+    assert not has_ended(worker)
+    worker.kill()
+
+
+def test_a_worker_sends_what_comes_of_its_work() -> None:
+    with worker(Connection.send, ("reason", "words")) as (receiver, process):
+        assert receiver.recv() == ("reason", "words")
+    assert receiver.closed
+    assert not process.is_alive()
+
+
+def test_the_working_folder_holds_no_module_of_a_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("pickle", "queue", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('of somebody else')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with worker(Connection.send, ("reason", "words")) as (receiver, _):
+        assert receiver.recv() == ("reason", "words")
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_a_worker_that_ends_without_a_word_is_noticed() -> None:
+    with worker(Connection.close) as (receiver, _), pytest.raises(EOFError):
+        receiver.recv()
+
+
+def test_a_worker_ends_with_its_block() -> None:
+    with worker(Connection.send, bytes(1 << 22)) as (receiver, process):
+        assert receiver.poll(30), "it is sending, and nobody receives: that never ends"
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_what_cannot_be_started_leaves_nothing_open() -> None:
+    before = psutil.Process().num_fds()
+    with pytest.raises(Exception, match="pickle"), worker(lambda _: None):
+        pass
+    assert psutil.Process().num_fds() <= before
+
+
+def test_libraries_find_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    keep_temporary_files_in(str(tmp_path))
+    assert tempfile.gettempdir() == os.environ["TMPDIR"] == str(tmp_path)

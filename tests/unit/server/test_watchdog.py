@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
+import grpc
+import psutil
 import pytest
+from canned import CannedGrpc
+from running import free_ports
 from statuses import instance_status
 
 from graphkiln_backend.server import watchdog as module
 from graphkiln_backend.server import watchdog as suspension
-from graphkiln_backend.server.watchdog import Cause, Fault, Stub, TimeLimits, Watchdog, describe_exit, exit_code
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.watchdog import (
+    Cause,
+    Fault,
+    GrpcLivenessProbe,
+    LivenessProbe,
+    Stub,
+    SuspensionDetector,
+    TimeLimits,
+    Watchdog,
+    describe_exit,
+    exit_code,
+    read_stubs,
+)
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
@@ -31,7 +52,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     monkeypatch.setattr(module, "read_stubs", lambda _: [])  # those of this process are other tests' servers'
-    return Watchdog(tmp_path, os.getpid(), LIMITS)
+    return Watchdog(tmp_path, os.getpid(), LIMITS, set())
 
 
 def look(watchdog: Watchdog, folder: Path) -> Fault | None:
@@ -76,7 +97,7 @@ def test_a_stopped_process_is_given_a_moment(
 ) -> None:
     monkeypatch.setattr(module, "_STOPPED_S", 0.2)
     server, instance = (process.pid, os.getpid()) if which == "server" else (os.getpid(), process.pid)
-    watchdog = Watchdog(tmp_path, server, LIMITS)
+    watchdog = Watchdog(tmp_path, server, LIMITS, set())
     with StatusFile(tmp_path, "m_0", instance_status(pid=instance)):
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -272,3 +293,214 @@ def test_the_end_of_a_server(code: int, what: str, exits_with: int) -> None:
 
 def test_exit_codes_are_those_of_a_shell() -> None:
     assert [exit_code(code) for code in (0, 5, -9)] == [0, 5, 137]
+
+
+# Whether a server responds, asked without waiting.
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def address(port: int) -> ListenAddress:
+    return ListenAddress(protocol="HTTP", host="127.0.0.1", port=port)
+
+
+def test_a_server_that_responds_is_not_silent(listener: socket.socket) -> None:
+    with LivenessProbe(address(listener.getsockname()[1])) as probe:
+        time.sleep(0.3)
+        assert probe.silent_s() >= 0.3
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.recv(4096).startswith(b"GET /v2/health/live HTTP/1.1\r\n")
+            assert probe.silent_s() >= 0.3, "it waits for nothing"
+            connection.sendall(b"HTTP/1.1 403 No\r\n\r\n")
+            deadline = time.monotonic() + 10
+            while probe.silent_s() >= 0.3:
+                assert time.monotonic() < deadline
+
+
+def test_a_server_that_accepts_and_does_not_respond_is_silent_for_ever(listener: socket.socket) -> None:
+    with LivenessProbe(address(listener.getsockname()[1])) as probe:
+        first = probe.silent_s()
+        time.sleep(0.1)
+        assert probe.silent_s() >= first + 0.1
+        assert probe.silent_s() >= first + 0.1
+
+
+def test_a_server_that_breaks_off_is_asked_again(listener: socket.socket) -> None:
+    with LivenessProbe(address(listener.getsockname()[1])) as probe:
+        probe.silent_s()
+        listener.accept()[0].close()
+        probe.silent_s()
+        probe.silent_s()
+        listener.settimeout(10)
+        listener.accept()[0].close()
+
+
+def test_a_port_that_nobody_listens_on_is_silent() -> None:
+    (port,) = free_ports(1)
+    with LivenessProbe(address(port)) as probe:
+        time.sleep(0.05)
+        assert probe.silent_s() >= 0.05
+        assert probe.silent_s() >= 0.05
+
+
+def test_the_time_in_which_nobody_asked_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SUSPENDED_S", 0.1)
+    (port,) = free_ports(1)
+    with LivenessProbe(address(port)) as probe:
+        time.sleep(0.3)
+        assert probe.silent_s() < 0.3
+
+
+class TestOverGrpc:
+    def wait_for_answer(self, probe: GrpcLivenessProbe) -> None:
+        time.sleep(0.3)
+        deadline = time.monotonic() + 30
+        while probe.silent_s() >= 0.3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def test_a_server_that_responds_is_not_silent(self) -> None:
+        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
+            self.wait_for_answer(probe)
+            self.wait_for_answer(probe)
+
+    @pytest.mark.parametrize(
+        "status", [(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"), (grpc.StatusCode.INTERNAL, "no")]
+    )
+    def test_a_refusal_is_a_response(
+        self, monkeypatch: pytest.MonkeyPatch, status: tuple[grpc.StatusCode, str]
+    ) -> None:
+        monkeypatch.setattr(CannedGrpc, "_answer", lambda _, __, context: context.abort(*status))
+        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
+            self.wait_for_answer(probe)
+
+    def test_a_server_that_accepts_and_does_not_respond_is_silent(self, listener: socket.socket) -> None:
+        with GrpcLivenessProbe(address(listener.getsockname()[1])) as probe:
+            first = probe.silent_s()
+            for _ in range(3):
+                time.sleep(0.1)
+                assert probe.silent_s() >= first + 0.1
+
+    def test_so_is_a_port_that_nobody_listens_on(self) -> None:
+        with GrpcLivenessProbe(address(free_ports(1)[0])) as probe:
+            for _ in range(3):
+                time.sleep(0.1)
+                assert probe.silent_s() >= 0.1
+
+
+# A pause of this very process is noticed by the time between two calls.
+
+
+def test_a_pause_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((100.0, 101.0, 105.9, 111.0, 112.0, 200.0, 200.5))
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    detector = SuspensionDetector()
+    assert [detector.has_resumed() for _ in range(6)] == [False, False, True, False, True, False]
+
+
+# The processes of instances, as Triton starts them.
+
+TREE = """
+for backend in $2; do
+    $1/triton_python_backend_stub $3/model.py prefix 2097152 336 name_0 $1/$backend &
+done
+$1/another $3/model.py prefix $1/graphkiln &
+echo; wait
+"""
+
+
+class Start(Protocol):
+    def __call__(self, backends: str, model: str = "/store/m/3") -> int: ...
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a process with children, and returns it."""
+    for name in ("triton_python_backend_stub", "another"):
+        (tmp_path / name).write_text("#!/bin/sh\nread -r _ < $FIFO\n")
+        (tmp_path / name).chmod(0o755)
+    with ExitStack() as stack:
+
+        def start(backends: str, model: str = "/store/m/3") -> int:
+            arguments = [str(tmp_path), backends, model]
+            process = stack.enter_context(
+                subprocess.Popen(
+                    ["/bin/sh", "-c", TREE, "tree", *arguments],
+                    stdout=subprocess.PIPE,
+                    env={"FIFO": str(fifo)},
+                )
+            )
+            stack.callback(end, process.pid)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process.pid
+
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        yield start
+
+
+def end(process: int) -> None:
+    tree = [*psutil.Process(process).children(recursive=True), psutil.Process(process)]
+    for member in tree:
+        member.kill()
+
+
+def wait_for(process: int, count: int) -> list[str]:
+    deadline = time.monotonic() + 20
+    while len(stubs := read_stubs(process)) != count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert all(-1 < stub.age_s < 60 for stub in stubs)
+    return [f"{stub.model} {stub.version}" for stub in stubs]
+
+
+def test_stubs_of_every_name_of_the_backend(start: Start) -> None:
+    process = start("graphkiln onnxruntime oneflow")
+    assert wait_for(process, 3) == ["m 3"] * 3
+
+
+def test_stubs_of_other_backends_are_not_ours(start: Start) -> None:
+    process = start("theirs graphkiln", "/store/other/12")
+    assert wait_for(process, 1) == ["other 12"]
+
+
+def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
+    program = "import os; os.fork() or os._exit(1); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdout.readline()
+            deadline = time.monotonic() + 20
+            while not (found := read_stubs(process.pid)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            (stub,) = found
+            assert (stub.ended, stub.model) == (True, "")
+            assert -1 < stub.age_s < 60
+            others = {each.pid for each in read_stubs(os.getpid())}  # a server of other tests may run here
+            assert stub.pid not in others, "children of others are theirs to ask about"
+        finally:
+            process.kill()
+
+
+def test_a_server_that_is_gone_has_none() -> None:
+    with subprocess.Popen(["/bin/true"]) as process:
+        pass
+    assert read_stubs(process.pid) == []
+
+
+def test_a_clock_that_is_set_makes_no_stub_older(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        try:
+            real = time.time()
+            monkeypatch.setattr(time, "time", lambda: real + 3600)
+            assert 0 <= module.process_age_s(process.pid) < 30
+        finally:
+            process.kill()
