@@ -4,116 +4,37 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import log_as_json, print_result, say
+from graphkiln.cli.console import log_as_json, say
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_backend.system.closing import Closeable
-
-# What `serve` shows while models are loaded: a live table on a terminal, else a line for what takes its time.
 
 if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
+    from graphkiln_backend.lowering.settings import Override
+    from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.triton.environment import Overrides
 
-    from graphkiln_backend.server.load_progress import LoadProgress
-
-_REFRESH_S = 0.25
-# What loads faster is in the table of models at once.
-_SLOW_S = 1.0
-
-
-class LoadDisplay(Closeable):
-    """Shows how far models are, until it is closed; what is shown afterwards begins anew.
-
-    Args:
-        live: Whether standard error is a terminal; None to find out.
-    """
-
-    def __init__(self, *, live: bool | None = None) -> None:
-        self._is_live = sys.stderr.isatty() if live is None else live
-        self._live: Live | None = None
-        self._printed: dict[tuple[str, int], str] = {}
-        self._shown_at = 0.0
-
-    def show(self, rows: Sequence[LoadProgress]) -> None:
-        """Show the state of every model; called as often as one likes."""
-        if not self._is_live:
-            for row in rows:
-                self._say(row)
-        elif rows and time.monotonic() - self._shown_at > _REFRESH_S:
-            self._shown_at = time.monotonic()
-            self._refresh(_table(rows))
-
-    def close(self) -> None:
-        """Take the table off the terminal: the server is live, or has ended."""
-        if self._live:
-            self._live.stop()
-            self._live = None
-        self._printed.clear()
-
-    def _say(self, row: LoadProgress) -> None:
-        """A line for each activity of a model that is slow, and one for its end; none is repeated."""
-        key = (row.model, row.version)
-        last = self._printed.get(key, "")
-        if row.activity == last or (row.seconds < _SLOW_S if not row.is_ready else not last):
-            return
-        self._printed[key] = row.activity
-        end = f" in {row.seconds:.1f} s" if row.is_ready else ""
-        say(f"{row.model} version {row.version}: {row.activity}{end}")
-
-    def _refresh(self, table: Table) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        if self._live is None:
-            self._live = Live(console=Console(stderr=True), transient=True, auto_refresh=False)
-            self._live.start()
-        self._live.update(table, refresh=True)
-
-
-def _table(rows: Sequence[LoadProgress]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("model", "version", "state", "seconds")
-    for row in rows:
-        table.add_row(escape(row.model), str(row.version), escape(row.activity), f"{row.seconds:.1f}")
-    return table
-
-
-# The option `--log-format`, which `serve` shares with tritonserver.
-
+_DEFAULT_STORE = Path("model_repository")
+# For infinity, too: calls of the system and of libraries take no longer times than some weeks.
+_LONGEST_S = 1e6
 # The instances read it, too (`triton.environment`); that module is not imported before it is needed.
-_VARIABLE = "GRAPHKILN_LOG_FORMAT"
-_TRITONS = ("default", "ISO8601")
-_OURS = ("text", "json")
+_LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"
+_TRITONS_FORMATS = ("default", "ISO8601")
+_LOG_FORMATS = ("text", "json", *_TRITONS_FORMATS)
 
 
-def tritons_flags(log_format: str) -> list[str]:
-    """Value passed on to tritonserver."""
-    return [f"--log-format={log_format}"] if log_format in _TRITONS else []
-
-
-def _choose(context: typer.Context, value: str) -> str:
-    """Turn standard error into JSON at once, so that errors of other options are JSON, too.
-
-    Raises:
-        BadParameter: There is no such format.
-    """
-    if value not in (*_OURS, *_TRITONS):
-        raise typer.BadParameter(f"'{value}' is not one of {', '.join((*_OURS, *_TRITONS))}")
+def _choose_log_format(context: typer.Context, value: str) -> str:
+    """Turn standard error into JSON at once, so that errors of other options are JSON, too."""
+    if value not in _LOG_FORMATS:
+        raise typer.BadParameter(f"'{value}' is not one of {', '.join(_LOG_FORMATS)}")
     if value == "json" and not context.resilient_parsing:
-        os.environ[_VARIABLE] = value
+        os.environ[_LOG_FORMAT_VARIABLE] = value
         log_as_json()
     return value
 
@@ -123,133 +44,12 @@ LogFormatOption = Annotated[
     typer.Option(
         help="text; json: each line of the log is an object, and failed requests are logged with their ids; "
         "default or ISO8601: tritonserver's own, of its lines.",
-        envvar=_VARIABLE,
+        envvar=_LOG_FORMAT_VARIABLE,
         metavar="FORMAT",
-        callback=_choose,
+        callback=_choose_log_format,
         is_eager=True,
     ),
 ]
-
-
-# Report of loaded models: a table for terminals, events for programs.
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from graphkiln_backend.server.flags import ListenAddress, TritonFlags
-    from graphkiln_backend.server.probe import ModelState
-    from graphkiln_backend.triton.instance_status import InstanceStatus
-
-_log = logging.getLogger("graphkiln.cli")
-
-_TABLE_COLUMNS = 80
-# The whole reason follows below the table.
-_REASON_LENGTH = 80
-
-
-def tell_states(
-    states: list[ModelState],
-    flags: TritonFlags,
-    display: LoadDisplay,
-    *,
-    secure: bool,
-    page: ListenAddress | None = None,
-) -> None:
-    """Logs what is served, an event for each version, and where; arguments as of `print_states`."""
-    display.close()
-    if not states:
-        _log.warning("no model is loaded")
-    for state in states:
-        if state.status and state.state == "READY":
-            served = f"{_engine(state.status)}, {state.status.precision}, loaded in {state.status.load_ms:.0f} ms"
-            _log.info("version %s is ready: %s", state.version, served, extra={"model": state.model})
-        else:
-            reason = state.reason or "no reason is known"
-            _log.error("version %s is %s: %s", state.version, state.state.lower(), reason, extra={"model": state.model})
-    for line in _addresses(flags, page, secure=secure):
-        _log.info("%s", line)
-
-
-def _engine(status: InstanceStatus) -> str:
-    return f"{status.engine} on {status.device}, {status.threads} threads"
-
-
-def _addresses(flags: TritonFlags, page: ListenAddress | None, *, secure: bool) -> list[str]:
-    """Addresses that the server listens on, a line for the server and one for its page."""
-    addresses = [f"{a.protocol} {a.local_address[0]}:{a.port}" for a in flags.listen_addresses()]
-    return [("serving with TLS " if secure else "serving ") + ", ".join(addresses), *_page(page, secure=secure)]
-
-
-def _page(page: ListenAddress | None, *, secure: bool) -> list[str]:
-    from graphkiln.page.launch import page_url
-
-    return [f"page {page_url(page, secure=secure)}"] if page else []
-
-
-def print_states(
-    states: list[ModelState],
-    flags: TritonFlags,
-    display: LoadDisplay,
-    *,
-    secure: bool,
-    page: ListenAddress | None = None,
-) -> None:
-    """Print a table of what is served, and where, on stdout.
-
-    Args:
-        states: Every model's.
-        flags: Where the server listens.
-        display: What is shown until then.
-        secure: Whether it does so with TLS.
-        page: Where its page listens.
-
-    Raises:
-        OSError: The reader has ended, or the disk is full.
-    """
-    from textwrap import shorten
-
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    display.close()
-    console = Console()
-    console.width = min(console.width, _TABLE_COLUMNS)
-    table = Table("model", "version", "state", "engine, or why not", "precision", "time", collapse_padding=True)
-    for state in states:
-        status, ready = state.status, state.state == "READY"
-        table.add_row(
-            escape(state.model),
-            state.version,
-            state.state.lower(),
-            _engine(status) if status and ready else escape(shorten(state.reason, _REASON_LENGTH)) or "-",
-            status.precision if status and ready else "-",
-            f"{status.load_ms:.0f} ms" if status and ready else "-",
-        )
-    with console.capture() as printed:  # rich itself would end the process if the reader has ended
-        _print_table(console, table, states)
-        for line in _addresses(flags, page, secure=secure):
-            console.print(line, highlight=False, soft_wrap=True)
-    print_result(printed.get())
-
-
-def _print_table(console: Console, table: Table, states: list[ModelState]) -> None:
-    console.print(table if states else "no model is loaded")
-    for state in states:
-        if state.reason and state.state != "READY":
-            line = f"{state.model} {state.version}: {state.reason}"
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-if TYPE_CHECKING:
-    from graphkiln_backend.lowering.settings import Override
-    from graphkiln_backend.server.access import AdminKey
-    from graphkiln_backend.triton.environment import Overrides
-
-_DEFAULT_STORE = Path("model_repository")
-# For infinity, too: the calls of the system, and of libraries, take no longer times than some weeks.
-_LONGEST_S = 1e6
 
 
 def serve(
@@ -382,8 +182,9 @@ def serve(
 
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
+    from graphkiln.cli.serve_display import LoadDisplay, address_lines, log_states, print_states
     from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
-    from graphkiln_backend.server.access import Access, PublishedKey
+    from graphkiln_backend.server.access import Access, AdminKey, PublishedKey
     from graphkiln_backend.server.flags import ControlMode, TritonFlags
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
@@ -396,7 +197,7 @@ def serve(
     from graphkiln_backend.storage.address import parse_store
 
     flags = TritonFlags.parse(
-        [*context.args, *tritons_flags(log_format)],
+        [*context.args, *([f"--log-format={log_format}"] if log_format in _TRITONS_FORMATS else [])],
         installation.flags,
         host,
         is_other=lambda word: page and is_address(word),
@@ -410,20 +211,23 @@ def serve(
         remove_leftovers()
         settings.remove_unfinished()
         flags.check_ports(page_listens)
-        key = _admin_key(admin_key_file)
+        key = None if admin_key_file == "off" else AdminKey.obtain(Path(admin_key_file) if admin_key_file else None)
         access = Access.plan(flags, key)
         access.warn_if_open(flags)
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
         inner = behind_tls(flags, tls) if tls else flags
-        addresses = [store for store in named if not isinstance(store, Path)]
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
         with (
             PortClaims(flags),
-            copied_stores(folders, addresses, trusted, settings, every_s) as (stores, copies),
+            copied_stores(folders, [store for store in named if not isinstance(store, Path)], trusted, settings, every_s) as (stores, copies),
         ):
             enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
-            display = LoadDisplay()
-            show = tell_states if log_format == "json" else print_states
+            display, report = LoadDisplay(), log_states if log_format == "json" else print_states
+
+            def on_live(states: list[ModelState]) -> None:
+                display.close()
+                report(states, address_lines(flags, page_listens, secure=bool(tls)))
+
             supervisor = Supervisor(
                 Launch(
                     installation=installation,
@@ -438,7 +242,7 @@ def serve(
                     access=access,
                     memory_bytes=parse_size(server_memory) if server_memory else 0,
                 ),
-                on_live=lambda states: show(states, flags, display, secure=bool(tls), page=page_listens),
+                on_live=on_live,
                 on_loading=display.show,
                 limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
             )
@@ -454,13 +258,6 @@ def serve(
         with suppress(OSError):
             say(f"{reason}; see the cause above", logging.ERROR)
     raise typer.Exit(code)
-
-
-def _admin_key(file: str) -> AdminKey | None:
-    """The key that the option names; None for a server that is open on purpose."""
-    from graphkiln_backend.server.access import AdminKey
-
-    return None if file == "off" else AdminKey.obtain(Path(file) if file else None)
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
