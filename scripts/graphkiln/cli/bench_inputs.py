@@ -61,7 +61,7 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
         )
     if path.is_dir():
         visible = (file for file in sorted(path.iterdir()) if file.is_file() and not file.name.startswith("."))
-        samples = [_file_feeds(model, file) for file in visible]
+        samples = [_read_archive(file) if file.suffix == ".npz" else _image_feeds(model, file) for file in visible]
     elif path.suffix == ".npz":
         arrays = _read_archive(path)
         is_whole = _are_whole(model, arrays)
@@ -78,10 +78,6 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
 def _refuse_rows(model: Model, rows: int) -> None:
     if rows > 1:
         raise InvalidInput(f"'{model.name}' takes no batches", hint=f"leave --batch-size {rows} out")
-
-
-def _file_feeds(model: Model, file: Path) -> Feeds:
-    return _read_archive(file) if file.suffix == ".npz" else _image_feeds(model, file)
 
 
 def _read_archive(file: Path) -> Feeds:

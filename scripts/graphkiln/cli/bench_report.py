@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from graphkiln.cli.bench import PERCENTILES, cell
 from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
 from graphkiln.reporting.report import Report, Section, Table
 
-_PERCENTILES = ("p50", "p90", "p99", "p99.9")
 _STAGES = {
     "queue": "waiting for the batch before",
     "input": "preparing inputs",
@@ -20,15 +20,7 @@ _STAGES = {
 def bench_report(
     rows: Sequence[Mapping[str, Any]], model: str, url: str, facts: Mapping[str, str], command: str
 ) -> Report:
-    """Build the report.
-
-    Args:
-        rows: As `bench --json` prints them.
-        model: Name of the model.
-        url: Of the server.
-        facts: For its end.
-        command: Command that repeats the run.
-    """
+    """Build the report of the rows that `bench --json` prints."""
     sections = [_rates(rows), _latencies(rows), _stages(rows)]
     return Report(
         title=f"{model} under load", about=f"{url}; loads: {', '.join(row['load'] for row in rows)}", sections=sections,
@@ -61,12 +53,12 @@ def _latencies(rows: Sequence[Mapping[str, Any]]) -> Section:
         for load, each in found
         if each and each["p50"] > 0
     ]
-    cells = [(load, *(f"{each[name]:.2f}" if each else "-" for name in _PERCENTILES)) for load, each in found]
+    cells = [(load, *(f"{each[name]:.2f}" if each else "-" for name in PERCENTILES)) for load, each in found]
     return Section(
         name="latencies", title="How long it takes",
         text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace they count "
         "from when a request was due.",
-        table=Table(columns=("load", *_PERCENTILES), rows=cells),
+        table=Table(columns=("load", *PERCENTILES), rows=cells),
         chart=span_chart(spans, log_across(value for span in spans for value in (span.low, span.high))),
     )  # fmt: skip
 
@@ -75,8 +67,8 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> Section:
     bars = [bar for row in rows for bar in _waterfall(row)]
     cells = [
         (
-            row["load"], *(_cell(row["server_us"][name], 0) for name in _STAGES), _cell(row["batch"], 1),
-            _cell(row["server_cores"], 2),
+            row["load"], *(cell(row["server_us"][name], 0) for name in _STAGES), cell(row["batch"], 1),
+            cell(row["server_cores"], 2),
         )
         for row in rows
     ]  # fmt: skip
@@ -97,10 +89,6 @@ def _waterfall(row: Mapping[str, Any]) -> Iterator[Bar]:
             return
         yield Bar(title=f"{row['load']}: {name}", begin=begin, end=begin + took, label=f"{took:.0f}")
         begin += took
-
-
-def _cell(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _errors(client: Mapping[str, Any]) -> str:

@@ -15,12 +15,11 @@ import numpy as np
 import psutil
 import pytest
 from commands import FakeClient, FakeModel, RunVerb
-from PIL import Image
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.generator import Measurement
 from graphkiln.bench.job import Feeds, Load, Target
-from graphkiln.cli.bench import UNKNOWN, ServerWatch, breakdown, local_cpu_seconds
+from graphkiln.cli.bench_server import UNKNOWN, ServerWatch, breakdown, local_cpu_seconds
 from graphkiln_backend.graph.errors import ConnectionFailed, ServerError
 
 LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
@@ -59,98 +58,31 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
 
 
 @pytest.mark.usefixtures("client")
-class TestLoads:
-    def test_one_caller_for_ten_seconds_by_default(self, run: RunVerb, loads: Loads) -> None:
-        assert run("bench", "--model", "m").code == 0
-        assert loads.calls == [Load(callers=1, seconds=10.0, warmup_s=1.0)]
-
-    def test_one_run_for_each_concurrency(self, run: RunVerb, loads: Loads) -> None:
-        run("bench", "--model", "m", "--concurrency", "1,4,16", "--duration", "2", "--warmup", "0")
-        assert loads.calls == [Load(callers=callers, seconds=2.0, warmup_s=0.0) for callers in (1, 4, 16)]
-
-    def test_a_rate_is_an_open_loop(self, run: RunVerb, loads: Loads) -> None:
-        out = run("bench", "--model", "m", "--rate", "12.5").out
-        assert loads.calls[0].arrivals is not None
-        assert len(loads.calls[0].arrivals) == pytest.approx(12.5 * 11, rel=0.3)
-        assert "12.5/s" in out
-
-    def test_the_connection_is_that_of_the_command(self, run: RunVerb, loads: Loads) -> None:
-        run("bench", "--model", "m", "--version", "2", "--url", "grpc://triton.test:8001", "--header", "A: b")
-        (target,) = loads.targets
-        assert (target.model, target.version) == ("m", "2")
-        assert (target.client["url"], target.client["headers"]) == ("grpc://triton.test:8001", {"A": "b"})
-
-    @pytest.mark.parametrize("text", ["", "0", "1,0", "two", "1,,2", "-4", "1.5"])
-    def test_a_concurrency_that_is_none(self, run: RunVerb, loads: Loads, text: str) -> None:
-        finished = run("bench", "--model", "m", "--concurrency", text)
-        assert finished.code == 2
-        assert f"--concurrency {text}: expected numbers of at least 1" in finished.err
-        assert "1,4,16" in finished.err
-        assert loads.calls == []
+def test_options_reach_the_load(run: RunVerb, loads: Loads) -> None:
+    connection = ("--url", "grpc://triton.test:8001", "--header", "A: b")
+    words = ("--concurrency", "1,4,16", "--duration", "2", "--warmup", "0", "--shared-memory")
+    assert run("bench", "--model", "m", "--version", "2", *connection, *words).code == 0
+    assert loads.calls == [Load(callers=callers, seconds=2.0, warmup_s=0.0) for callers in (1, 4, 16)]
+    target = loads.targets[0]
+    assert (target.model, target.version, target.shared_memory) == ("m", "2", True)
+    assert (target.client["url"], target.client["headers"]) == ("grpc://triton.test:8001", {"A": "b"})
 
 
-@pytest.mark.usefixtures("loads")
+@pytest.mark.usefixtures("client")
+def test_a_rate_is_an_open_loop(run: RunVerb, loads: Loads) -> None:
+    assert "12.5/s" in run("bench", "--model", "m", "--rate", "12.5").out
+    (load,) = loads.calls
+    assert load.arrivals is not None
+    assert len(load.arrivals) == pytest.approx(12.5 * 11, rel=0.3)
+
+
 class TestInputs:
-    def test_random_ones_are_the_same_every_time(self, run: RunVerb, client: FakeClient) -> None:
-        client.fake_model.inputs = [
-            {"name": "F", "datatype": "FP16", "shape": [-1, 3]},
-            {"name": "I", "datatype": "INT64", "shape": [-1]},
-            {"name": "B", "datatype": "BOOL", "shape": [2, 2]},
-            {"name": "T", "datatype": "BYTES", "shape": [-1, 1]},
-        ]
-        for _ in range(2):
-            run("bench", "--model", "m", "--batch-size", "5")
-        first, second = client.fake_model.fed[0], client.fake_model.fed[-1]
-        assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
-            "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
-        }  # fmt: skip
-        assert set(first["I"].tolist()) <= {0, 1}
-        assert set(first["T"].ravel()) == {b"text"}
-        for name in first:
-            np.testing.assert_array_equal(first[name], second[name])
-
-    def test_a_scalar_input(self, run: RunVerb, client: FakeClient) -> None:
-        client.fake_model.inputs = [{"name": "S", "datatype": "FP32", "shape": []}]
-        run("bench", "--model", "m")
-        assert client.fake_model.fed[0]["S"].shape == (1,)
-
-    def test_random_ones_of_an_unknown_shape_are_a_mistake(
-        self, run: RunVerb, loads: Loads, client: FakeClient
-    ) -> None:
-        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [-1, -1, 3]}]
-        finished = run("bench", "--model", "m")
-        assert finished.code == 2
-        assert "input 'X' has no fixed shape: [-1, -1, 3]" in finished.err
-        assert "--input NAME=FILE.npy" in finished.err
-        assert loads.calls == []
-
-    def test_an_image_takes_the_preprocessing_of_the_model(
-        self, run: RunVerb, client: FakeClient, tmp_path: Path
-    ) -> None:
-        Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
-        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}]
-        assert run("bench", "--model", "m", "--input", tmp_path / "red.png").code == 0
-        fed = client.fake_model.fed[0]["X"]
-        assert fed.shape == (1, 3, 2, 2)
-        assert fed[0, :, 0, 0].tolist() == [1.0, 0.0, 0.0]
-
-    def test_an_image_for_a_model_without_batches(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
-        Image.new("RGB", (8, 6)).save(tmp_path / "black.png")
-        client.fake_model.inputs = [{"name": "X", "datatype": "FP32", "shape": [3, 2, 2]}]
-        run("bench", "--model", "m", "--input", tmp_path / "black.png")
-        assert client.fake_model.fed[0]["X"].shape == (3, 2, 2)
-
-    def test_an_image_for_a_model_of_two_inputs(self, run: RunVerb, client: FakeClient) -> None:
-        client.fake_model.inputs *= 2
-        finished = run("bench", "--model", "m", "--input", "cat.png")
-        assert finished.code == 2
-        assert "'digits' has 2 inputs" in finished.err
-
-    def test_tensors_from_files(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
-        np.save(tmp_path / "a.npy", np.ones(3))
-        words = ("--input", f"A={tmp_path / 'a.npy'}", "--input", f"B={tmp_path / 'a.npy'}")
-        run("bench", "--model", "m", *words)
-        assert list(client.fake_model.fed[0]) == ["A", "B"]
+    def test_samples_go_to_the_load(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
+        np.savez(tmp_path / "s.npz", X=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
+        assert run("bench", "--model", "m", "--samples", tmp_path / "s.npz").code == 0
+        assert [feeds["X"].shape for feeds in loads.samples[0]] == [(1, 2, 2)] * 3
+        assert len(client.fake_model.fed) == 1  # the first one is tried before the load
+        assert client.open == 0
 
     def test_an_error_of_the_model_comes_before_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
         client.fake_model.error = ServerError("no such tensor")
@@ -158,19 +90,6 @@ class TestInputs:
         assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
         assert loads.calls == []
         assert client.open == 0
-
-    def test_shared_memory_is_for_the_load(self, run: RunVerb, client: FakeClient, loads: Loads) -> None:
-        run("bench", "--model", "m")
-        run("bench", "--model", "m", "--shared-memory")
-        assert [target.shared_memory for target in loads.targets] == [False, True]
-        assert client.open == 0
-
-    def test_samples_go_to_the_load(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
-        np.savez(tmp_path / "s.npz", X=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
-        assert run("bench", "--model", "m", "--samples", tmp_path / "s.npz").code == 0
-        assert [feeds["X"].tolist() for feeds in loads.samples[0]] == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]],
-                                                                      [[[8, 9], [10, 11]]]]  # fmt: skip
-        assert len(client.fake_model.fed) == 1  # the first one is tried before the load
 
     def test_samples_and_an_input_contradict_each_other(self, run: RunVerb, client: FakeClient, loads: Loads) -> None:
         finished = run("bench", "--model", "m", "--samples", "x.npz", "--input", "random")
@@ -191,6 +110,7 @@ class TestTables:
         assert "sent by graphkiln in 3 processes, which took up to" in " ".join(out.split())
         assert client == ["1", "100.0 ± 3.0", "1.50", "2.00", "3.25", "4.00", "0.25"]
         assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
+        assert "±: 95% of the rate, by ten windows of time" in " ".join(out.split())
 
     @pytest.mark.usefixtures("client")
     def test_errors_and_unsent_requests_have_columns_and_a_code(self, run: RunVerb, loads: Loads) -> None:
@@ -234,10 +154,6 @@ class TestTables:
         told = f"1: requests answered: {answered}; so few that {few} {'are' if ',' in few else 'is'} the slowest alone"
         assert (told in out) is bool(few)
         assert ("so few" in out) is bool(few)
-
-    @pytest.mark.usefixtures("client", "loads")
-    def test_what_the_interval_is_stands_below(self, run: RunVerb) -> None:
-        assert "±: 95% of the rate, by ten windows of time" in " ".join(run("bench", "--model", "m").out.split())
 
     @pytest.mark.usefixtures("loads")
     @pytest.mark.parametrize("how", ["started again", "gone"])
@@ -294,7 +210,7 @@ class TestTables:
         assert second["client"]["errors"] == {"ServerError": 1}
 
 
-# What a server says of a run: counters that grow, that went back, and the processor time of whoever listens.
+# The server's side of a run: counters that grow, that went back, and CPU time of the listening process.
 
 LISTENER = """
 import socket, sys, time
@@ -305,54 +221,28 @@ while time.process_time() < 0.5:
     pass
 print(time.process_time(), flush=True)
 sys.stdin.read()
-"""
-"""Listens, computes for half a second when told to, and says how long it has computed since its start."""
+"""  # listens, computes for half a second on request, and prints its CPU time
 
 
 def test_means_are_of_what_came_between_two_readings() -> None:
     model = FakeModel()
     found = breakdown(model.statistics(), model.statistics())
     assert found.us == {"queue": 10.0, "input": 20.0, "infer": 300.0, "output": 40.0}
-    assert (found.batch, found.is_known) == (5.0, True)
+    assert found.batch == 5.0
 
 
-def test_a_server_that_executed_nothing() -> None:
+def test_readings_without_requests_or_of_a_server_that_was_started_again() -> None:
     still = FakeModel().statistics()
     found = breakdown(still, still)
-    assert set(found.us.values()) == {0.0}
-    assert found.batch == 0.0
-
-
-def test_stages_that_a_server_does_not_count_are_zero() -> None:
+    assert (set(found.us.values()), found.batch) == ({0.0}, 0.0)
     before: dict[str, Any] = {"inference_stats": {"success": {}}}
     after = {"inference_stats": {"success": {"count": 4}, "queue": {"ns": 8000}}}
     assert breakdown(before, after).us == {"queue": 2.0, "input": 0.0, "infer": 0.0, "output": 0.0}
+    # Counters of another process begin at 0: the difference would be a time below zero.
+    assert breakdown(FakeModel(counted=1000).statistics(), still) is UNKNOWN
 
 
-def test_a_server_that_was_started_again_says_nothing_of_the_run() -> None:
-    """Its counters begin at 0: the difference would be a time below zero."""
-    assert breakdown(FakeModel(counted=1000).statistics(), FakeModel().statistics()) == UNKNOWN
-
-
-class Failing(FakeModel):
-    """Can be asked once."""
-
-    def statistics(self) -> dict[str, Any]:
-        if self.counted:
-            raise ConnectionFailed("gone")
-        return super().statistics()
-
-
-def test_a_server_that_is_gone_costs_no_measurement() -> None:
-    model: Any = Failing()
-    watch = ServerWatch(model, "http://nowhere.test:8000")
-    watch.start()
-    assert watch.side(1.0) == UNKNOWN
-    with pytest.raises(ConnectionFailed):
-        watch.start()
-
-
-def test_processor_time_of_whoever_listens() -> None:
+def test_cpu_time_of_the_listening_process() -> None:
     with subprocess.Popen([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -385,12 +275,8 @@ def test_a_process_that_cannot_be_asked_counts_as_nothing(monkeypatch: pytest.Mo
     assert read() == 0.0
 
 
-@pytest.mark.parametrize("url", ["http://triton.test:8000", "grpc://10.0.0.1:8001"])
-def test_of_another_machine_is_not_known(url: str) -> None:
-    assert local_cpu_seconds(url) is None
-
-
-def test_of_nobody_is_not_known() -> None:
+def test_other_addresses_are_not_known() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert local_cpu_seconds(f"http://localhost:{port}") is None
+    for url in ("http://triton.test:8000", "grpc://10.0.0.1:8001", f"http://localhost:{port}"):
+        assert local_cpu_seconds(url) is None

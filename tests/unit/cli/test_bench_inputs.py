@@ -1,4 +1,4 @@
-"""Samples: each request has other inputs."""
+"""Inputs of `bench`: random, given, or samples of which each request has another."""
 
 from __future__ import annotations
 
@@ -85,9 +85,45 @@ def test_paths_without_samples(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-def test_random_feeds_have_as_many_rows() -> None:
+def test_random_inputs_are_the_same_every_time() -> None:
+    rows = [
+        ("F", "FP16", [-1, 3]),
+        ("I", "INT64", [-1]),
+        ("B", "BOOL", [2, 2]),
+        ("T", "BYTES", [-1, 1]),
+        ("S", "FP32", []),
+    ]
+    model: Any = FakeModel(inputs=[{"name": name, "datatype": kind, "shape": shape} for name, kind, shape in rows])
+    first, second = (read_feeds(model, ["random"], 5) for _ in range(2))
+    assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
+        "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
+        "S": ("float32", (1,)),
+    }  # fmt: skip
+    assert set(first["I"].tolist()) <= {0, 1}
+    assert set(first["T"].ravel()) == {b"text"}
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+    unknown: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, -1, 3]}])
+    with pytest.raises(InvalidInput, match=r"'X' has no fixed shape: \[-1, -1, 3\].*--input NAME=FILE.npy"):
+        read_feeds(unknown, ["random"], 1)
+
+
+@pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
+def test_an_image_takes_the_preprocessing_of_the_model(tmp_path: Path, declared: list[int], shape: Any) -> None:
+    Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": declared}])
+    fed = read_feeds(model, [str(tmp_path / "red.png")], 1)["X"]
+    assert fed.shape == shape
+    assert fed.reshape(3, -1)[:, 0].tolist() == [1.0, 0.0, 0.0]
+    model.inputs *= 2
+    with pytest.raises(InvalidInput, match="has 2 inputs"):
+        read_feeds(model, [str(tmp_path / "red.png")], 1)
+
+
+def test_tensors_from_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(3))
     model: Any = FakeModel()
-    assert read_feeds(model, ["random"], 4)["X"].shape == (4, 2, 2)
+    assert list(read_feeds(model, [f"A={tmp_path / 'a.npy'}", f"B={tmp_path / 'a.npy'}"], 1)) == ["A", "B"]
 
 
 def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) -> None:
@@ -110,29 +146,17 @@ def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) ->
         (tmp_path / "b.png").unlink()
 
 
-class TestBatchSizeThatNothingHeeds:
-    """It would measure single rows, and say nothing."""
-
-    WHOLE: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
-
-    def test_random_inputs_of_a_model_without_batches(self) -> None:
-        assert read_feeds(self.WHOLE, ["random"], 1)["X"].shape == (2, 2)
-        with pytest.raises(InvalidInput, match=r"'digits' takes no batches \(leave --batch-size 8 out\)"):
-            read_feeds(self.WHOLE, ["random"], 8)
-
-    def test_samples_of_one(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "s.npz", X=ROWS)
-        with pytest.raises(InvalidInput, match="takes no batches"):
-            read_samples(self.WHOLE, tmp_path / "s.npz", 2)
-
-    def test_given_inputs(self, tmp_path: Path) -> None:
-        np.save(tmp_path / "x.npy", ROWS[0])
-        model: Any = FakeModel()
-        with pytest.raises(InvalidInput, match="--batch-size counts rows of random inputs and of samples"):
-            read_feeds(model, [f"X={tmp_path / 'x.npy'}"], 2)
-
-    def test_a_folder_whose_files_are_requests(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "a.npz", X=ROWS)
-        assert len(read(tmp_path)) == 1
-        with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):
-            read(tmp_path, 2)
+def test_a_batch_size_without_effect_is_a_mistake(tmp_path: Path) -> None:
+    """It would measure single rows without a word."""
+    whole: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
+    assert read_feeds(whole, ["random"], 1)["X"].shape == (2, 2)
+    with pytest.raises(InvalidInput, match=r"takes no batches.*--batch-size 8"):
+        read_feeds(whole, ["random"], 8)
+    np.savez(tmp_path / "a.npz", X=ROWS)
+    with pytest.raises(InvalidInput, match="takes no batches"):
+        read_samples(whole, tmp_path / "a.npz", 2)
+    with pytest.raises(InvalidInput, match="--batch-size counts rows"):
+        read_feeds(whole, [f"X={tmp_path / 'a.npz'}"], 2)
+    assert len(read(tmp_path)) == 1
+    with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):
+        read(tmp_path, 2)
