@@ -1,1 +1,1 @@
-"""What would go wrong when this machine serves: checks that find out, each by itself."""
+"""Checks for what would go wrong if this machine served models; each runs by itself."""

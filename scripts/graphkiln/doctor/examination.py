@@ -1,4 +1,4 @@
-"""Runs all checks at once, each by itself: whatever is broken here, one that fails or hangs is a finding of its own."""
+"""The table of checks, all run at once: one that fails or hangs is a finding and stops no other."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import replace
 from graphkiln.doctor.finding import Examination, Finding, Level, Request
 
 Check = Callable[[Request], Iterable[Finding]]
-# Name, and where it is. A check is imported when it runs, so that a package that is broken breaks no other check.
+# Name and place of each check, imported when it runs, so that a broken package breaks no other check.
 CHECKS: Sequence[tuple[str, str]] = (
     ("machine", "graphkiln.doctor.machine:check_processor"),
     ("machine", "graphkiln.doctor.machine:check_memory"),
     ("machine", "graphkiln.doctor.machine:check_system"),
     ("limits", "graphkiln.doctor.machine:check_limits"),
     ("packages", "graphkiln.doctor.packages:check_packages"),
-    ("engines", "graphkiln.doctor.models:check_engines"),
+    ("engines", "graphkiln.doctor.engines:check_engines"),
     ("gpu", "graphkiln.doctor.machine:check_gpu"),
     ("triton", "graphkiln.doctor.packages:check_triton"),
     ("ports", "graphkiln.doctor.ports:check_ports"),
@@ -27,58 +27,43 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("leftovers", "graphkiln.doctor.storage:check_leftovers"),
     ("cache", "graphkiln.doctor.storage:check_cache"),
     ("models", "graphkiln.doctor.models:check_models"),
-    ("models", "graphkiln.doctor.storage:check_remote_stores"),
+    ("models", "graphkiln.doctor.models:check_remote_stores"),
 )
-DEADLINE_S = 20.0  # far longer than all checks take: only what hangs, such as a dead network file system, is given up
+DEADLINE_S = 20.0  # far longer than all checks take: only a hang, such as a dead network file system, is given up
 
 
 def examine(
     request: Request, checks: Sequence[tuple[str, str]] = CHECKS, deadline_s: float = DEADLINE_S
 ) -> Examination:
-    """Runs checks.
-
-    Args:
-        request: What they look at.
-        checks: Name and `module:function` of each.
-        deadline_s: Seconds after which those that have not ended are given up.
-    """
+    """Run checks, and give up those that have not ended after `deadline_s` seconds."""
     begun = time.monotonic()
-    running = [_Running(name, place, request) for name, place in checks]
-    for each in running:
-        each.start()
-    for each in running:
-        each.join(max(0.0, begun + deadline_s - time.monotonic()))
-    findings = [finding for each in running for finding in each.findings(deadline_s)]
-    return Examination(findings=tuple(findings), seconds=time.monotonic() - begun)
+    found: list[list[Finding]] = [[] for _ in checks]
+    threads = [
+        threading.Thread(target=_run, args=(place, request, findings), name=f"check-{place}", daemon=True)
+        for (_, place), findings in zip(checks, found, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread, findings in zip(threads, found, strict=True):
+        thread.join(max(0.0, begun + deadline_s - time.monotonic()))
+        if thread.is_alive():
+            hint = "something that it reads hangs: a network folder, or a driver?"
+            findings.append(_about_itself(f"did not end within {deadline_s:.0f} s", hint))
+    named = [replace(each, check=name) for (name, _), findings in zip(checks, found, strict=True) for each in findings]
+    return Examination(findings=tuple(named), seconds=time.monotonic() - begun)
 
 
-class _Running(threading.Thread):
-    """A check that runs. What it found before it failed or hung counts."""
+def _run(place: str, request: Request, findings: list[Finding]) -> None:
+    """Run a check; findings from before it fails or hangs count."""
+    try:
+        module, _, function = place.partition(":")
+        check: Check = getattr(importlib.import_module(module), function)
+        for finding in check(request):
+            findings.append(finding)
+    except BaseException as error:  # noqa: BLE001 - doctor is for machines where anything may be broken
+        hint = "mend what the message names, and run doctor again"
+        findings.append(_about_itself(f"failed: {type(error).__name__}: {error}", hint))
 
-    def __init__(self, name: str, place: str, request: Request) -> None:
-        super().__init__(name=f"check-{place}", daemon=True)
-        self._check = name
-        self._place = place
-        self._request = request
-        self._found: list[Finding] = []
 
-    def run(self) -> None:
-        try:
-            module, _, function = self._place.partition(":")
-            check: Check = getattr(importlib.import_module(module), function)
-            for finding in check(self._request):
-                self._found.append(replace(finding, check=self._check))
-        except BaseException as error:  # noqa: BLE001 - whatever is broken on this machine is what we are asked about
-            message = f"failed: {type(error).__name__}: {error}"
-            hint = "what it looks at is not known; mend what the message names and run it again"
-            self._found.append(self._about_itself(message, hint))
-
-    def findings(self, deadline_s: float) -> list[Finding]:
-        found = list(self._found)
-        if self.is_alive():
-            message = f"did not end within {deadline_s:.0f} s"
-            found.append(self._about_itself(message, "something that it reads hangs: a network folder, or a driver?"))
-        return found
-
-    def _about_itself(self, message: str, hint: str) -> Finding:
-        return Finding(check=self._check, subject="the check itself", level=Level.WARNING, message=message, hint=hint)
+def _about_itself(message: str, hint: str) -> Finding:
+    return Finding(subject="the check itself", level=Level.WARNING, message=message, hint=hint)

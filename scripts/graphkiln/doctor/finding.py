@@ -1,4 +1,4 @@
-"""What a check finds, and all findings together."""
+"""Request, findings and examination: what the checks of `doctor` take and give."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.storage.address import RemoteAddress
+
+if TYPE_CHECKING:
+    from graphkiln_backend.graph.errors import GraphkilnError
 
 SCHEMA = 1  # version of the JSON document: it grows when a key changes its meaning or goes, not when one is added
 
@@ -15,7 +19,7 @@ Fact = str | int | float | bool | None | list[str]
 
 
 class Level(StrEnum):
-    """How bad a finding is: `error` stops `graphkiln serve` or keeps a model from being served."""
+    """Severity of a finding: `error` stops `graphkiln serve` or keeps a model from being served."""
 
     OK = "ok"
     WARNING = "warning"
@@ -24,13 +28,13 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing that a check found.
+    """One finding of a check.
 
     Attributes:
         check: Name of the check.
-        subject: What it looked at.
-        level: How bad it is.
-        message: What it found.
+        subject: The thing examined.
+        level: Severity.
+        message: The observation.
         hint: What to do about it; empty where there is nothing to do.
         facts: The figures behind the message, by name; sizes in bytes.
     """
@@ -43,14 +47,22 @@ class Finding:
     facts: Mapping[str, Fact] = field(default_factory=dict)
 
 
+def graded(
+    subject: str, message: str, *, hint: str, warning: object = False, error: object = False, **facts: Fact
+) -> Finding:
+    """A finding of the level whose condition holds; its hint counts where one does."""
+    level = Level.ERROR if error else Level.WARNING if warning else Level.OK
+    return Finding(subject=subject, level=level, message=message, hint="" if level is Level.OK else hint, facts=facts)
+
+
+def refused(subject: str, error: GraphkilnError, level: Level = Level.ERROR) -> Finding:
+    """The finding that graphkiln itself refuses something."""
+    return Finding(subject=subject, level=level, message=error.message, hint=error.hint)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """All findings, in the order of the checks.
-
-    Attributes:
-        findings: Of all checks.
-        seconds: Time that it took.
-    """
+    """All findings, in the order of the checks, and how many seconds they took."""
 
     findings: tuple[Finding, ...]
     seconds: float = 0.0
@@ -77,13 +89,13 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What is to be examined: what `serve` would be given.
+    """The options of `serve` to examine.
 
     Attributes:
         stores: Model stores on this machine.
         remote: Remote ones.
         cache: The option `--cache`: a folder, `off`, or empty.
-        host: Where services listen whose address the arguments do not give; empty for the default.
+        host: Address of services whose address the arguments do not give; empty for the default.
         arguments: Flags for tritonserver.
     """
 
@@ -95,7 +107,7 @@ class Request:
 
 
 def format_size(count: float) -> str:
-    """A number of bytes for people, in powers of 1024."""
+    """Format a number of bytes for people, in powers of 1024."""
     for unit in ("B", "kB", "MB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

@@ -1,142 +1,24 @@
-"""Each model of the stores: readable, whole, as its manifest says; and whether all of them fit on this machine."""
+"""Models of the stores: readable, whole, as their manifests describe them, and small enough for this machine."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphkiln.doctor.finding import Finding, Level, Request, format_size
-from graphkiln.doctor.packages import installed_versions
+from graphkiln.doctor.engines import read_probe, start_probe
+from graphkiln.doctor.finding import Finding, Level, Request, format_size, graded, refused
 from graphkiln_backend.graph.errors import GraphkilnError
-
-# Which engines can run here. Each is looked at in a process of its own: a runtime that is broken may take it along.
-
-_GROUP = "graphkiln.engines"
-_DEFAULT = "onnxruntime"  # without this one nothing can be served
-_DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt": ("tensorrt", "onnxruntime-gpu")}
-_TIMEOUT_S = 15
-_PROBE = """
-import json, sys
-from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.errors import GraphkilnError
-devices = {}
-try:
-    engine = load_engine(sys.argv[1])
-    for device in (CPU, *map(Device.gpu, range(len(gpus())))):
-        support = engine.probe(device)
-        devices[str(device)] = "" if support.ok else support.reason
-    print(json.dumps({"devices": devices}))
-except GraphkilnError as error:
-    print(json.dumps({"reason": str(error)}))
-"""
-
-
-def check_engines(_: Request) -> Iterator[Finding]:
-    """Every engine that is registered, installed or not."""
-    # The registry would import numpy, which may be what is broken.
-    names = sorted(entry.name for entry in entry_points(group=_GROUP))
-    if not names:
-        yield Finding(
-            subject="engines",
-            level=Level.ERROR,
-            message="none is registered: the entry points of graphkiln are not installed",
-            hint="pip install --force-reinstall 'graphkiln[serve]'",
-        )
-    processes = {name: start_probe(name) for name in names}
-    for name, process in processes.items():
-        yield find_engine(name, _version(name), *read_probe(process))
-
-
-def start_probe(name: str) -> subprocess.Popen[str]:
-    """Starts the process that looks at an engine."""
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROBE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def read_probe(process: subprocess.Popen[str]) -> tuple[dict[str, str], str]:
-    """What such a process found.
-
-    Returns:
-        Device -> why the engine cannot run on it, empty where it can; and why nothing at all is known, or empty.
-    """
-    with process:
-        try:
-            printed, complaint = process.communicate(timeout=_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return {}, f"hangs when it is loaded ({_TIMEOUT_S} s)"
-    if process.returncode < 0:
-        return {}, f"ends its process when it is loaded ({_signal_name(-process.returncode)})"
-    try:
-        found = json.loads(printed.splitlines()[-1])
-        return dict(found.get("devices", {})), str(found.get("reason", ""))
-    except (ValueError, IndexError, AttributeError):
-        return {}, (complaint.strip().splitlines() or ["no output that can be read"])[-1]
-
-
-def find_engine(name: str, version: str, devices: Mapping[str, str], reason: str) -> Finding:
-    """One engine.
-
-    Args:
-        name: Its name.
-        version: Its runtime's, or empty.
-        devices: Device -> why it cannot run there, or empty.
-        reason: Why nothing is known of it, or empty.
-    """
-    usable = [device for device, why in devices.items() if not why]
-    missing = reason or "; ".join(why for why in devices.values() if why)
-    broken = bool(reason) and "not installed" not in reason
-    if usable:
-        return Finding(
-            subject=name,
-            message=f"{version} on {', '.join(usable)}".strip(),
-            facts={"version": version, "devices": usable, "reason": missing},
-        )
-    level = Level.ERROR if name == _DEFAULT else Level.WARNING if broken else Level.OK
-    return Finding(
-        subject=name,
-        level=level,
-        message=f"cannot be used: {missing or 'it knows no device of this machine'}",
-        hint=_way_out(level),
-        facts={"version": version, "devices": [], "reason": missing},
-    )
-
-
-def _way_out(level: Level) -> str:
-    if level is Level.ERROR:
-        return "pip install --force-reinstall 'graphkiln[serve]': without ONNX Runtime nothing is served"
-    return "install it again, or do not request it" if level is Level.WARNING else ""
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has no name
-        return f"signal {number}"
-
-
-def _version(name: str) -> str:
-    found = installed_versions(_DISTRIBUTIONS.get(name, (name,)))
-    return next(iter(found.values()), "")
-
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.model_config import ModelConfig
+    from graphkiln_backend.storage.address import RemoteAddress
 
-# Files of models that are larger together are not compared with their hashes: that takes longer than anybody waits.
+# Files of models that are larger together are not compared with their hashes, which would take too long.
 _HASHED_BYTES = 2 << 30
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
@@ -145,13 +27,13 @@ _BEING_WRITTEN_S = 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """What serving a model takes.
+    """Needs of a model that is served.
 
     Attributes:
-        model: Its name.
+        model: Name.
         engine: The engine that its configuration requests, or empty.
-        device: Where it runs.
-        has_fallback: Whether its configuration names what else to try.
+        device: Device that it runs on.
+        has_fallback: Whether its configuration names a fallback.
         instances: Number of its instances, and of those that decode images for it.
         shared_bytes: Shared memory for the largest batches of all.
         graph_bytes: Size of the files of its newest version.
@@ -182,7 +64,9 @@ def check_models(request: Request) -> Iterator[Finding]:
         yield from find_unfinished(store, time.time())
         folders = [model] if (model := model_at(store)) else model_folders(store)
         others = {folder: reason for folder in folders if (reason := reason_to_pass_over(folder))}
-        yield from (_passed_over(folder, reason) for folder, reason in others.items())
+        for folder, reason in others.items():
+            hint = "take it out of the store, or put a version into it"
+            yield Finding(subject=folder.name, level=Level.WARNING, message=f"passed over: {reason}", hint=hint)
         models = [folder for folder in folders if folder not in others]
         is_small = sum(map(size_of, models)) <= _HASHED_BYTES
         if not models:
@@ -197,14 +81,14 @@ def check_models(request: Request) -> Iterator[Finding]:
 
 
 def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], Need | None]:
-    """One model: its configuration and its versions.
+    """Examine the configuration and the versions of a model's folder.
 
     Args:
-        model: Its folder.
+        model: The folder.
         compare_hashes: Whether to read all of its files.
 
     Returns:
-        What was found, and what it needs where its configuration can be read.
+        The findings, and the needs where the configuration can be read.
     """
     try:
         versions = versions_of(model)
@@ -231,12 +115,7 @@ def versions_of(model: Path) -> list[Path]:
 
 
 def find_version(version: Path, *, compare_hashes: bool) -> Finding:
-    """One version: its files against its manifest.
-
-    Args:
-        version: Its folder.
-        compare_hashes: Whether to read all of its files.
-    """
+    """Compare the files of a version with its manifest, and with their hashes where `compare_hashes`."""
     from graphkiln_backend.repository.importers import find_foreign_graph
     from graphkiln_backend.repository.version import has_own_graph, read_version, read_version_signature
 
@@ -258,7 +137,7 @@ def find_version(version: Path, *, compare_hashes: bool) -> Finding:
 
 
 def need_of(model: Path) -> Need:
-    """What serving a model takes.
+    """The needs of a model's folder.
 
     Raises:
         GraphkilnError: Its configuration or its graph cannot be read, or it is spread over devices that are not here.
@@ -292,11 +171,7 @@ def need_of(model: Path) -> Need:
 
 
 def _check_devices(settings: Settings, config: ModelConfig) -> None:
-    """Refuses a model that is spread over more cores or GPUs than this machine has.
-
-    Raises:
-        LoweringError: They are not here.
-    """
+    """Refuse a model that is spread over more cores or GPUs than this machine has."""
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.parallel.places import find_places
     from graphkiln_backend.system.resources import usable_core_numbers
@@ -313,7 +188,7 @@ def _check_devices(settings: Settings, config: ModelConfig) -> None:
 
 
 def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
-    """The models whose configurations request an engine that cannot run them here."""
+    """Models whose configurations request an engine that cannot run them here."""
     requested = {need.engine for need in needs} - {"", _AUTO}
     probes = {name: start_probe(name) for name in sorted(requested)}
     found = {name: read_probe(process) for name, process in probes.items()}
@@ -321,80 +196,68 @@ def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
         devices, reason = found.get(need.engine, ({need.device: ""}, ""))
         missing = reason or devices.get(need.device, f"there is no {need.device} here")
         if missing:
-            yield Finding(
-                subject=need.model,
-                level=Level.WARNING if need.has_fallback else Level.ERROR,
-                message=f"requests {need.engine} on {need.device}, which cannot be used: {missing}",
+            yield graded(
+                need.model,
+                f"requests {need.engine} on {need.device}, which cannot be used: {missing}",
+                error=not need.has_fallback,
+                warning=True,
                 hint=f"graphkiln explain STORE/{need.model} shows what else could run it",
             )
 
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
-    """Whether all models fit into the memory that is there."""
-    from graphkiln_backend.server.limits import INSTANCE_BYTES, free_memory
+    """Compare the needs of all models with memory, threads and open files of this machine."""
+    from graphkiln_backend.server.limits import INSTANCE_BYTES, check_files, check_threads, free_memory
     from graphkiln_backend.server.run_folder import free_shared_memory
 
     instances = sum(need.instances for need in needs)
     shared, free = sum(need.shared_bytes for need in needs), free_shared_memory()
-    yield Finding(
-        subject="shared memory",
-        level=Level.ERROR if shared > free else Level.OK,
-        message=f"{instances} instances need {format_size(shared)} for full batches, {format_size(free)} are free",
-        hint=f"docker run --shm-size={2 * shared >> 20}m, or a smaller max_batch_size" if shared > free else "",
-        facts={"needed_bytes": shared, "free_bytes": free, "instances": instances},
+    yield graded(
+        "shared memory",
+        f"{instances} instances need {format_size(shared)} for full batches, {format_size(free)} are free",
+        error=shared > free,
+        hint=f"docker run --shm-size={2 * shared >> 20}m, or a smaller max_batch_size",
+        needed_bytes=shared,
+        free_bytes=free,
+        instances=instances,
     )
     graphs, available = sum(need.graph_bytes for need in needs), free_memory()
     processes = instances * INSTANCE_BYTES
-    scarce = graphs + processes > available
-    yield Finding(
-        subject="memory",
-        level=Level.WARNING if scarce else Level.OK,
-        message=f"the graphs are {format_size(graphs)}, the instances beside them {format_size(processes)}, "
+    yield graded(
+        "memory",
+        f"the graphs are {format_size(graphs)}, the instances beside them {format_size(processes)}, "
         f"{format_size(available)} of memory are available",
-        hint="serve fewer models here, or fewer instances: instance_group { count: 1 }" if scarce else "",
-        facts={"graph_bytes": graphs, "instance_bytes": processes, "available_bytes": available},
+        warning=graphs + processes > available,
+        hint="serve fewer models here, or fewer instances: instance_group { count: 1 }",
+        graph_bytes=graphs,
+        instance_bytes=processes,
+        available_bytes=available,
     )
-    yield from find_too_few(instances)
-
-
-def find_too_few(instances: int) -> Iterator[Finding]:
-    """Whether the instances of all models may have as many threads and open files as they need."""
-    from graphkiln_backend.server.limits import check_files, check_threads
-
     for subject, check in (("threads", check_threads), ("open files", check_files)):
         try:
             check(instances)
         except GraphkilnError as error:
-            yield Finding(subject=subject, level=Level.ERROR, message=error.message, hint=error.hint)
+            yield refused(subject, error)
 
 
 def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:
-    """Versions that conversions have begun to write. Stores are the user's: nothing removes them but their owner.
-
-    Args:
-        store: The store.
-        now_s: Seconds of the epoch.
-    """
+    """Unfinished versions of conversions, at a time in seconds of the epoch; only the store's owner removes them."""
     for path in sorted((*store.glob(_UNFINISHED), *store.glob(f"*/{_UNFINISHED}"))):
         age_s = now_s - path.stat().st_mtime
         old = age_s > _BEING_WRITTEN_S
-        yield Finding(
-            subject=str(path.relative_to(store)),
-            level=Level.WARNING if old else Level.OK,
-            message="half a version, left by a conversion that died" if old else "a conversion is writing a version",
-            hint=f"rm -r '{path}'" if old else "",
-            facts={"path": str(path), "age_s": round(age_s)},
+        yield graded(
+            str(path.relative_to(store)),
+            "half a version, left by a conversion that died" if old else "a conversion is writing a version",
+            warning=old,
+            hint=f"rm -r '{path}'",
+            path=str(path),
+            age_s=round(age_s),
         )
 
 
 def size_of(folder: Path) -> int:
     """Size of all files below a folder in bytes, without following links."""
     return sum((Path(parent) / name).lstat().st_size for parent, _, names in os.walk(folder) for name in names)
-
-
-def _passed_over(folder: Path, reason: str) -> Finding:
-    hint = "take it out of the store, or put a version into it"
-    return Finding(subject=folder.name, level=Level.WARNING, message=f"passed over: {reason}", hint=hint)
 
 
 def _summary(model: Path, found: Sequence[Finding]) -> Finding:
@@ -412,3 +275,59 @@ def _summary(model: Path, found: Sequence[Finding]) -> Finding:
 def _broken(subject: str, error: Exception, hint: str) -> Finding:
     message = str(getattr(error, "message", "") or f"{type(error).__name__}: {error}")
     return Finding(subject=subject, level=Level.ERROR, message=f"would not be live: {message}", hint=hint)
+
+
+def check_remote_stores(request: Request) -> Iterator[Finding]:
+    """Remote stores: can each be listed from here, with these credentials? A single model is fetched and examined."""
+    from graphkiln_backend.storage.address import RemoteStoreError
+    from graphkiln_backend.storage.files import RemoteFiles
+
+    for address in request.remote:
+        try:
+            listing = RemoteFiles(address).list()
+            if is_one_model(listing):
+                yield from _find_model(address)
+                continue
+        except RemoteStoreError as error:
+            message = error.message.removeprefix(f"{address}: ")
+            yield Finding(subject=str(address), level=Level.ERROR, message=message, hint=error.hint)
+            continue
+        models = sorted({path.partition("/")[0] for path in listing if "/" in path})
+        size = sum(file.size for file in listing.values())
+        found = f"{len(models)} models, {len(listing)} files, {format_size(size)}"
+        yield graded(
+            str(address),
+            found if models else "the model store holds no model",
+            warning=not models,
+            hint="",
+            models=models,
+            files=len(listing),
+            size_bytes=size,
+        )
+
+
+def is_one_model(listing: Collection[str]) -> bool:
+    """Return true if the paths below an address are those of a model or a version, rather than of a store."""
+    from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
+    from graphkiln_backend.repository.version_folders import is_version
+
+    folders = {path.partition("/")[0] for path in listing if "/" in path}
+    own = {CONFIG_FILE, GRAPH_FILE} & set(listing)
+    return bool(own) or (bool(folders) and all(map(is_version, folders)))
+
+
+def _find_model(address: RemoteAddress) -> Iterator[Finding]:
+    from graphkiln_backend.repository.remote_model import fetch_model
+    from graphkiln_backend.repository.stores import model_at
+    from graphkiln_backend.system.owned_folder import OwnedFolder
+
+    with OwnedFolder(prefix="graphkiln-doctor-") as temporary:
+        fetched = fetch_model(address, temporary.path)
+        found, _ = examine_model(model_at(fetched) or fetched, compare_hashes=True)
+    yield from found
+    yield Finding(
+        subject=str(address),
+        level=Level.WARNING,
+        message="a model, not a store of models: only its newest version was examined",
+        hint=f"serve takes the store that holds it: {address.split()[0]}",
+    )

@@ -1,4 +1,4 @@
-"""Python and the packages that serving needs: which are there, and whether they fit together."""
+"""Packages that serving needs: Python, the distributions, the tritonserver that would be started."""
 
 from __future__ import annotations
 
@@ -7,53 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from graphkiln.doctor.finding import Finding, Level, Request
-
-# The tritonserver that would be started.
-
-_WHEEL = "nvidia-pytriton"
-_WHEEL_RELEASES = {"0.7.0": "2.51.0"}  # version of the wheel -> of the server in it, which says it nowhere
-
-
-def check_triton(request: Request) -> Iterator[Finding]:
-    """Whether there is one, whether it starts, and whether it knows the flags."""
-    from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.flags import TritonFlags
-    from graphkiln_backend.server.installation import find_installation
-
-    try:
-        installation = find_installation()
-        flags = installation.flags
-        TritonFlags.parse(request.arguments, flags)
-    except ServerSetupError as error:
-        yield Finding(subject="tritonserver", level=Level.ERROR, message=error.message, hint=error.hint)
-        return
-    version = read_version(installation.binary)
-    yield Finding(
-        subject="tritonserver",
-        message=f"{version or 'unknown version'}, {len(flags)} flags, {installation.binary}",
-        facts={"version": version, "binary": str(installation.binary), "flags": len(flags)},
-    )
-
-
-def read_version(binary: Path) -> str:
-    """The server's version, or empty where it is not known.
-
-    Args:
-        binary: The program: of a Triton container, or in the wheel.
-    """
-    file = binary.parent.parent / "TRITON_VERSION"
-    if file.is_file():
-        return file.read_text().strip()
-    wheel = installed_versions([_WHEEL]).get(_WHEEL, "") if "pytriton" in binary.parts else ""
-    return f"{_WHEEL_RELEASES.get(wheel, 'unknown')} of {_WHEEL} {wheel}" if wheel else ""
-
+from graphkiln.doctor.finding import Finding, Level, Request, graded, refused
 
 _OWN = "graphkiln"
 _SERVING = "serve"
-# A Triton container needs no other tritonserver; whether there is one is a check of its own.
-_TRITON = "nvidia-pytriton"
-SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _TRITON, "tritonclient")
+_WHEEL = "nvidia-pytriton"
+_WHEEL_RELEASES = {"0.7.0": "2.51.0"}  # version of the wheel -> of the server in it, which is written nowhere in it
+SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _WHEEL, "tritonclient")
 # Distributions with the same files: of two, the last that was installed wins, silently.
 _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
 
@@ -61,16 +21,11 @@ _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
 def check_packages(_: Request) -> Iterator[Finding]:
     """Python, versions, conflicts."""
     versions = installed_versions(SHOWN)
-    yield Finding(
-        subject="Python",
-        message=f"{platform.python_implementation()} {platform.python_version()}",
-        facts={"version": platform.python_version()},
-    )
-    yield Finding(
-        subject="versions",
-        message=", ".join(f"{name} {version}" for name, version in versions.items()) or "none is installed",
-        facts=dict(versions),
-    )
+    python = platform.python_version()
+    message = f"{platform.python_implementation()} {python}"
+    yield Finding(subject="Python", message=message, facts={"version": python})
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    yield Finding(subject="versions", message=shown or "none is installed", facts=dict(versions))
     yield from find_conflicts(versions)
     yield from find_unmet(_OWN, _SERVING)
     for name in versions:
@@ -79,7 +34,7 @@ def check_packages(_: Request) -> Iterator[Finding]:
 
 
 def installed_versions(names: Sequence[str]) -> dict[str, str]:
-    """The versions of those distributions that are installed."""
+    """Versions of those distributions that are installed."""
     found = {}
     for name in names:
         try:
@@ -102,12 +57,7 @@ def find_conflicts(versions: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
-    """The requirements of a distribution that are not met.
-
-    Args:
-        name: The distribution.
-        extra: Also its requirements for this extra.
-    """
+    """Unmet requirements of a distribution, and of one of its extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -119,20 +69,51 @@ def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
         if not applies or requirement.name == name:
             continue
         found = installed_versions([requirement.name]).get(requirement.name)
-        if found is None and (requirement.name == _TRITON or _is_replaced(requirement.name)):
-            continue
+        if found is None and (requirement.name == _WHEEL or _is_replaced(requirement.name)):
+            continue  # a Triton container has its own server, which `check_triton` looks for
         if found is None or not requirement.specifier.contains(found, prereleases=True):
-            missing = found is None and name == _OWN
-            yield Finding(
-                subject=name,
-                level=Level.ERROR if missing else Level.WARNING,
-                message=f"needs {requirement.name}{requirement.specifier}, found {found or 'none'}",
+            yield graded(
+                name,
+                f"needs {requirement.name}{requirement.specifier}, found {found or 'none'}",
+                error=found is None and name == _OWN,
+                warning=True,
                 hint=f"pip install '{requirement.name}{requirement.specifier}'",
-                facts={"requirement": str(requirement), "found": found},
+                requirement=str(requirement),
+                found=found,
             )
 
 
 def _is_replaced(name: str) -> bool:
-    """Whether another distribution with the same files is installed."""
+    """Return true if another distribution with the same files is installed."""
     others = {other for names in _EXCLUSIVE if name in names for other in names}
     return bool(installed_versions(sorted(others)))
+
+
+def check_triton(request: Request) -> Iterator[Finding]:
+    """The tritonserver: there, starting, and knowing the flags."""
+    from graphkiln_backend.graph.errors import ServerSetupError
+    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.installation import find_installation
+
+    try:
+        installation = find_installation()
+        flags = installation.flags
+        TritonFlags.parse(request.arguments, flags)
+    except ServerSetupError as error:
+        yield refused("tritonserver", error)
+        return
+    version = read_version(installation.binary)
+    yield Finding(
+        subject="tritonserver",
+        message=f"{version or 'unknown version'}, {len(flags)} flags, {installation.binary}",
+        facts={"version": version, "binary": str(installation.binary), "flags": len(flags)},
+    )
+
+
+def read_version(binary: Path) -> str:
+    """Version of a tritonserver of a Triton container or of the wheel; empty where it is not known."""
+    file = binary.parent.parent / "TRITON_VERSION"
+    if file.is_file():
+        return file.read_text().strip()
+    wheel = installed_versions([_WHEEL]).get(_WHEEL, "") if "pytriton" in binary.parts else ""
+    return f"{_WHEEL_RELEASES.get(wheel, 'unknown')} of {_WHEEL} {wheel}" if wheel else ""

@@ -12,7 +12,7 @@ from tiny import convert, run, write_source
 
 from graphkiln.cli.options import local_path, version_folder
 from graphkiln.doctor.finding import Request
-from graphkiln.doctor.storage import check_remote_stores
+from graphkiln.doctor.models import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model
 from graphkiln_backend.storage.address import RemoteAddress

@@ -7,43 +7,33 @@ import sys
 
 import pytest
 
-from graphkiln.doctor import models as module
+from graphkiln.doctor import engines as module
+from graphkiln.doctor.engines import check_engines, find_engine, read_probe, start_probe
 from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.models import check_engines, find_engine, read_probe, start_probe
 
 
 def run(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_one_that_can_run_names_its_version_and_devices() -> None:
-    found = find_engine("openvino", "2026.4", {"cpu": "", "gpu:0": "no"}, "")
-    assert (found.level, found.message) == (Level.OK, "2026.4 on cpu")
-    assert found.facts["reason"] == "no"
+NO_RUNTIME = "engine 'openvino' is known but its runtime is not installed (pip install 'graphkiln[openvino]')"
 
 
-def test_one_that_is_not_installed_says_what_brings_it() -> None:
-    reason = "engine 'openvino' is known but its runtime is not installed (pip install 'graphkiln[openvino]')"
-    found = find_engine("openvino", "", {}, reason)
-    assert found.level is Level.OK
-    assert "graphkiln[openvino]" in found.message
-
-
-def test_one_that_is_broken_is_a_warning_and_onnx_runtime_an_error() -> None:
-    assert find_engine("openvino", "1", {}, "ends its process when it is loaded (SIGILL)").level is Level.WARNING
-    found = find_engine("onnxruntime", "", {}, "its runtime is not installed")
-    assert found.level is Level.ERROR
-    assert "graphkiln[serve]" in found.hint
-
-
-def test_one_without_a_device_here_is_no_fault() -> None:
-    assert find_engine("tensorrt", "", {"cpu": "tensorrt serves gpu:N, not cpu"}, "").level is Level.OK
-    assert "no device" in find_engine("tensorrt", "", {}, "").message
-
-
-def test_the_engine_of_this_machine() -> None:
-    devices, reason = read_probe(start_probe("onnxruntime"))
-    assert (devices["cpu"], reason) == ("", "")
+@pytest.mark.parametrize(
+    ("name", "devices", "reason", "level", "words"),
+    [
+        ("openvino", {"cpu": "", "gpu:0": "no"}, "", Level.OK, "2026.4 on cpu"),
+        ("openvino", {}, NO_RUNTIME, Level.OK, "graphkiln[openvino]"),
+        ("openvino", {}, "ends its process when it is loaded (SIGILL)", Level.WARNING, "SIGILL"),
+        ("onnxruntime", {}, "its runtime is not installed", Level.ERROR, "graphkiln[serve]"),
+        ("tensorrt", {"cpu": "tensorrt serves gpu:N, not cpu"}, "", Level.OK, "gpu:N"),
+        ("tensorrt", {}, "", Level.OK, "no device"),
+    ],
+)
+def test_engines_that_run_or_not(name: str, devices: dict[str, str], *, reason: str, level: Level, words: str) -> None:
+    found = find_engine(name, "2026.4", devices, reason)
+    assert found.level is level
+    assert words in f"{found.message} {found.hint}"
 
 
 def test_all_engines_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,8 +45,11 @@ def test_all_engines_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     assert none.level is Level.ERROR
 
 
-def test_one_that_nobody_knows() -> None:
-    devices, reason = read_probe(start_probe("onnxruntim"))
+def test_probes_of_this_machine() -> None:
+    known, unknown = start_probe("onnxruntime"), start_probe("onnxruntim")
+    devices, reason = read_probe(known)
+    assert (devices["cpu"], reason) == ("", "")
+    devices, reason = read_probe(unknown)
     assert devices == {}
     assert "unknown engine" in reason
 

@@ -1,7 +1,8 @@
-"""Whatever is broken on a machine breaks no more than its own check."""
+"""A check that fails or hangs stops no other; the JSON document for programs."""
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphkiln.doctor.examination import CHECKS, examine
-from graphkiln.doctor.finding import Finding, Level, Request
+from graphkiln.doctor.finding import SCHEMA, Examination, Finding, Level, Request, format_size
 
 HERE = __name__
 RELEASE = threading.Event()
@@ -80,3 +81,32 @@ def test_all_checks_can_be_imported_and_say_something() -> None:
     examination = examine(Request(cache="off"))
     assert {each.check for each in examination.findings} == {name for name, _ in CHECKS} - {"models"}
     assert [each for each in examination.findings if each.subject == "the check itself"] == []
+
+
+@pytest.mark.parametrize("worst", Level)
+def test_the_worst_level_counts_and_the_document_is_stable(worst: Level) -> None:
+    assert Examination(findings=()).level is Level.OK
+    kinds = list(Level)[: list(Level).index(worst) + 1]
+    findings = [
+        Finding(check="ports", subject="HTTP port", level=kind, message="m", facts={"port": 1}) for kind in kinds
+    ]
+    examination = Examination(findings=tuple(findings), seconds=0.5)
+    assert [examination.count(kind) for kind in kinds] == [1] * len(kinds)
+    document = json.loads(json.dumps(examination.to_document()))
+    assert document.pop("findings")[0] == {
+        "check": "ports",
+        "subject": "HTTP port",
+        "level": "ok",
+        "message": "m",
+        "hint": "",
+        "facts": {"port": 1},
+    }
+    assert document == {"schema": SCHEMA, "level": worst, "seconds": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(1023, "1023 B"), (1024, "1 kB"), (5 << 20, "5 MB"), (3 << 29, "1.5 GB"), (2 << 40, "2048.0 GB")],
+)
+def test_sizes(count: int, text: str) -> None:
+    assert format_size(count) == text

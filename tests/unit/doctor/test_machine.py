@@ -1,7 +1,8 @@
-"""What a machine is, read from what its kernel says."""
+"""Processor, memory, system, limits and GPUs, from what the kernel and the driver print."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,22 @@ import pytest
 from graphkiln.doctor import machine as module
 from graphkiln.doctor.finding import Level, Request
 from graphkiln.doctor.machine import (
+    LIMITS,
+    check_gpu,
+    check_limits,
     check_memory,
     check_processor,
     check_system,
     container,
     find_clock,
+    find_cuda,
+    find_gpus,
+    find_limit,
     find_locale,
     find_memory,
     find_processor,
     find_system,
+    read_driver_cuda,
 )
 
 CPUINFO = "processor\t: 0\nmodel name\t: Xeon\nflags\t\t: fpu avx2 avx512f amx_bf16 sse\n"
@@ -25,30 +33,28 @@ MEMINFO = "MemTotal:       8388608 kB\nMemFree: 1 kB\nMemAvailable:   4194304 kB
 GB = 1 << 30
 
 
+def test_this_machine() -> None:
+    checks = (check_processor, check_memory, check_system, check_limits, check_gpu)
+    found = [each.subject for check in checks for each in check(Request())]
+    assert found[: 6 + len(LIMITS)] == ["processor", "memory", "system", "clock", "locale", *LIMITS, "GPUs"]
+
+
 def test_the_processor_and_what_makes_it_fast() -> None:
     found = find_processor(CPUINFO, 2, 2)
     assert found.message == "Xeon, 2 cores; avx2, avx512f, amx_bf16"
     assert found.facts["instruction_sets"] == ["avx2", "avx512f", "amx_bf16"]
-
-
-def test_cores_that_may_not_be_used_are_told_apart() -> None:
     assert "2 cores of 64 (affinity or cgroup quota)" in find_processor(CPUINFO, 2, 64).message
-
-
-def test_a_processor_that_says_little() -> None:
     assert "no vector instructions" in find_processor("Features\t: asimd\n", 1, 1).message
 
 
-def test_memory() -> None:
-    found = find_memory(MEMINFO, None)
-    assert (found.level, found.message) == (Level.OK, "8.0 GB, 4.0 GB available")
-
-
-@pytest.mark.parametrize(("limit", "level"), [(2 * GB, Level.OK), (GB - 1, Level.WARNING), (16 * GB, Level.OK)])
-def test_a_limit_counts_where_it_is_less(limit: int, level: Level) -> None:
+@pytest.mark.parametrize(
+    ("limit", "level"), [(None, Level.OK), (2 * GB, Level.OK), (GB - 1, Level.WARNING), (16 * GB, Level.OK)]
+)
+def test_a_limit_of_memory_counts_where_it_is_less(limit: int | None, level: Level) -> None:
     found = find_memory(MEMINFO, limit)
     assert found.level is level
-    assert ("limited" in found.message) == (limit < 8 * GB)
+    assert found.message.startswith("8.0 GB, 4.0 GB available")
+    assert ("limited" in found.message) == (limit is not None and limit < 8 * GB)
     assert bool(found.hint) == (level is Level.WARNING)
 
 
@@ -59,22 +65,22 @@ def test_containers(tmp_path: Path) -> None:
     assert container(tmp_path, {}) == "Docker"
 
 
-def test_a_system_that_triton_does_not_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert find_system("Docker").level is Level.OK
-    assert "Docker" in find_system("Docker").message
-    monkeypatch.setattr(module.platform, "machine", lambda: "riscv64")
-    assert find_system("").level is Level.WARNING
-    assert "runs on Linux, on x86-64 and aarch64" in find_system("").hint
-    monkeypatch.setattr(module.sys, "platform", "darwin")
-    monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
-    assert "runs on Linux" in find_system("").hint
-
-
-def test_a_processor_with_wheels_and_without_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
-    found = find_system("")
-    assert found.level is Level.WARNING
-    assert "no test of this project has run on aarch64" in found.hint
+@pytest.mark.parametrize(
+    ("platform", "machine", "hint"),
+    [
+        ("linux", "x86_64", ""),
+        ("linux", "riscv64", "runs on Linux, on x86-64 and aarch64"),
+        ("darwin", "x86_64", "runs on Linux"),
+        ("linux", "aarch64", "no test of this project has run on aarch64"),
+    ],
+)
+def test_systems(monkeypatch: pytest.MonkeyPatch, platform: str, machine: str, hint: str) -> None:
+    monkeypatch.setattr(module.platform, "machine", lambda: machine)
+    monkeypatch.setattr(module.sys, "platform", platform)
+    found = find_system("Docker")
+    assert found.level is (Level.WARNING if hint else Level.OK)
+    assert hint in found.hint
+    assert "Docker" in found.message
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,55 @@ def test_file_names(encoding: str, level: Level) -> None:
     assert find_locale(encoding).level is level
 
 
-def test_this_machine() -> None:
-    found = [each for check in (check_processor, check_memory, check_system) for each in check(Request())]
-    assert [each.subject for each in found] == ["processor", "memory", "system", "clock", "locale"]
+@pytest.mark.parametrize("subject", LIMITS)
+def test_a_limit_that_is_too_low_has_a_hint(subject: str) -> None:
+    _, least, flag = LIMITS[subject]
+    assert find_limit(subject, resource.RLIM_INFINITY).facts == {"limit": None}
+    assert find_limit(subject, least).level is Level.OK
+    low = find_limit(subject, least - 1)
+    assert low.level is Level.WARNING
+    assert f"ulimit {flag}" in low.hint
+    assert find_limit("file size", 8 << 30).message == "at most 8.0 GB"
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "level", "words"),
+    [
+        ([], None, Level.WARNING, "nvidia-smi shows no GPU"),
+        ([], "", Level.WARNING, "CUDA_VISIBLE_DEVICES"),
+        (["H200"], None, Level.OK, "H200"),
+    ],
+)
+def test_gpus_of_a_driver(names: list[str], chosen: str | None, level: Level, words: str) -> None:
+    found = find_gpus(names, has_driver=True, chosen=chosen)
+    assert found.level is level
+    assert words in found.message
+    assert bool(found.hint) == (level is Level.WARNING)
+    assert find_gpus([], has_driver=False).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("driver", "library", "level"),
+    [
+        ("12.4", "12.8.90", Level.OK),
+        ("13.0", "12.8.90", Level.OK),
+        ("12.4", "13.0.1", Level.WARNING),
+        ("", "13.0", Level.OK),
+    ],
+)
+def test_a_driver_runs_what_is_no_newer_than_itself(driver: str, library: str, level: Level) -> None:
+    found = find_cuda(driver, {"nvidia-cuda-runtime-cu12": library})
+    assert found.level is level
+    assert bool(found.hint) == (level is Level.WARNING)
+
+
+def test_the_release_of_the_driver_is_read_from_its_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '| NVIDIA-SMI 550.54  Driver Version: 550.54   CUDA Version: 12.4  |'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert read_driver_cuda() == "12.4"
+    program.write_text("#!/bin/sh\necho 'Failed to initialize NVML' >&2; exit 9\n")
+    assert read_driver_cuda() == ""
+    monkeypatch.setattr(module.shutil, "which", lambda _: None)
+    assert read_driver_cuda() == ""

@@ -11,9 +11,20 @@ import pytest
 
 from graphkiln.doctor import models as module
 from graphkiln.doctor.finding import Finding, Level, Request
-from graphkiln.doctor.models import Need, check_models, find_fit, find_missing_engines, need_of, size_of
+from graphkiln.doctor.models import (
+    Need,
+    check_models,
+    check_remote_stores,
+    find_fit,
+    find_missing_engines,
+    is_one_model,
+    need_of,
+    size_of,
+)
 from graphkiln_backend.graph.preprocess import CONFIG_LINE
 from graphkiln_backend.repository import importers
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
 HOUR_S = 3600
 
@@ -55,11 +66,22 @@ def test_a_version_that_is_broken_hides_no_other(store: Path) -> None:
     assert found["digits 2"].level is Level.ERROR
 
 
-def test_a_configuration_that_cannot_be_read(store: Path) -> None:
-    (store / "digits" / "config.pbtxt").write_text("max_batch_sise: 8")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("max_batch_sise: 8", "max_batch_sise"),
+        ('parameters [ { key: "precision" value { string_value: "fp7" } } ]', "fp7"),
+        ('parameters { key: "parallel" value { string_value: "pipeline=9999" } }', "would not be live: pipeline=9999"),
+        ('parameters { key: "parallel" value { string_value: "data=3" } }', "would not be live: data=3"),
+        ('parameters { key: "parallel" value { string_value: "data=1" } }', ""),
+    ],
+)
+def test_a_configuration_that_cannot_be_served(store: Path, text: str, words: str) -> None:
+    with (store / "digits" / "config.pbtxt").open("a") as config:
+        config.write(f"\n{text}\n")
     found = check(store)["digits"]
-    assert found.level is Level.ERROR
-    assert "max_batch_sise" in found.message
+    assert found.level is (Level.ERROR if words else Level.OK)
+    assert words in found.message
 
 
 @pytest.mark.parametrize(
@@ -78,25 +100,6 @@ def test_an_engine_that_cannot_run_here(store: Path, more: str, level: Level) ->
     assert "cannot be used: unknown engine" in found.message
     (nowhere,) = find_missing_engines([replace(need, device="gpu:7")])
     assert "there is no gpu:7 here" in nowhere.message
-
-
-def test_devices_that_are_not_here(store: Path) -> None:
-    """Of a model that its configuration spreads; a split that fits is none."""
-    config = store / "digits" / "config.pbtxt"
-    text = config.read_text()
-    for numbers, level in (("pipeline=9999", Level.ERROR), ("data=3", Level.ERROR), ("data=1", Level.OK)):
-        config.write_text(f'{text}\nparameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}')
-        found = check(store)["digits"]
-        assert found.level is level, numbers
-        assert (f"would not be live: {numbers}" in found.message) == (level is Level.ERROR)
-
-
-def test_a_setting_that_nobody_knows(store: Path) -> None:
-    config = store / "digits" / "config.pbtxt"
-    config.write_text(config.read_text() + '\nparameters [ { key: "precision" value { string_value: "fp7" } } ]\n')
-    found = check(store)["digits"]
-    assert found.level is Level.ERROR
-    assert "fp7" in found.message
 
 
 def test_a_model_without_a_version(store: Path) -> None:
@@ -215,3 +218,46 @@ def test_what_decodes_images_for_a_model_counts(store: Path) -> None:
     need = need_of(store / "digits")
     assert need.instances >= plain.instances + 2
     assert need.shared_bytes >= plain.shared_bytes + (2 << 20)
+
+
+# Remote stores.
+
+ADDRESS = RemoteAddress.parse("s3://bucket/store")
+assert ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("listing", "level", "words"),
+    [
+        ({"a/1/model.onnx": RemoteFile("x", 2048), "b/1/x": RemoteFile("y", 0)}, Level.OK, "2 models, 2 files, 2 kB"),
+        ({"README.md": RemoteFile("x", 9)}, Level.WARNING, "holds no model"),
+        (RemoteStoreError("s3://bucket/store: access is denied", hint="AWS_PROFILE"), Level.ERROR, "access is denied"),
+    ],
+)
+def test_remote_stores(
+    listing: dict[str, RemoteFile] | Exception, level: Level, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def list_(_: RemoteFiles) -> dict[str, RemoteFile]:
+        if isinstance(listing, Exception):
+            raise listing
+        return listing
+
+    monkeypatch.setattr(RemoteFiles, "list", list_)
+    (finding,) = check_remote_stores(Request(remote=(ADDRESS,)))
+    assert (finding.subject, finding.level) == ("s3://bucket/store", level)
+    assert words in finding.message
+
+
+@pytest.mark.parametrize(
+    ("listing", "is_model"),
+    [
+        (["1/model.onnx", "2/model.onnx"], True),
+        (["config.pbtxt"], True),
+        (["model.onnx", "golden.npz"], True),
+        (["m/1/model.onnx"], False),
+        (["README.md"], False),
+        ([], False),
+    ],
+)
+def test_a_model_is_not_a_store(listing: list[str], is_model: bool) -> None:
+    assert is_one_model(listing) is is_model

@@ -1,14 +1,24 @@
-"""Packages that are there, missing, or do not fit together."""
+"""Packages that are there, missing, or do not fit together; the tritonserver that would be started."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 
 from graphkiln.doctor import packages as module
 from graphkiln.doctor.finding import Finding, Level, Request
-from graphkiln.doctor.packages import check_packages, find_conflicts, find_unmet, installed_versions
+from graphkiln.doctor.packages import (
+    check_packages,
+    check_triton,
+    find_conflicts,
+    find_unmet,
+    installed_versions,
+    read_version,
+)
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server import installation
 
 
 class Distribution:
@@ -35,9 +45,10 @@ def unmet(name: str, extra: str = "") -> list[Finding]:
     return list(find_unmet(name, extra))
 
 
-def test_what_is_not_installed_is_left_out(installed: dict[str, Distribution]) -> None:
+def test_a_missing_package_is_left_out_and_needs_nothing(installed: dict[str, Distribution]) -> None:
     installed["numpy"] = Distribution("1.26.4", None)
     assert installed_versions(["numpy", "onnx"]) == {"numpy": "1.26.4"}
+    assert unmet("graphkiln") == []
 
 
 def test_two_runtimes_in_the_same_files() -> None:
@@ -62,23 +73,39 @@ def test_requirements_of_an_extra_count_where_it_is_asked_for(installed: dict[st
     assert (found.level, found.message) == (Level.ERROR, "needs onnx>=1.17, found none")
 
 
-def test_a_triton_container_needs_no_other_server(installed: dict[str, Distribution]) -> None:
-    installed["graphkiln"] = Distribution("0.1", ['nvidia-pytriton==0.7.0; extra == "serve"'])
-    assert unmet("graphkiln", "serve") == []
-
-
-def test_the_gpu_build_of_a_runtime_takes_its_place(installed: dict[str, Distribution]) -> None:
-    installed["graphkiln"] = Distribution("0.1", ['onnxruntime>=1.22; extra == "serve"'])
+def test_another_server_or_runtime_takes_the_place_of_a_requirement(installed: dict[str, Distribution]) -> None:
+    requires = ['nvidia-pytriton==0.7.0; extra == "serve"', 'onnxruntime>=1.22; extra == "serve"']
+    installed["graphkiln"] = Distribution("0.1", requires)
     installed["onnxruntime-gpu"] = Distribution("1.23", None)
     assert unmet("graphkiln", "serve") == []
-
-
-def test_what_is_not_installed_needs_nothing(installed: dict[str, Distribution]) -> None:
-    assert installed == {}
-    assert unmet("graphkiln") == []
 
 
 def test_this_environment() -> None:
     found = list(check_packages(Request()))
     assert [each.subject for each in found[:2]] == ["Python", "versions"]
     assert "onnxruntime" in found[1].facts
+
+
+def test_the_tritonserver_of_this_environment() -> None:
+    (found,) = check_triton(Request())
+    assert found.level is Level.OK
+    assert str(found.facts["version"]).startswith("2.51.0 of nvidia-pytriton")
+    (found,) = check_triton(Request(arguments=("--http-prt=9",)))
+    assert found.level is Level.ERROR
+    assert "--http-port" in found.hint
+
+
+def test_no_tritonserver_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise ServerSetupError("no tritonserver found", hint="pip install 'graphkiln[serve]'")
+
+    monkeypatch.setattr(installation, "find_installation", refuse)
+    (found,) = check_triton(Request())
+    assert (found.level, found.message) == (Level.ERROR, "no tritonserver found")
+    assert "graphkiln[serve]" in found.hint
+
+
+def test_a_container_has_its_version_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "TRITON_VERSION").write_text("2.61.0\n")
+    assert read_version(tmp_path / "bin" / "tritonserver") == "2.61.0"
+    assert read_version(tmp_path / "other" / "bin" / "tritonserver") == ""

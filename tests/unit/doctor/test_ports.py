@@ -1,4 +1,4 @@
-"""Ports that are free, and who holds the others."""
+"""Ports that are free, and the holders of the others."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_one_that_is_in_use_names_its_holder_and_another() -> None:
         assert found.facts["free"] is False
 
 
-def test_where_nobody_may_know_the_holder_the_port_is_still_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_may_be_hidden_from_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> None:
         raise psutil.AccessDenied
 
