@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.bench_loads import Arrivals, plan_loads
-from graphkiln.cli.bench_server import STAGES
+from graphkiln.cli.bench_server import PERCENTILES, STAGES, cell
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import (
     Html,
@@ -31,16 +31,10 @@ if TYPE_CHECKING:
 
 # One run, as --json prints it.
 Row = dict[str, Any]
-PERCENTILES = ("p50", "p90", "p99", "p99.9")
 # Of the requests that were due: a share, and a number, that may be on their way at the end.
 _LOST, _FEW = 0.05, 5
 # A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one.
 _ONE = 0.999
-
-
-def cell(value: float | None, digits: int) -> str:
-    """A number for a table; `-` where it is not known."""
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 @with_connection()

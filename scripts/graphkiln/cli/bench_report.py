@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graphkiln.cli.bench import PERCENTILES, cell
+from graphkiln.cli.bench_server import PERCENTILES, cell
 from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
 from graphkiln.reporting.report import Report, Section, Table
 

@@ -1,4 +1,4 @@
-"""The server's side of a `bench` run: Triton's counters, and the CPU time of its processes."""
+"""Figures of a `bench` run: their names, and those of the server, from Triton's counters and its CPU time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from graphkiln_backend.graph.errors import ClientError
 if TYPE_CHECKING:
     from graphkiln_client import Model
 
+PERCENTILES = ("p50", "p90", "p99", "p99.9")
 # Triton's name of a stage -> ours.
 STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
+
+
+def cell(value: float | None, digits: int) -> str:
+    """A number for a table; `-` where it is not known."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
