@@ -217,9 +217,10 @@ def serve(
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
         inner = behind_tls(flags, tls) if tls else flags
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
+        remote = [store for store in named if not isinstance(store, Path)]
         with (
             PortClaims(flags),
-            copied_stores(folders, [store for store in named if not isinstance(store, Path)], trusted, settings, every_s) as (stores, copies),
+            copied_stores(folders, remote, trusted, settings, every_s) as (stores, copies),
         ):
             enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
             display, report = LoadDisplay(), log_states if log_format == "json" else print_states
