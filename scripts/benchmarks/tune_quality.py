@@ -32,13 +32,13 @@ from simulated_server import SimulatedServer, simulated_space, true_rate
 from graphkiln.story.request import machine_facts
 from graphkiln.story.server import start_server
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate, changes_of
-from graphkiln.tuning.contest import RateContest
+from graphkiln.tuning.contest import CandidateScore, RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.local_trials import FLAGS, LocalTrials
 from graphkiln.tuning.measure import Loading
 from graphkiln.tuning.questions import Questions, read_questions
-from graphkiln.tuning.result import CandidateScore, Result
+from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Axis, Space, span_space
 from graphkiln.tuning.subject import Subject, read_subject, stage, vanishing_cache

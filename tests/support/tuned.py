@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.report import Costs, document_of
-from graphkiln.tuning.result import CandidateScore, Point, Result, Row
+from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.space import Machine, Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.subject import Subject

@@ -1,59 +1,362 @@
-"""Contests of candidates by one objective, and the bracket of rates that meet a p99.
+"""Contests of candidates by one objective: what is measured of each, and when one is better than another.
 
-Under a rate that nothing slows down (open loop) more requests make longer queues, so that rates that meet the target
-lie below those that do not. All candidates get the same arrivals, which are most of what is random about a p99: what
-differs is theirs. Rates are therefore compared by the estimate of p99; its bound decides about the one that is promised
-(`search.confirm`).
+`RateContest` looks for the highest rate that meets the p99. Under an open loop more requests make longer queues, so
+that the rates that meet the target are below those that do not: a bracket. Rates are compared by the estimate of p99
+under the same arrivals for all; its bound decides about the rate that is promised (`confirm`).
+
+`LoadContest` compares latency, memory or cost under a load that is given.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import partial
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.result import CandidateScore, Point, Race
 from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-# The contest under a load that is given: the lowest latency, memory or cost of those that meet the p99.
-
-# Shares by which two measurements of the same differ: what is nearer than that is equal.
-_MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
-# Shares by which p99 of the same differs from one start of a server to the next, however exact each one is.
-_ALIKE = {Objective.LATENCY: 0.1}
-# Cost of a candidate that may be as good in another hour, as a multiple of the best one's.
-_NEAR = 1.25
-# Least standard deviation of the cost's logarithm that is assumed: two starts of a server differ by as much.
-_LEAST_LOAD_SPREAD = 0.05
-# One-sided 95% quantile of Student's t by the number of rounds.
-_STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
-# Objectives whose measurements vary; memory does not.
-_RACED = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
-_UNKNOWN = {Objective.MEMORY: "memory", Objective.COST: "CPU time"}
-# Requests of a first look.
-_DOUBLINGS = 4
-# So many times as long, or as long as a bound takes, is measured again what the machine may have disturbed.
-_LONGER = 4
+# Requests of the shortest measurement under a given load.
+_FEWEST = 60
 
 
-class LoadContest:
-    """Implements `Contest`; a score is what the objective asks to be small, with its sign turned.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """A load and its measurement."""
 
-    Args:
-        reference: Measures.
-        target: With a rate, or else one caller is served.
-        shortest_s: Of one measurement.
-        longest_s: Of one measurement.
+    load: LoadShape
+    measured: Measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CandidateScore:
+    """A candidate in a contest.
+
+    Attributes:
+        candidate: Its values.
+        score: More is better. `lower` was reached; 0 for a rate, or minus infinity, where the target was not met.
+            `upper` is not ruled out yet.
+        rate_bound: Requests per second that its bare sessions cannot beat.
+        points: All measurements, in order.
+        lost: Reason why it is out of the contest; empty while it is in.
     """
+
+    candidate: Candidate
+    score: Interval
+    rate_bound: float = math.inf
+    points: tuple[Point, ...] = ()
+    lost: str = ""
+
+    def out(self, reason: str) -> CandidateScore:
+        """Return this score marked as lost."""
+        return replace(self, lost=reason)
+
+
+class Contest(ABC):
+    """Comparison of candidates by one objective.
+
+    Near-ties are raced (`search`): all get the same load, round after round. `race_by` names the cost that is compared
+    (empty: measuring again gives no new information), `fewest_rounds` come before a candidate leaves, `least_spread` is
+    the least standard deviation of the cost's logarithm that is assumed, and with `defends_today` today's configuration
+    takes part, however far behind it seems to be.
+    """
+
+    race_by: str
+    fewest_rounds: int
+    least_spread: float
+    defends_today: bool
 
     def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
         self._reference, self._target = reference, target
         self._shortest_s, self._longest_s = shortest_s, longest_s
+
+    @abstractmethod
+    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
+        """Return the score before the first measurement; the bound comes from the bare session."""
+
+    @abstractmethod
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
+        """Make one measurement of about `seconds`; `reached` is the best score of another candidate."""
+
+    @abstractmethod
+    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
+        """Measure until the score is as exact as it gets, or significantly below `reached`."""
+
+    @abstractmethod
+    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        """Return true if the measurements of two that meet the target do not differ significantly."""
+
+    @abstractmethod
+    def describe(self, score: float) -> str:
+        """Format a score with its unit."""
+
+    @abstractmethod
+    def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
+        """Load of a race against the best, and the seconds of each measurement."""
+
+    @abstractmethod
+    def race_cost(self, measured: Measured) -> float:
+        """Cost of a measurement, above 0, less is better; infinite for a useless one."""
+
+    @abstractmethod
+    def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        """Return true if a candidate is near enough to the best to race against it."""
+
+    @abstractmethod
+    def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
+        """Score of the winner of a race."""
+
+    @abstractmethod
+    def race_errors(self, rounds: int) -> float:
+        """Standard errors that make a significant difference after a number of rounds."""
+
+
+# Ratio of two rates that ends the bisection.
+RESOLUTION = 1.03
+# Share of the capacity that is tried first, and of each rate that failed what is tried next.
+_FIRST, _NEXT = 0.8, 0.5
+# Share of the capacity below which no rate is tried.
+_SLOWEST = 1 / 40
+_STEPS = 10
+# Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck.
+_SLOWER = 10
+# A failure is measured again up to this share of the capacity, beyond so many times what passed, with this seed.
+_IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
+# Share of the best rate from which on a candidate may be as good.
+NEAR = 0.93
+# Rates at which what one candidate fails may be a stall of the machine: more are its own doing.
+_EXCUSED = 2
+# Rates after which a p99 that only falls to this share of the one before does not come down to the target.
+_FLAT, _NO_LOWER = 3, 0.8
+# Ratio of an open loop's rate to a closed one's, at most: its batches are fuller.
+_MARGIN = 1.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bracket:
+    """Bounds on the rates of a candidate, from its points.
+
+    Attributes:
+        passed: Highest rate whose p99 is within the target, by its estimate; 0 for none.
+        failed: Lowest rate above that whose p99 is not, or the capacity.
+        refuted: Lowest rate whose p99 cannot be within the target, or the capacity.
+        capacity: Highest rate that is not out of reach.
+    """
+
+    passed: float
+    failed: float
+    refuted: float
+    capacity: float
+
+    @property
+    def next_rate(self) -> float:
+        """Rate to try next."""
+        if self.passed:
+            return math.sqrt(self.passed * self.failed)
+        return self.failed * (_FIRST if self.failed == self.capacity else _NEXT)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return true if passed and failed rates are within `RESOLUTION`."""
+        return self.failed <= self.passed * RESOLUTION
+
+
+class RateContest(Contest):
+    """The highest rate that meets the target; a score is a rate."""
+
+    race_by = "p99 at the same rate"
+    fewest_rounds, least_spread = 2, 0.02
+    defends_today = False
+
+    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
+        """See `Contest`."""
+        return CandidateScore(candidate=candidate, score=Interval(rate_bound, 0.0, rate_bound), rate_bound=rate_bound)
+
+    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
+        """See `Contest`.
+
+        Where no rate is reached yet, the first measurement finds the capacity: callers that fill every batch of every
+        instance. Where one is, the candidate must first meet the target at that rate, too.
+        """
+        if not scored.points and not reached > 0:
+            candidate = scored.candidate
+            callers = 2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE))
+            return self._measure(scored, ClosedLoop(callers), max(seconds, self._shortest_s))
+        bracket = self.bracket(scored)
+        untried = bracket.passed < reached < bracket.failed
+        return self._try_rate(scored, reached if untried else bracket.next_rate, seconds)
+
+    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
+        """See `Contest`."""
+        for _ in range(_STEPS):
+            bracket = self.bracket(scored)
+            slowest = _capacity(scored) * _SLOWEST if scored.points else 0.0
+            if scored.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest) or self._is_flat(scored):
+                break
+            if not self._affords(scored, bracket.next_rate):
+                break
+            scored = self.advance(scored, 0.0, reached)
+        return scored
+
+    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        """See `Contest`: both reached a rate, no further apart than the resolution."""
+        return scored.score.lower * RESOLUTION >= best.score.lower > 0
+
+    def describe(self, score: float) -> str:
+        """See `Contest`."""
+        return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
+
+    def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
+        """See `Contest`: the rate of the best."""
+        rate = float(f"{best.score.lower:.4g}")
+        return OpenLoop(rate), min(requests_needed(_SLOWER) / rate, self._longest_s)
+
+    def race_cost(self, measured: Measured) -> float:
+        """See `Contest`."""
+        return measured.latency.p99.value
+
+    def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        """See `Contest`."""
+        return scored.score.value >= NEAR * best.score.lower
+
+    def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
+        """See `Contest`."""
+        rate = load.rate if isinstance(load, OpenLoop) else 0.0
+        return Interval(max(winner.score.value, rate), rate, max(winner.score.upper, rate))
+
+    def race_errors(self, rounds: int) -> float:
+        """See `Contest`: few, because a wrong choice among near-ties costs little."""
+        del rounds
+        return 1.5
+
+    def bracket(self, scored: CandidateScore) -> Bracket:
+        """Bracket from a candidate's points; of two contradictory ones the later counts."""
+        passes: list[float] = []
+        fails: dict[float, bool] = {}  # rate -> whether its p99 is significantly above the target
+        for point in scored.points:
+            if isinstance(point.load, OpenLoop):
+                rate, p99 = point.load.rate, point.measured.latency.p99
+                keeps_up = point.measured.keeps_up
+                if keeps_up and p99.value <= self._target.p99_s:
+                    passes.append(rate)
+                    fails = {each: surely for each, surely in fails.items() if each > rate}
+                else:
+                    fails[rate] = not keeps_up or p99.lower > self._target.p99_s
+                    passes = [each for each in passes if each < rate]
+        capacity = max([_capacity(scored), *passes])
+        return Bracket(
+            passed=max(passes, default=0.0),
+            failed=min([capacity, *fails]),
+            refuted=min([capacity, *(each for each, surely in fails.items() if surely)]),
+            capacity=capacity,
+        )
+
+    def _try_rate(self, scored: CandidateScore, rate: float, seconds: float) -> CandidateScore:
+        """Measure a rate; once more if it failed where no queue can be the cause.
+
+        Far below the capacity no queue takes long. A failure there may be a stall of the machine, and would cut off all
+        rates above.
+        """
+        tried = self._try_once(scored, rate, seconds)
+        excused = len({each.load for each in self._standstills(tried)}) <= _EXCUSED
+        if tried.lost or not (excused and self._is_strange(tried, rate) and self._affords(tried, rate)):
+            return tried
+        return self._try_once(tried, rate, seconds, _AGAIN)
+
+    def _try_once(self, scored: CandidateScore, rate: float, seconds: float, seed: int = 0) -> CandidateScore:
+        """Measure a rate, after a short measurement that shows a clear failure early."""
+        long_s = self._long_enough(seconds, rate)
+        short_s = max(self._shortest_s, _FEWEST / rate)
+        if long_s > 3 * short_s:
+            scored = self._measure(scored, OpenLoop(rate), short_s, seed)
+            if scored.lost or self.bracket(scored).refuted <= rate:
+                return scored
+        return self._measure(scored, OpenLoop(rate), long_s, seed)
+
+    def _measure(self, scored: CandidateScore, load: LoadShape, seconds: float, seed: int = 0) -> CandidateScore:
+        outcome = self._reference.measure(scored.candidate, load, seconds, seed)
+        if isinstance(outcome, Failed):
+            return scored.out(outcome.reason)
+        longer = replace(scored, points=(*scored.points, Point(load=load, measured=outcome)))
+        bracket = self.bracket(longer)
+        guess = math.sqrt(bracket.passed * bracket.failed) if bracket.passed else self._guess(longer, bracket)
+        return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
+
+    def _guess(self, scored: CandidateScore, bracket: Bracket) -> float:
+        """Guess a rate before any met the target: the longer callers waited that fill every batch, the lower."""
+        full_s = [each.measured.latency.p99.value for each in scored.points if isinstance(each.load, ClosedLoop)]
+        return bracket.next_rate * min([1.0, *(math.sqrt(self._target.p99_s / each) for each in full_s)])
+
+    def _is_strange(self, scored: CandidateScore, rate: float) -> bool:
+        """Return true if a rate failed far below the capacity and far above `passed`, with quick median requests."""
+        bracket = self.bracket(scored)
+        is_far = rate > _NEARBY * bracket.passed
+        return is_far and bracket.failed <= rate and scored.points[-1] in self._standstills(scored)
+
+    def _standstills(self, scored: CandidateScore) -> list[Point]:
+        """Points with quick median requests and slow ones that no queue explains; repeated ones are the candidate's."""
+        highest, target_s = _IDLE * _capacity(scored), self._target.p99_s
+        idle = [each for each in scored.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
+        latencies = [(each, each.measured.latency) for each in idle]
+        return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
+
+    def _is_flat(self, scored: CandidateScore) -> bool:
+        """Return true if half the rate does not lower p99, so that the queue is not the cause."""
+        if self.bracket(scored).passed:
+            return False
+        p99_s = {
+            each.load.rate: each.measured.latency.p99.value for each in scored.points if isinstance(each.load, OpenLoop)
+        }
+        if len(p99_s) < _FLAT:
+            return False
+        lowest, next_one = sorted(p99_s)[:2]
+        return p99_s[lowest] > max(_NO_LOWER * p99_s[next_one], 2 * self._target.p99_s)
+
+    def _affords(self, scored: CandidateScore, rate: float) -> bool:
+        return self._reference.affords(scored.candidate, self._long_enough(0.0, rate))
+
+    def _long_enough(self, seconds: float, rate: float) -> float:
+        """Seconds with enough requests for a bound that `_SLOWER` of them may exceed, within the limits."""
+        return min(max(seconds, self._shortest_s, requests_needed(_SLOWER) / rate), self._longest_s)
+
+
+def _capacity(scored: CandidateScore) -> float:
+    """The highest rate that is not out of reach, by callers in a closed loop and by bare sessions."""
+    closed = [point.measured for point in scored.points if isinstance(point.load, ClosedLoop)]
+    return min([scored.rate_bound, *(measured.throughput.upper * _MARGIN for measured in closed)])
+
+
+# Shares by which two measurements of the same differ: what is nearer than that is equal.
+_MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
+# Share by which p99 of the same differs from one start of a server to the next, however exact each one is.
+_ALIKE = {Objective.LATENCY: 0.1}
+# Cost of a candidate that may be as good in another hour, as a multiple of the best one's.
+_NEAR_COST = 1.25
+# One-sided 95% quantile of Student's t by the number of rounds.
+_STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
+_DOUBLINGS = 4
+# A measurement that the machine may have disturbed is repeated for so many times as long, or as long as a bound takes.
+_LONGER = 4
+
+
+class LoadContest(Contest):
+    """The lowest latency, memory or cost under a load; a score is the negated value.
+
+    The load is the target's rate, or else one caller.
+    """
+
+    fewest_rounds, least_spread = min(_STUDENT_T), 0.05
+    defends_today = True
+
+    def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
+        super().__init__(reference, target, shortest_s, longest_s)
         self.load: LoadShape = OpenLoop(target.rate) if target.rate else ClosedLoop(1)
+        # Memory does not vary: a race would tell nothing new.
+        by = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
+        self.race_by = by.get(target.objective, "")
 
     def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
         """See `Contest`."""
@@ -63,19 +366,19 @@ class LoadContest:
         """See `Contest`."""
         del reached  # the load is the same for all: nothing is gained by knowing the best
         enough_s = _FEWEST / self._target.rate if self._target.rate else 0.0
-        return self._measured(scored, min(max(seconds, enough_s), self._longest_s))
+        return self._measure(scored, min(max(seconds, enough_s), self._longest_s))
 
     def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """See `Contest`: twice as long each time, until the bounds on p99 say on which side of the target it lies."""
+        """See `Contest`: twice as long each time, until the bounds on p99 are on one side of the target."""
         del reached
-        seconds = self._needed_s(scored)
-        enough_s, longest_s = seconds, max(self._longest_s, 4 * seconds)  # a low rate takes its time
+        seconds = enough_s = self._needed_s(scored)
+        longest_s = max(self._longest_s, 4 * seconds)  # a low rate takes its time
         for _ in range(_DOUBLINGS):
             if scored.lost or (scored.points and self._is_settled(scored, enough_s)):
                 break
             if not self._reference.affords(scored.candidate, min(seconds, longest_s)):
                 break
-            scored = self._measured(scored, min(seconds, longest_s))
+            scored = self._measure(scored, min(seconds, longest_s))
             if seconds >= longest_s:
                 break
             seconds *= 2
@@ -87,31 +390,6 @@ class LoadContest:
         is_near = score.value >= best.score.value * (1 + alike)
         return math.isfinite(score.lower) and (is_near or not best.score.is_above(score))
 
-    def race(self, best: CandidateScore) -> Race | None:
-        """See `Contest`: under the load that is given, by what is asked to be small."""
-        what = _RACED.get(self._target.objective)
-        if what is None:
-            return None
-        return Race(
-            load=self.load,
-            seconds=min(self._needed_s(best), self._longest_s),
-            cost=self._cost,
-            what=what,
-            is_near=partial(self._is_near, best=best),
-            reached=lambda each: each.score,
-            sure=lambda rounds: _STUDENT_T[min(rounds, max(_STUDENT_T))],
-            fewest=min(_STUDENT_T),
-            spread=_LEAST_LOAD_SPREAD,
-            defends=True,
-        )
-
-    def _cost(self, measured: Measured) -> float:
-        return max(-self._score(measured).value, 1e-9)
-
-    def _is_near(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        has_met = not scored.lost and math.isfinite(scored.score.lower)
-        return has_met and (self.is_tie(scored, best) or scored.score.value >= _NEAR * best.score.value)
-
     def describe(self, score: float) -> str:
         """See `Contest`."""
         if not math.isfinite(score):
@@ -122,36 +400,61 @@ class LoadContest:
         }
         return unit.get(self._target.objective, f"p99 {-score * 1e3:.3g} ms")
 
-    def _measured(self, scored: CandidateScore, seconds: float) -> CandidateScore:
-        """Measure; once more where it may have been the machine that stood still for a moment, not the candidate.
+    def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
+        """See `Contest`."""
+        return self.load, min(self._needed_s(best), self._longest_s)
+
+    def race_cost(self, measured: Measured) -> float:
+        """See `Contest`."""
+        return max(-self._score(measured).value, 1e-9)
+
+    def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
+        """See `Contest`."""
+        has_met = not scored.lost and math.isfinite(scored.score.lower)
+        return has_met and (self.is_tie(scored, best) or scored.score.value >= _NEAR_COST * best.score.value)
+
+    def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
+        """See `Contest`."""
+        del load
+        return winner.score
+
+    def race_errors(self, rounds: int) -> float:
+        """See `Contest`."""
+        return _STUDENT_T[min(rounds, max(_STUDENT_T))]
+
+    def _measure(self, scored: CandidateScore, seconds: float) -> CandidateScore:
+        """Measure; once more where the machine may have stood still for a moment, not the candidate.
 
         The second time lasts so long that a single stall is no hundredth of it, and what stands still again and again
         shows that. It begins with the same arrivals: a load that comes all at once comes so again.
         """
-        asked = self._measured_once(scored, seconds)
-        again_s = min(max(_LONGER * seconds, self._needed_s(asked)), max(self._longest_s, seconds))
-        may_ask = asked.points != scored.points and self._is_strange(asked.points[-1].measured)
-        if not may_ask or again_s < 2 * seconds or not self._reference.affords(scored.candidate, again_s):
-            return asked
-        return self._measured_once(replace(asked, lost=""), again_s)
+        first = self._measure_once(scored, seconds)
+        again_s = min(max(_LONGER * seconds, self._needed_s(first)), max(self._longest_s, seconds))
+        was_measured = first.points != scored.points
+        if not was_measured or not self._is_strange(first.points[-1].measured) or again_s < 2 * seconds:
+            return first
+        if not self._reference.affords(scored.candidate, again_s):
+            return first
+        return self._measure_once(replace(first, lost=""), again_s)
 
     def _is_strange(self, measured: Measured) -> bool:
         """Return true if the target was significantly missed though most requests were quick and no queue grew."""
         is_quick = measured.latency.p50_s <= self._target.p99_s / 2
         return is_quick and measured.keeps_up and measured.latency.p99.lower > self._target.p99_s
 
-    def _measured_once(self, scored: CandidateScore, seconds: float) -> CandidateScore:
+    def _measure_once(self, scored: CandidateScore, seconds: float) -> CandidateScore:
         outcome = self._reference.measure(scored.candidate, self.load, seconds)
         if isinstance(outcome, Failed):
             return scored.out(outcome.reason)
         scored = replace(scored, points=(*scored.points, Point(load=self.load, measured=outcome)))
         score = self._score(outcome)
         if not math.isfinite(score.value) and self._target.objective is not Objective.LATENCY:
-            return scored.out(f"its {_UNKNOWN[self._target.objective]} cannot be read here")
+            unknown = "memory" if self._target.objective is Objective.MEMORY else "CPU time"
+            return scored.out(f"its {unknown} cannot be read here")
+        unmet = Interval(score.value, -math.inf, score.upper)
         if reason := self._missed(outcome):
-            return replace(scored, score=Interval(score.value, -math.inf, score.upper)).out(reason)
-        meets = outcome.latency.p99.upper <= self._target.p99_s
-        return replace(scored, score=score if meets else Interval(score.value, -math.inf, score.upper))
+            return replace(scored, score=unmet).out(reason)
+        return replace(scored, score=score if outcome.latency.p99.upper <= self._target.p99_s else unmet)
 
     def _judge_widely(self, scored: CandidateScore) -> CandidateScore:
         """Judge by the wide bound if the distribution-free one stays undecided."""
@@ -198,228 +501,3 @@ def _negated(value: float | None, noise: float) -> Interval:
     if value is None:
         return Interval(-math.inf, -math.inf, math.inf)
     return Interval(-value, -value * (1 + noise), -value * (1 - noise))
-
-
-# Ratio of two rates that ends the bisection.
-RESOLUTION = 1.03
-# Share of the capacity that is tried first, and of each rate that failed what is tried next.
-_FIRST, _NEXT = 0.8, 0.5
-# Share of the capacity below which no rate is tried.
-_SLOWEST = 1 / 40
-_STEPS = 10
-# Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck.
-_SLOWER = 10
-# Requests of a short look.
-_FEWEST = 60
-# A failure is asked for again up to this share of the capacity, beyond so many times what passed, with this seed.
-_IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
-# Share of the best rate from which on a candidate may be as good.
-NEAR = 0.93
-# Standard errors of a significant difference: a wrong choice among near-ties costs little.
-_SURE = 1.5
-# Least number of rounds of a race, and least standard deviation of the logarithm of p99 that is assumed.
-_ROUNDS, _LEAST_SPREAD = 2, 0.02
-# Rates at which what one candidate fails may be a stall of the machine: more are its own doing.
-_EXCUSED = 2
-# Rates after which a p99 that only falls to this share of the one before does not come down to the target.
-_FLAT, _NO_LOWER = 3, 0.8
-# Ratio of an open loop's rate to a closed one's, at most: its batches are fuller.
-_MARGIN = 1.05
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bracket:
-    """Bounds on the rates of a candidate, from its points.
-
-    Attributes:
-        passed: Highest at which p99 is within the target, by its estimate; 0 where none is.
-        failed: Lowest above that at which it is not, or the capacity.
-        refuted: Lowest at which p99 cannot be within the target, or the capacity.
-        capacity: What no rate can be above.
-    """
-
-    passed: float
-    failed: float
-    refuted: float
-    capacity: float
-
-    @property
-    def next_rate(self) -> float:
-        """Rate to try next."""
-        if self.passed:
-            return math.sqrt(self.passed * self.failed)
-        return self.failed * (_FIRST if self.failed == self.capacity else _NEXT)
-
-    @property
-    def is_narrow(self) -> bool:
-        """Return true if passed and failed rates are within `RESOLUTION`."""
-        return self.failed <= self.passed * RESOLUTION
-
-
-class RateContest:
-    """Implements `Contest`; a score is a rate.
-
-    Args:
-        reference: Measures.
-        target: Without a rate.
-        shortest_s: Of one measurement.
-        longest_s: Of one measurement.
-    """
-
-    def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
-        self._reference, self._target = reference, target
-        self._shortest_s, self._longest_s = shortest_s, longest_s
-
-    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """See `Contest`."""
-        return CandidateScore(candidate=candidate, score=Interval(rate_bound, 0.0, rate_bound), rate_bound=rate_bound)
-
-    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """See `Contest`.
-
-        Where no rate is reached yet, the first measurement finds the capacity: callers that fill every batch of every
-        instance. Where one is, the first question is whether the candidate meets the target at that rate, too.
-        """
-        if not scored.points and not reached > 0:
-            candidate = scored.candidate
-            callers = 2 * candidate.number(INSTANCES) * max(1, candidate.number(MAX_BATCH_SIZE))
-            return self._measured(scored, ClosedLoop(callers), max(seconds, self._shortest_s))
-        bracket = self.bracket(scored)
-        untried = bracket.passed < reached < bracket.failed
-        rate = reached if untried else bracket.next_rate
-        return self._ask(scored, rate, seconds)
-
-    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """See `Contest`."""
-        for _ in range(_STEPS):
-            bracket = self.bracket(scored)
-            slowest = _capacity(scored) * _SLOWEST if scored.points else 0.0
-            if scored.lost or bracket.is_narrow or bracket.failed <= max(reached, slowest) or self._is_flat(scored):
-                break
-            if not self._affords(scored, bracket.next_rate):
-                break
-            scored = self.advance(scored, 0.0, reached)
-        return scored
-
-    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`: both reached a rate, no further apart than rates are told apart."""
-        return scored.score.lower * RESOLUTION >= best.score.lower > 0
-
-    def race(self, best: CandidateScore) -> Race:
-        """See `Contest`: at the rate of the best, by the p99."""
-        rate = float(f"{best.score.lower:.4g}")
-        return Race(
-            load=OpenLoop(rate),
-            seconds=min(requests_needed(_SLOWER) / rate, self._longest_s),
-            cost=lambda measured: measured.latency.p99.value,
-            what="p99 at the same rate",
-            is_near=lambda each: each.score.value >= NEAR * best.score.lower,
-            reached=lambda each: Interval(max(each.score.value, rate), rate, max(each.score.upper, rate)),
-            sure=lambda _: _SURE,
-            fewest=_ROUNDS,
-            spread=_LEAST_SPREAD,
-        )
-
-    def describe(self, score: float) -> str:
-        """See `Contest`."""
-        return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
-
-    def bracket(self, scored: CandidateScore) -> Bracket:
-        """Bracket from a candidate's points; of two contradictory ones the later counts."""
-        passes: list[float] = []
-        fails: dict[float, bool] = {}
-        for point in scored.points:
-            if isinstance(point.load, OpenLoop):
-                rate, p99 = point.load.rate, point.measured.latency.p99
-                keeps_up = point.measured.keeps_up
-                if keeps_up and p99.value <= self._target.p99_s:
-                    passes.append(rate)
-                    fails = {each: surely for each, surely in fails.items() if each > rate}
-                else:
-                    fails[rate] = not keeps_up or p99.lower > self._target.p99_s
-                    passes = [each for each in passes if each < rate]
-        capacity = max([_capacity(scored), *passes])
-        return Bracket(
-            passed=max(passes, default=0.0),
-            failed=min([capacity, *fails]),
-            refuted=min([capacity, *(each for each, surely in fails.items() if surely)]),
-            capacity=capacity,
-        )
-
-    def _measured(self, scored: CandidateScore, load: LoadShape, seconds: float, seed: int = 0) -> CandidateScore:
-        outcome = self._reference.measure(scored.candidate, load, seconds, seed)
-        if isinstance(outcome, Failed):
-            return scored.out(outcome.reason)
-        longer = replace(scored, points=(*scored.points, Point(load=load, measured=outcome)))
-        bracket = self.bracket(longer)
-        guess = math.sqrt(bracket.passed * bracket.failed) if bracket.passed else self._hope(longer, bracket)
-        return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
-
-    def _ask(self, scored: CandidateScore, rate: float, seconds: float) -> CandidateScore:
-        """Measure a rate; once more if it failed where no queue can be the cause.
-
-        Far below what callers get there is no queue that takes long. What fails there may be a stall of the
-        machine: taken for an answer, it would cut off all rates above.
-        """
-        asked = self._ask_once(scored, rate, seconds)
-        is_strange = self._is_strange(asked, rate) and len({each.load for each in self._standstills(asked)}) <= _EXCUSED
-        if asked.lost or not (is_strange and self._affords(asked, rate)):
-            return asked
-        return self._ask_once(asked, rate, seconds, _AGAIN)
-
-    def _is_strange(self, scored: CandidateScore, rate: float) -> bool:
-        """Return true if a rate failed far below the capacity and far above `passed`, with quick median requests."""
-        bracket = self.bracket(scored)
-        is_far = rate > _NEARBY * bracket.passed
-        return is_far and bracket.failed <= rate and scored.points[-1] in self._standstills(scored)
-
-    def _standstills(self, scored: CandidateScore) -> list[Point]:
-        """Points with quick median requests and slow ones that no queue explains; repeated ones are the candidate's."""
-        highest, target_s = _IDLE * _capacity(scored), self._target.p99_s
-        idle = [each for each in scored.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
-        latencies = [(each, each.measured.latency) for each in idle]
-        return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
-
-    def _is_flat(self, scored: CandidateScore) -> bool:
-        """Return true if half the rate does not lower p99, so that the queue is not the cause."""
-        if self.bracket(scored).passed:
-            return False
-        p99_s = {
-            each.load.rate: each.measured.latency.p99.value for each in scored.points if isinstance(each.load, OpenLoop)
-        }
-        lowest = sorted(p99_s)[:2]
-        if len(p99_s) < _FLAT:
-            return False
-        return p99_s[lowest[0]] > max(_NO_LOWER * p99_s[lowest[1]], 2 * self._target.p99_s)
-
-    def _ask_once(self, scored: CandidateScore, rate: float, seconds: float, seed: int = 0) -> CandidateScore:
-        """Measure a rate, after a short measurement that shows a clear failure early."""
-        long_s = self._long_enough(seconds, rate)
-        short_s = max(self._shortest_s, _FEWEST / rate)
-        if long_s > 3 * short_s:
-            scored = self._measured(scored, OpenLoop(rate), short_s, seed)
-            if scored.lost or self.bracket(scored).refuted <= rate:
-                return scored
-        return self._measured(scored, OpenLoop(rate), long_s, seed)
-
-    def _affords(self, scored: CandidateScore, rate: float) -> bool:
-        return self._reference.affords(scored.candidate, self._long_enough(0.0, rate))
-
-    def _hope(self, scored: CandidateScore, bracket: Bracket) -> float:
-        """A guess before any rate met the target: less than the capacity by as much as callers waited too long there.
-
-        Callers that fill every batch show how long a request takes at most when batches are full.
-        """
-        full_s = [each.measured.latency.p99.value for each in scored.points if isinstance(each.load, ClosedLoop)]
-        share = min([1.0, *(math.sqrt(self._target.p99_s / each) for each in full_s)])
-        return bracket.next_rate * share
-
-    def _long_enough(self, seconds: float, rate: float) -> float:
-        """At least so many seconds, and with enough requests for a bound that `_SLOWER` of them may exceed."""
-        return min(max(seconds, self._shortest_s, requests_needed(_SLOWER) / rate), self._longest_s)
-
-
-def _capacity(scored: CandidateScore) -> float:
-    """The highest rate that is not out of reach: what callers in a closed loop got, and what bare sessions allow."""
-    closed = [point.measured for point in scored.points if isinstance(point.load, ClosedLoop)]
-    return min([scored.rate_bound, *(measured.throughput.upper * _MARGIN for measured in closed)])

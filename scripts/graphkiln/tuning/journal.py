@@ -3,6 +3,10 @@
 A search asks for the same measurements in the same order whenever it gets the same outcomes, so that one that was
 killed continues where it was. The budget is charged neither with the measurement that a kill cut off nor with the
 second start of the server. Failures that the machine may have caused are measured again by the next run.
+
+The journal is one line of JSON for each event, on the disk before the next one begins. The first line identifies the
+search: a journal of another model, machine, space, target or version of the format is refused. A process that dies
+leaves at most one torn line, the last, which is dropped. One process at a time has a journal open.
 """
 
 from __future__ import annotations
@@ -26,152 +30,6 @@ from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import try_lock
 
-# What is left of a budget, and what a measurement takes of it: its own seconds, and the server that it starts.
-#
-# How long a start and a warm-up take is learned from those that were made, at the slowest of the last few: on a busy
-# machine a start takes many times what the measurement does.
-
-_REMEMBERED = 3
-# Of a start and of a warm-up, before there was one.
-_GUESS_S, _WARMUP_S = 5.0, 1.0
-# Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start.
-_CONFIRMING, _CONFIRMED_S = 0.2, 8.0
-
-
-def _last_few() -> deque[float]:
-    return deque(maxlen=_REMEMBERED)
-
-
-class Budget:
-    """Seconds that measurements may take.
-
-    Args:
-        total_s: All of them.
-    """
-
-    def __init__(self, total_s: float) -> None:
-        self.total_s, self.spent_s = total_s, 0.0
-        self._served: Candidate | None = None
-        self._starts, self._warmups, self._probes = _last_few(), _last_few(), _last_few()
-        self._longest: dict[str, float] = {}
-
-    @property
-    def left_s(self) -> float:
-        """Seconds left; negative if it was overrun."""
-        return self.total_s - self.spent_s
-
-    @property
-    def searching_s(self) -> float:
-        """Seconds left for all but the confirmation."""
-        if math.isinf(self.total_s):
-            return self.left_s
-        return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
-
-    @property
-    def start_s(self) -> float:
-        """Overhead of a measurement that starts a server."""
-        return max(self._starts, default=_GUESS_S)
-
-    @property
-    def probe_s(self) -> float:
-        """Seconds of a bare session; 0 before the first."""
-        return max(self._probes, default=0.0)
-
-    def serves(self, candidate: Candidate) -> bool:
-        """Return true if a server of the candidate runs, from the measurement before."""
-        return candidate == self._served
-
-    def needed_s(self, candidate: Candidate, seconds: float) -> float:
-        """Seconds of a measurement, with its overhead."""
-        return seconds + (max(self._warmups, default=_WARMUP_S) if self.serves(candidate) else self.start_s)
-
-    def affords(self, candidate: Candidate, seconds: float) -> bool:
-        """Return true if a measurement leaves the time that is kept for the confirmation."""
-        return self.needed_s(candidate, seconds) <= self.searching_s
-
-    @property
-    def longest(self) -> str:
-        """Largest overhead so far, as the end of a sentence; "" if there was none."""
-        what = max(self._longest, key=lambda each: self._longest[each], default="")
-        return f": {what.format(self._longest[what])}" if what else ""
-
-    def _note(self, what: str, took_s: float) -> None:
-        self._longest[what] = max(took_s, self._longest.get(what, 0.0))
-
-    def take_probe(self, took_s: float) -> None:
-        """A bare session was timed: whichever server ran was stopped for it."""
-        self.spent_s += took_s
-        self._served = None
-        self._probes.append(took_s)
-        self._note("a session takes {:.0f} s to be built and timed", took_s)
-
-    def take(self, candidate: Candidate, seconds: float, took_s: float, *, failed: bool = False) -> None:
-        """A measurement of so many seconds was made, which took longer than that."""
-        self.spent_s += took_s
-        beside_s = max(0.0, took_s - seconds)
-        if failed:
-            self._note("a candidate that failed took {:.0f} s", took_s)
-        else:
-            if not self.serves(candidate):
-                self._note("a server takes {:.0f} s to start", beside_s)
-            (self._warmups if self.serves(candidate) else self._starts).append(beside_s)
-        self._served = None if failed else candidate
-
-
-# Outcomes of measurements as JSON data, and back. JSON has no infinity: it is written as null.
-
-Outcome = Bare | Measured | Failed
-_KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
-# Fields that may be infinite; no other field of theirs may be null.
-_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
-
-
-def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON data, its kind under `kind`."""
-    kind = next(name for name, each in _KINDS.items() if isinstance(outcome, each))
-    data: dict[str, Any] = finite({"kind": kind, **asdict(outcome)})
-    return data
-
-
-def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """Read what `outcome_as_json` wrote.
-
-    Raises:
-        KeyError: A field is missing, or the kind is unknown.
-        TypeError: A field is of another kind.
-    """
-    values = {key: value for key, value in data.items() if key != "kind"}
-    kind = _KINDS[data["kind"]]
-    if kind is Bare:
-        return Bare(**values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}})
-    if kind is Measured:
-        latency = {name: _number(name, value) for name, value in values["latency"].items()}
-        latency["p99"] = _interval(values["latency"]["p99"])
-        return Measured(**values | {"latency": Latency(**latency), "throughput": _interval(values["throughput"])})
-    return Failed(**values)
-
-
-def load_as_json(load: LoadShape) -> dict[str, float]:
-    """A load as JSON data."""
-    return asdict(load)
-
-
-def _interval(data: Mapping[str, Any]) -> Interval:
-    return Interval(**{name: _number(name, value) for name, value in data.items()})
-
-
-def _number(name: str, value: Any) -> Any:
-    return math.inf if value is None and name in _ENDLESS else value
-
-
-# The journal of a search: one line of JSON for each event, on the disk before the next one begins.
-#
-# The first line identifies the search: a journal of another model, machine, space, target or version of the format
-# is refused. A process that dies leaves at most one torn line, the last, which is dropped. One
-# process at a time has a journal open.
-#
-# Source: fsync(2), flock(2).
-
 _VERSION = 1
 _LIMIT = 256 * MIB
 
@@ -180,7 +38,7 @@ class Journal(Closeable):
     """An open and locked journal.
 
     Args:
-        path: The file; it and its folder are made where they are not there.
+        path: The file; it and its folder are created if missing.
         subject: Identity of the search, as JSON data by readable names such as `model` and `machine`.
 
     Raises:
@@ -205,8 +63,11 @@ class Journal(Closeable):
             MeasurementError: It cannot be written.
         """
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
+        left = memoryview(json.dumps(event, allow_nan=False).encode() + b"\n")
         try:
-            self._write(json.dumps(event, allow_nan=False).encode() + b"\n")
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
         except OSError as error:
             os.ftruncate(self._descriptor, end)  # half a line would be damage in the middle once there is room again
             os.lseek(self._descriptor, end, os.SEEK_SET)
@@ -214,12 +75,6 @@ class Journal(Closeable):
                 f"{self.path} cannot be written: {error.strerror}", hint="make room; then the same command goes on"
             ) from error
         self.events.append(dict(event))
-
-    def _write(self, line: bytes) -> None:
-        left = memoryview(line)
-        while left:
-            left = left[os.write(self._descriptor, left) :]
-        os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Release the lock."""
@@ -230,13 +85,11 @@ class Journal(Closeable):
             content = read_bytes(self.path, _LIMIT)
         except OSError as error:
             raise _unusable(self.path, f"cannot be read: {error}") from error
-        whole = content.rpartition(b"\n")[0]
-        lines = whole.split(b"\n") if whole else []
-        os.ftruncate(self._descriptor, len(whole) + 1 if lines else 0)
-        os.lseek(self._descriptor, 0, os.SEEK_END)
+        lines = content.split(b"\n")[:-1]  # what follows the last newline is torn
+        os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines))
         if not lines:
             self.append(subject)
-            _sync_folder(self.path)
+            _sync_folder(self.path.parent)
         else:
             self.events = [_parse(self.path, number, line) for number, line in enumerate(lines, 1)]
             _check_subject(self.path, self.events[0], json.loads(json.dumps(subject)))
@@ -252,7 +105,7 @@ def _open_locked(path: Path) -> int:
     except OSError as error:
         raise MeasurementError(
             f"{path} cannot be opened: {error.strerror}",
-            hint="what was measured is kept there: make it writable, or set XDG_CACHE_HOME to another folder",
+            hint="measurements are kept there: make it writable, or set XDG_CACHE_HOME to another folder",
         ) from error
     if not try_lock(descriptor):
         os.close(descriptor)
@@ -262,7 +115,7 @@ def _open_locked(path: Path) -> int:
 
 def _sync_folder(path: Path) -> None:
     """Put the name of a new file on the disk, too."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
     finally:
@@ -284,40 +137,118 @@ def _check_subject(path: Path, found: Mapping[str, Any], expected: Mapping[str, 
     if differing:
         key = differing[0]
         others = f", and {', '.join(differing[1:])}" if differing[1:] else ""
-        raise _unusable(
-            path,
-            f"belongs to another search: {key} is {_short(expected.get(key))}, the journal's {_short(found.get(key))}"
-            f"{others}",
-        )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        ours, theirs = (json.dumps(each.get(key))[:80] for each in (expected, found))
+        raise _unusable(path, f"belongs to another search: {key} is {ours}, the journal's {theirs}{others}")
 
 
 def _unusable(path: Path, what: str) -> MeasurementError:
-    return MeasurementError(f"{path} {what}", hint="delete it: what it holds is measured anew")
+    return MeasurementError(f"{path} {what}", hint="delete it: all is measured anew")
 
 
-# A candidate can take the tuner with it: it fills the memory until the kernel kills processes, or
-# takes the machine down.
-_MOST_DEATHS = 3  # of the tuner in one measurement; after these its candidate has failed
+# Measurements whose durations are remembered; the slowest of them counts: on a busy machine a start takes many times
+# what the measurement does.
+_REMEMBERED = 3
+# Guesses of a start and of a warm-up, before there was one.
+_GUESS_S, _WARMUP_S = 5.0, 1.0
+# Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start.
+_CONFIRMING, _CONFIRMED_S = 0.2, 8.0
 
+
+class Budget:
+    """Seconds that measurements may take: their own, and those of the servers that they start."""
+
+    def __init__(self, total_s: float) -> None:
+        self.total_s, self.spent_s = total_s, 0.0
+        self._served: Candidate | None = None
+        self._starts: deque[float] = deque(maxlen=_REMEMBERED)
+        self._warmups: deque[float] = deque(maxlen=_REMEMBERED)
+        self._probes: deque[float] = deque(maxlen=_REMEMBERED)
+        self._longest: dict[str, float] = {}
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left; negative if it was overrun."""
+        return self.total_s - self.spent_s
+
+    @property
+    def searching_s(self) -> float:
+        """Seconds left for all but the confirmation."""
+        if math.isinf(self.total_s):
+            return self.left_s
+        return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
+
+    @property
+    def start_s(self) -> float:
+        """Overhead of a measurement that starts a server."""
+        return max(self._starts, default=_GUESS_S)
+
+    @property
+    def probe_s(self) -> float:
+        """Seconds of a bare session; 0 before the first."""
+        return max(self._probes, default=0.0)
+
+    @property
+    def longest(self) -> str:
+        """The slowest overhead, to explain an overrun; "" before the first."""
+        what = max(self._longest, key=lambda each: self._longest[each], default="")
+        return f": {what.format(self._longest[what])}" if what else ""
+
+    def serves(self, candidate: Candidate) -> bool:
+        """Return true if a candidate's server runs."""
+        return candidate == self._served
+
+    def needed_s(self, candidate: Candidate, seconds: float) -> float:
+        """Seconds of a measurement with its overhead."""
+        beside_s = max(self._warmups, default=_WARMUP_S) if self.serves(candidate) else self.start_s
+        return beside_s + seconds
+
+    def affords(self, candidate: Candidate, seconds: float) -> bool:
+        """Return true if a measurement leaves enough for the confirmation."""
+        return self.needed_s(candidate, seconds) <= self.searching_s
+
+    def charge_probe(self, took_s: float) -> None:
+        """Charge a bare session; the running server was stopped for it."""
+        self.spent_s += took_s
+        self._served = None
+        self._probes.append(took_s)
+        self._note("a session takes {:.0f} s to be built and timed", took_s)
+
+    def charge(self, candidate: Candidate, seconds: float, took_s: float, *, failed: bool = False) -> None:
+        """Charge a measurement of so many seconds, which took longer than that."""
+        self.spent_s += took_s
+        beside_s = max(0.0, took_s - seconds)
+        if failed:
+            self._note("a candidate that failed took {:.0f} s", took_s)
+        elif self.serves(candidate):
+            self._warmups.append(beside_s)
+        else:
+            self._starts.append(beside_s)
+            self._note("a server takes {:.0f} s to start", beside_s)
+        self._served = None if failed else candidate
+
+    def _note(self, what: str, took_s: float) -> None:
+        self._longest[what] = max(took_s, self._longest.get(what, 0.0))
+
+
+# Deaths of the tuner in one measurement after which its candidate has failed: a candidate can take the tuner with it
+# when it fills the memory.
+_MOST_DEATHS = 3
+
+Outcome = Bare | Measured | Failed
 _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
 class RecordedTrials:
-    """Implements `Trials` on top of others.
+    """`Trials` on top of others, with a journal.
 
     Args:
         trials: Trials that measure.
         journal: Earlier measurements; new ones are appended.
-        clock: Seconds since any moment; differences are what is spent.
+        clock: Seconds since any moment.
 
     Attributes:
-        budget: Charged with what was asked for, whether it was measured now or in an earlier run: a search that goes on
-            sees its budget shrink as it did the first time. Infinite until a search sets it.
+        budget: Charged with each measurement, whether it was made now or by an earlier run: a search that goes on sees
+            its budget shrink as it did the first time. Infinite until a search sets it.
 
     Raises:
         MeasurementError: The journal is damaged.
@@ -328,86 +259,78 @@ class RecordedTrials:
         self._known: dict[str, tuple[Outcome, float]] = {}
         self._asked: set[str] = set()
         self._failed: dict[Candidate, Failed] = {}
-        self._begun: str | None = None
         self._deaths: Counter[str] = Counter()
         self._running: Candidate | None = None
         self.budget = Budget(math.inf)
-        for number, event in enumerate(journal.events, 2):
-            self._remember(number, event)
-        self._end(died=True)
+        self._read_events()
 
     @property
     def spent_s(self) -> float:
-        """Seconds that the measurements took that were asked for."""
+        """Seconds of all measurements so far."""
         return self.budget.spent_s
 
     @property
     def count(self) -> int:
-        """Number of measurements that were asked for."""
+        """Number of measurements so far."""
         return len(self._asked)
 
     @property
     def recorded_s(self) -> float:
-        """Seconds that all measurements of the journal took."""
+        """Seconds of all measurements of the journal."""
         return sum(took_s for _, took_s in self._known.values())
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """As `Trials.probe`, once."""
-        task = {"probe": session.as_json()}
-        outcome, took_s = self._once(task, lambda: self._trials.probe(session), self._stop)
-        if self._is_first(task):
-            self.budget.take_probe(took_s)
+        """See `Trials.probe`."""
+
+        def work() -> Bare | Failed:
+            self._running = None  # no server runs while a bare session is timed
+            return self._trials.probe(session)
+
+        outcome, took_s, is_first = self._once({"probe": session.as_json()}, work)
+        if is_first:
+            self.budget.charge_probe(took_s)
         return outcome
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """As `Trials.measure`, once for the same arguments.
-
-        A candidate that failed once has failed: what crashed under one load is not asked how it does under another.
-        """
+        """See `Trials.measure`; a candidate that failed once has failed under any load."""
         if candidate in self._failed:
             return self._failed[candidate]
-        task = {"measure": candidate.as_json(), "load": load_as_json(load), "seconds": seconds, "seed": seed}
-        outcome, took_s = self._once(
-            task, lambda: self._trials.measure(candidate, load, seconds, seed), lambda: self._keep_warm(candidate, load)
-        )
+
+        def work() -> Measured | Failed:
+            return self._trials.measure(candidate, load, seconds, seed)
+
+        def prepare() -> None:
+            # The server would still run, had the tuner not died since: its second start is not charged.
+            if self.budget.serves(candidate) and self._running != candidate:
+                self._trials.warm(candidate, load)
+            self._running = candidate
+
+        task = {"measure": candidate.as_json(), "load": asdict(load), "seconds": seconds, "seed": seed}
+        outcome, took_s, is_first = self._once(task, work, prepare)
         if isinstance(outcome, Failed):
             self._failed[candidate] = outcome
-        if self._is_first(task):
-            self.budget.take(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
+        if is_first:
+            self.budget.charge(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
         return outcome
 
     def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """As `Trials.warm`; not recorded."""
+        """See `Trials.warm`; not recorded."""
         self._trials.warm(candidate, load)
 
-    def _stop(self) -> None:
-        """Note that no server runs while a bare session is timed."""
-        self._running = None
-
-    def _keep_warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Warm a server that would still run, had the tuner not died since."""
-        if self.budget.serves(candidate) and self._running != candidate:
-            self._trials.warm(candidate, load)
-        self._running = candidate
-
-    def _is_first(self, task: dict[str, Any]) -> bool:
-        """Return true if this run asks for it for the first time."""
+    def _once(
+        self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None] = lambda: None
+    ) -> tuple[_Outcome | Failed, float, bool]:
+        """Return an outcome, the seconds that it took, and whether this run asks for it for the first time."""
         key = _key(task)
         is_first = key not in self._asked
         self._asked.add(key)
-        return is_first
-
-    def _once(
-        self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None]
-    ) -> tuple[_Outcome | Failed, float]:
-        key = _key(task)
         if key not in self._known:
-            self._known[key] = self._new(task, work, prepare)
+            self._known[key] = self._measure_anew(task, work, prepare)
         outcome: Any
         outcome, took_s = self._known[key]
-        return outcome, took_s
+        return outcome, took_s, is_first
 
-    def _new(
+    def _measure_anew(
         self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None]
     ) -> tuple[Outcome, float]:
         if (deaths := self._deaths[_key(task)]) >= _MOST_DEATHS:
@@ -429,30 +352,59 @@ class RecordedTrials:
         self._journal.append({"done": task, "took_s": seconds, "outcome": kept})
         return outcome_from_json(kept), seconds
 
-    def _remember(self, number: int, event: dict[str, Any]) -> None:
-        try:
-            if "begun" in event:
-                self._end(died=True)
-                self._begun = _key(event["begun"])
-                return
-            self._end(died=False)
-            if "interrupted" not in event:
-                self._remember_done(_key(event["done"]), outcome_from_json(event["outcome"]), float(event["took_s"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MeasurementError(
-                f"{self._journal.path} is damaged at line {number}: {error!r}", hint="delete it: all is measured anew"
-            ) from error
-
-    def _end(self, *, died: bool) -> None:
-        """Close the measurement that was begun last; measurements never overlap."""
-        if died and self._begun:
-            self._deaths[self._begun] += 1
-        self._begun = None
-
-    def _remember_done(self, key: str, outcome: Outcome, took_s: float) -> None:
-        if not (isinstance(outcome, Failed) and outcome.passing):
-            self._known[key] = (outcome, took_s)
+    def _read_events(self) -> None:
+        """Take up measurements of earlier runs, and count those that the tuner died in."""
+        begun = ""
+        for number, event in enumerate(self._journal.events, 2):
+            try:
+                if "begun" in event:
+                    self._deaths[begun] += 1
+                    begun = _key(event["begun"])
+                    continue
+                begun = ""
+                if "interrupted" not in event:
+                    outcome = outcome_from_json(event["outcome"])
+                    if not (isinstance(outcome, Failed) and outcome.passing):
+                        self._known[_key(event["done"])] = outcome, float(event["took_s"])
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise _unusable(self._journal.path, f"is damaged at line {number}: {error!r}") from error
+        self._deaths[begun] += 1
+        del self._deaths[""]
 
 
 def _key(task: dict[str, Any]) -> str:
     return json.dumps(task, sort_keys=True)
+
+
+_KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
+# Fields that may be infinite, which JSON writes as null; no other field of theirs may be null.
+_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
+
+
+def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON data, its kind under `kind`."""
+    kind = next(name for name, each in _KINDS.items() if isinstance(outcome, each))
+    data: dict[str, Any] = finite({"kind": kind, **asdict(outcome)})
+    return data
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """Read what `outcome_as_json` wrote.
+
+    Raises:
+        KeyError: A field is missing, or the kind is unknown.
+        TypeError: A field is of another kind.
+    """
+    values = {key: value for key, value in data.items() if key != "kind"}
+    kind = _KINDS[data["kind"]]
+    if kind is Bare:
+        return Bare(**values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}})
+    if kind is Measured:
+        latency = _endless(values["latency"]) | {"p99": Interval(**_endless(values["latency"]["p99"]))}
+        through = Interval(**_endless(values["throughput"]))
+        return Measured(**values | {"latency": Latency(**latency), "throughput": through})
+    return Failed(**values)
+
+
+def _endless(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: math.inf if value is None and name in _ENDLESS else value for name, value in data.items()}

@@ -16,8 +16,9 @@ from graphkiln.reporting.json_text import finite
 from graphkiln.reporting.report import Table as HtmlTable
 from graphkiln.reporting.report import environment
 from graphkiln.tuning.candidate import Candidate, format_value
+from graphkiln.tuning.contest import Point
 from graphkiln.tuning.questions import undecided
-from graphkiln.tuning.result import Point, Result, Row
+from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.graph.files import MIB

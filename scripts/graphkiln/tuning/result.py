@@ -1,110 +1,17 @@
-"""Result of a search: candidates with their scores, the table, the Pareto front, the knee."""
+"""Result of a search: the table with what limits each candidate, the Pareto front, the knee of the curve."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.candidate import QUEUE_DELAY_US, Candidate
+from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.drift import Reading
 from graphkiln.tuning.space import Exclusion
-from graphkiln.tuning.statistics import Interval
-from graphkiln.tuning.target import Target
-from graphkiln.tuning.trials import LoadShape, Measured, OpenLoop
-
-# Score of a candidate in a contest: bounds on what it reaches, and why it lost.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
-    """A load and its measurement."""
-
-    load: LoadShape
-    measured: Measured
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CandidateScore:
-    """A candidate in a contest.
-
-    Attributes:
-        candidate: Which.
-        score: More is better. `lower` was reached; 0 for a rate, or minus infinity, where the target was not met.
-            `upper` is not ruled out yet.
-        rate_bound: Requests per second that its bare sessions cannot beat.
-        points: What was measured, in order.
-        lost: Why it is out of the contest; empty while it is in.
-    """
-
-    candidate: Candidate
-    score: Interval
-    rate_bound: float = math.inf
-    points: tuple[Point, ...] = ()
-    lost: str = ""
-
-    def out(self, reason: str) -> CandidateScore:
-        """Return this score marked as lost."""
-        return replace(self, lost=reason)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Race:
-    """Rules for measuring near-ties against each other.
-
-    Attributes:
-        load: What all of them get.
-        seconds: Of each measurement.
-        cost: Cost of a measurement, above 0, less is better; infinite for a useless one.
-        what: Name of the cost.
-        is_near: Selects the candidates that take part.
-        reached: Score that a winner gets.
-        sure: Number of rounds -> standard errors that make a significant difference.
-        fewest: Least number of rounds before a candidate is dropped.
-        spread: Least standard deviation of the cost's logarithm that is assumed.
-        defends: Today's configuration takes part, however far behind it seems to be, and stays unless another is
-            significantly better.
-    """
-
-    load: LoadShape
-    seconds: float
-    cost: Callable[[Measured], float]
-    what: str
-    is_near: Callable[[CandidateScore], bool]
-    reached: Callable[[CandidateScore], Interval]
-    sure: Callable[[int], float]
-    fewest: int
-    spread: float
-    defends: bool = False
-
-
-class Contest(Protocol):
-    """Comparison of candidates by one objective."""
-
-    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """Return the score before the first measurement; the bound comes from the bare session."""
-        ...
-
-    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """Make one measurement of about `seconds`; `reached` is the best score of another candidate."""
-        ...
-
-    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """Measure until the score is as exact as it gets, or significantly below `reached`."""
-        ...
-
-    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """Return true if the measurements of two that meet the target do not differ significantly."""
-        ...
-
-    def race(self, best: CandidateScore) -> Race | None:
-        """Rules for racing near-ties of the best; None if measuring them again gives no new information."""
-        ...
-
-    def describe(self, score: float) -> str:
-        """Format a score with its unit."""
-        ...
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare, Measured, OpenLoop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +19,10 @@ class Row:
     """A candidate in the table of results.
 
     Attributes:
-        scored: Its points and its score; `lost` says why it was not chosen.
+        scored: Its points and its score; `lost` is the reason why it was not chosen.
         score: In words.
         limit: What keeps it from doing better, in words.
-        accuracy_lost: Share of the labelled samples' accuracy that it loses; None where unknown.
+        accuracy_lost: Share of the labelled samples' accuracy that it loses; None if unknown.
     """
 
     scored: CandidateScore
@@ -140,21 +47,20 @@ class Result:
     """Result of a search.
 
     Attributes:
-        target: What was searched for.
-        chosen: The configuration; None where none meets the target.
-        promise: The load under which it was measured once more, without any correction, and what it did.
-        closest: Where none was proven: the best that met the target all the same, or else the one that comes closest;
-            its `limit` explains what keeps it from more.
-        default: The default configuration, where it was measured.
-        rows: Every candidate that was measured, the best first.
-        front: Of these, the ones that no other beats in throughput, p99, memory and accuracy together.
-        exclusions: What was not measured, with the reasons.
-        curve: Latency against rate of what was chosen, by rate.
-        knee: Rate beyond which latency rises faster than throughput; None where the curve has none.
-        readings: Speed of the machine meanwhile.
+        target: p99, rate and objective.
+        chosen: The configuration; None if none meets the target.
+        promise: The load under which it was measured once more, without any correction, and the measurement.
+        closest: If none was proven, the best that met the target all the same, or else the one that comes closest.
+        default: Today's configuration, if it was measured.
+        rows: All measured candidates, the best first.
+        front: Rows that no other beats in throughput, p99, memory and accuracy together.
+        exclusions: Candidates that were not measured, with the reasons.
+        curve: Latency of the choice by rate.
+        knee: Rate beyond which latency rises faster than throughput; None if the curve has none.
+        readings: Speed of the machine over time.
         notes: Reasons to doubt the results.
-        spent_s: Of the budget.
-        measurements: How many it took.
+        spent_s: Seconds of the budget.
+        measurements: Their number.
     """
 
     target: Target
@@ -175,7 +81,7 @@ class Result:
     @property
     def is_unproven(self) -> bool:
         """Return true if `closest` met the target and was not confirmed."""
-        return self.closest is not None and _has_reached(self.closest)
+        return self.closest is not None and has_reached(self.closest.scored, self.target)
 
     @property
     def candidate(self) -> Candidate | None:
@@ -183,17 +89,101 @@ class Result:
         return self.chosen.scored.candidate if self.chosen else None
 
 
-def pareto_front(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The rows that no other row beats in one respect without losing in another.
+def has_reached(scored: CandidateScore, target: Target) -> bool:
+    """Return true if a candidate met the target under some load."""
+    lower = scored.score.lower
+    return math.isfinite(lower) and (lower > 0 or target.objective is not Objective.THROUGHPUT)
 
-    Rows that reached nothing are left out.
+
+def closest_row(rows: Sequence[Row], target: Target) -> Row | None:
+    """Row to report if nothing was proven: the best unproven one that met the target, else the lowest p99."""
+    if met := [row for row in rows if has_reached(row.scored, target)]:
+        return max(met, key=lambda row: row.scored.score.lower)
+    p99_s = [(point.measured.latency.p99.value, row) for row in rows if (point := row.best_point)]
+    return min(p99_s, key=lambda each: each[0])[1] if p99_s else None
+
+
+# Share of the p99 that makes a part the limit.
+_MUCH = 0.5
+
+
+def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> str:
+    """Describe what limits a candidate: errors, the model, the batcher, the cores, or the queue.
+
+    Args:
+        scored: Its score, with its points.
+        bare: Its session.
+        target: What it was to meet.
+        cores: Cores of the machine.
     """
-    judged = [(row, _respects(row)) for row in rows if row.scored.points and _has_reached(row)]
+    point = _hardest(scored, target)
+    if point is None:
+        return scored.lost
+    measured = point.measured
+    if measured.errors:
+        kind, count = max(measured.errors.items(), key=lambda each: each[1])
+        return f"errors: {count} requests ended with {kind}"
+    if isinstance(point.load, OpenLoop) and not measured.keeps_up:
+        return f"throughput: {measured.throughput.value:.3g} of {point.load.rate:.3g} requests per second are answered"
+    return _slowest_part(scored.candidate, measured, min(bare.batch_s.values()), cores)
+
+
+def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:
+    """Describe what the slowest requests wait for."""
+    p99_s, delay_s = measured.latency.p99.value, max(0, candidate.number(QUEUE_DELAY_US, 0)) * 1e-6
+    if run_s > _MUCH * p99_s:
+        return f"the model: a run of one sample takes {run_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms"
+    if delay_s > _MUCH * p99_s:
+        return f"the batcher: it waits up to {delay_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms for more requests"
+    if measured.server_cores is not None and measured.server_cores > 0.9 * (cores - measured.client_cores):
+        return f"the cores: the server keeps {measured.server_cores:.2g} of {cores} busy"
+    if measured.latency.p50_s < p99_s / 3:
+        return f"the queue: half of the requests take {measured.latency.p50_s * 1e3:.3g} ms, the slowest wait"
+    return f"a run under load takes {measured.latency.p50_s * 1e3:.3g} ms, alone {run_s * 1e3:.3g} ms"
+
+
+def _hardest(scored: CandidateScore, target: Target) -> Point | None:
+    """The point that shows the limit: the lowest rate that missed the target, or else the last one.
+
+    If every load missed it, the one that came closest.
+    """
+    points = scored.points
+    if points and all(each.measured.latency.p99.value > target.p99_s for each in points):
+        return min(points, key=lambda each: each.measured.latency.p99.value)
+    missed = [
+        each
+        for each in points
+        if isinstance(each.load, OpenLoop) and each.measured.latency.p99_at_most_s > target.p99_s
+    ]
+    return min(reversed(missed), key=_rate, default=points[-1] if points else None)
+
+
+def pareto_front(rows: Sequence[Row], target: Target) -> tuple[Row, ...]:
+    """The rows that met the target, and that no other row beats in one respect without losing in another."""
+    judged = [(row, _respects(row)) for row in rows if row.scored.points and has_reached(row.scored, target)]
     return tuple(row for row, own in judged if not any(_dominates(other, own) for _, other in judged))
 
 
+def _respects(row: Row) -> tuple[float, ...]:
+    """Throughput, and negated p99, memory and lost accuracy."""
+    point = row.best_point
+    if point is None:
+        return (-math.inf,) * 4
+    measured = point.measured
+    return (
+        measured.throughput.value,
+        -measured.latency.p99.value,
+        -math.inf if measured.memory_bytes is None else -measured.memory_bytes,
+        -(row.accuracy_lost or 0.0),
+    )
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(a >= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+
 def knee(points: Sequence[Point]) -> float | None:
-    """The rate of a curve at which its p99 is farthest below the line between its ends; None where it never is.
+    """The rate of a curve at which its p99 is farthest below the line between its ends; None if it never is.
 
     Source: V. Satopaa and others, "Finding a 'Kneedle' in a Haystack" (2011), without smoothing.
     """
@@ -205,30 +195,6 @@ def knee(points: Sequence[Point]) -> float | None:
     below = {rate: (rate - first) / (last - first) - (p99_s - low) / (high - low) for rate, p99_s in curve}
     rate = max(below, key=lambda each: below[each])
     return rate if below[rate] > 0.05 else None
-
-
-def _respects(row: Row) -> tuple[float, ...]:
-    """Throughput, and with the sign turned p99, memory and lost accuracy."""
-    point = row.best_point
-    if point is None:
-        return (-math.inf,) * 4
-    measured = point.measured
-    unknown = math.inf  # what is unknown of one is unknown of all
-    return (
-        measured.throughput.value,
-        -measured.latency.p99.value,
-        -(unknown if measured.memory_bytes is None else measured.memory_bytes),
-        -(row.accuracy_lost or 0.0),
-    )
-
-
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
-
-
-def _has_reached(row: Row) -> bool:
-    lower = row.scored.score.lower
-    return math.isfinite(lower) and lower != 0
 
 
 def _rate(point: Point) -> float:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import tuned
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning import contest as contest_module
-from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.contest import RESOLUTION, RateContest
+from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
+from graphkiln.tuning.contest import RESOLUTION, CandidateScore, LoadContest, Point, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.result import CandidateScore, Point
+from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.target import Target
+from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 TARGET = Target(p99_s=0.08)
@@ -159,3 +162,203 @@ def test_a_p99_that_no_rate_lowers_ends_the_bracket(
     assert len({call[1] for call in asked}) == 3
     again = [call for call in asked if call[3] == contest_module._AGAIN]
     assert 1 <= len({call[1] for call in again}) <= contest_module._EXCUSED
+
+
+# Under a given load: who meets the target, and who is better at what is asked.
+
+MakeReference = Callable[[SimulatedServer], Reference]
+
+
+def load_contest(make: MakeReference, target: Target) -> LoadContest:
+    return LoadContest(make(SimulatedServer(cores=2)), target, 2.0, 60.0)
+
+
+def test_the_load_is_the_given_one_or_one_caller(reference_of: MakeReference) -> None:
+    rate = Target(p99_s=0.08, rate=30.0, objective=Objective.COST)
+    assert load_contest(reference_of, rate).load == OpenLoop(30.0)
+    assert load_contest(reference_of, Target(p99_s=0.08, objective=Objective.LATENCY)).load == ClosedLoop(1)
+
+
+def test_a_rate_that_is_met_is_proven(reference_of: MakeReference, space: Space) -> None:
+    target = Target(p99_s=0.08, rate=30.0, objective=Objective.LATENCY)
+    settled = load_contest(reference_of, target).settle(
+        CandidateScore(candidate=space.default, score=Interval(0, 0, 0)), 0
+    )
+    assert settled.lost == ""
+    assert settled.points[-1].measured.latency.p99.upper <= 0.08
+    assert settled.score.lower == -settled.points[-1].measured.latency.p99.upper
+
+
+@pytest.mark.parametrize(("rate", "reason"), [(500.0, "answers"), (95.0, "p99 of|answers")])
+def test_a_rate_that_is_missed_is_told(reference_of: MakeReference, space: Space, rate: float, reason: str) -> None:
+    target = Target(p99_s=0.02, rate=rate, objective=Objective.LATENCY)
+    advanced = load_contest(reference_of, target).advance(
+        load_contest(reference_of, target).enter(space.default, 1000.0), 10.0, 0.0
+    )
+    assert any(each in advanced.lost for each in reason.split("|"))
+    assert math.isinf(advanced.score.lower)
+
+
+@pytest.mark.parametrize(
+    ("objective", "words"),
+    [(Objective.MEMORY, "MiB"), (Objective.COST, "CPU ms a request"), (Objective.LATENCY, "p99 ")],
+)
+def test_each_objective_has_its_unit_and_less_is_better(
+    reference_of: MakeReference, space: Space, objective: Objective, words: str
+) -> None:
+    judge = load_contest(reference_of, Target(p99_s=0.5, rate=30.0, objective=objective))
+    small, large = (
+        judge.settle(judge.enter(space.default.with_values({INSTANCES: count}), 1000.0), 0) for count in (1, 4)
+    )
+    assert words in judge.describe(small.score.lower)
+    assert judge.describe(-math.inf) == "nothing that meets the target"
+    if objective is not Objective.COST:
+        assert small.score.is_above(large.score)
+        assert not judge.is_tie(large, small)
+    assert judge.is_tie(small, small)
+
+
+@dataclass
+class Restless:
+    """Measures the same whatever it is asked."""
+
+    measured: Measured
+
+    def measure(self, *_: object) -> Measured:
+        return self.measured
+
+    def affords(self, *_: object) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.MEMORY])
+@pytest.mark.parametrize(("wide_s", "meets"), [(0.05, True), (0.2, False)])
+def test_a_machine_whose_speed_changes_is_judged_widely(
+    space: Space, objective: Objective, wide_s: float, meets: bool
+) -> None:
+    """No measurement is long enough there for a bound without assumptions."""
+    measured = tuned.measured(100, 0.02)
+    latency = replace(measured.latency, p99=Interval(0.02, 0.0, math.inf), p99_wide_s=wide_s)
+    reference = cast("Reference", Restless(replace(measured, latency=latency)))
+    judge = LoadContest(reference, Target(p99_s=0.1, rate=100.0, objective=objective), 2.0, 60.0)
+    settled = judge.settle(judge.enter(space.default, 1000.0), 0)
+    assert settled.lost == ""
+    assert math.isfinite(settled.score.lower) is meets
+
+
+@pytest.mark.parametrize(("objective", "what"), [(Objective.MEMORY, "memory"), (Objective.COST, "CPU time")])
+def test_what_cannot_be_read_decides_nothing(
+    reference_of: MakeReference, space: Space, objective: Objective, what: str
+) -> None:
+    class Blind(SimulatedServer):
+        def measure(self, *arguments: Any) -> Measured | Failed:
+            found = super().measure(*arguments)
+            return replace(cast("Measured", found), memory_bytes=None, server_cores=None)
+
+    target = Target(p99_s=0.08, rate=30.0, objective=objective)
+    blind = LoadContest(reference_of(Blind(cores=2)), target, 2.0, 60.0)
+    assert blind.advance(blind.enter(space.default, 1000.0), 5.0, 0.0).lost == f"its {what} cannot be read here"
+
+
+AT_60 = Target(p99_s=0.08, rate=60.0, objective=Objective.LATENCY)
+ARRIVALS = {
+    "Poisson": Arriving(),
+    "bursts": Arriving(burst=2),
+    "trace": Arriving(trace=np.cumsum(np.tile([0.5, 1.0, 1.5, 0.2, 1.8], 40))),
+}
+
+
+@pytest.mark.parametrize("arriving", ARRIVALS.values(), ids=ARRIVALS)
+class TestStandstills:
+    """A first look of a second, of two with bursts, which begins 2.5 s after the server is started."""
+
+    def look(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> CandidateScore:
+        judge, seconds = LoadContest(reference_of(server), AT_60, 1.0, 60.0), float(server.arriving.burst)
+        return judge.advance(judge.enter(space.fixed({"engine": "openvino"}).default, 1000.0), seconds, 0.0)
+
+    def test_one_of_the_machine_is_no_miss(
+        self, reference_of: MakeReference, space: Space, arriving: Arriving, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And without the second question, the negative control, it is."""
+        stalls = [(2.8, 0.6 if arriving.burst > 1 else 0.28)]
+        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert looked.lost == ""
+        first, second = (point.measured for point in looked.points)
+        assert first.latency.p99.lower > AT_60.p99_s
+        assert second.seconds > 10
+        monkeypatch.setattr(LoadContest, "_is_strange", lambda *_: False)
+        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert looked.lost.startswith("p99 of ")
+
+    @pytest.mark.parametrize(("every_s", "own_s"), [(1.5, 0.3), (3.0, 0.5), (5.6, 0.6)])
+    def test_those_that_come_again_and_again_are_the_candidates(
+        self, reference_of: MakeReference, space: Space, arriving: Arriving, every_s: float, own_s: float
+    ) -> None:
+        """Whether or not the first look saw one, nothing that says so much is a candidate that meets the target."""
+        server = SimulatedServer(cores=2, pauses=lambda _: (every_s, own_s), arriving=arriving)
+        judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
+        looked = self.look(reference_of, space, server)
+        settled = judge.settle(looked, 0)
+        assert settled.lost.startswith("p99 of ") or math.isinf(settled.score.lower)
+
+
+def test_a_stall_of_one_caller_is_asked_again_too(reference_of: MakeReference, space: Space) -> None:
+    """A single caller waits once, however long: a hundredth of sixty requests is one, and its bound is no miss."""
+    target = Target(p99_s=0.08, objective=Objective.LATENCY)
+    judge = LoadContest(reference_of(SimulatedServer(cores=2, stalls=[(2.8, 0.9)])), target, 1.0, 60.0)
+    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    assert looked.lost == ""
+
+
+def test_a_load_that_is_too_much_is_asked_once(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2)
+    judge = LoadContest(reference_of(server), replace(AT_60, rate=500.0), 1.0, 60.0)
+    assert judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0).lost.startswith("answers ")
+    assert len(server.measured) == 1
+
+
+def test_what_no_budget_bears_is_not_asked_again(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, stalls=[(2.8, 0.28)])
+    reference = reference_of(server)
+    reference.trials.budget.total_s = 20.0
+    judge = LoadContest(reference, AT_60, 1.0, 60.0)
+    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    assert looked.lost.startswith("p99 of ")
+    assert len(server.measured) == 1
+
+
+def test_the_second_question_begins_with_the_same_arrivals(reference_of: MakeReference, space: Space) -> None:
+    server = SimulatedServer(cores=2, stalls=[(2.8, 0.28)])
+    judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
+    judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
+    (_, load, first_s, seed), (_, again, second_s, other) = server.measured
+    assert (load, seed) == (again, other)
+    assert second_s >= contest_module._LONGER * first_s
+
+
+@pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.COST, Objective.MEMORY])
+def test_costs_that_vary_are_raced(reference_of: MakeReference, space: Space, objective: Objective) -> None:
+    judge = load_contest(reference_of, replace(AT_60, objective=objective))
+    assert bool(judge.race_by) is (objective is not Objective.MEMORY)
+    best = judge.settle(judge.enter(space.default, 1000.0), 0)
+    best = replace(best, score=Interval.exact(best.score.value))
+    far = replace(best, candidate=space.default.with_values({MAX_BATCH_SIZE: 16}), score=best.score.scaled(1.4))
+    assert judge.race_load(best)[0] == OpenLoop(60.0)
+    assert judge.race_cost(best.points[-1].measured) == pytest.approx(-best.score.value)
+    assert judge.may_race(best, best)
+    assert judge.may_race(replace(far, score=best.score.scaled(1.2)), best) or objective is Objective.MEMORY
+    assert not judge.may_race(far, best)
+    assert not judge.may_race(best.out("it hung"), best)
+    assert judge.race_errors(judge.fewest_rounds) > judge.race_errors(5) > 1.64, "the fewer rounds, the more it takes"
+
+
+def test_latencies_that_are_nearer_than_two_starts_of_a_server_are_alike(
+    reference_of: MakeReference, space: Space
+) -> None:
+    judge = load_contest(reference_of, AT_60)
+    best, near, far = (
+        CandidateScore(candidate=space.default, score=Interval(-p99_s, -p99_s * 1.01, -p99_s * 0.99))
+        for p99_s in (0.020, 0.0219, 0.0225)
+    )
+    assert judge.is_tie(near, best)
+    assert not judge.is_tie(far, best)

@@ -1,15 +1,21 @@
-"""The Pareto front and the knee."""
+"""The Pareto front, the knee, and what limits a candidate."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from graphkiln.tuning.candidate import ENGINE, Candidate
-from graphkiln.tuning.result import CandidateScore, Point, Row, knee, pareto_front
+from graphkiln.tuning.candidate import ENGINE, QUEUE_DELAY_US, Candidate
+from graphkiln.tuning.contest import CandidateScore, Point
+from graphkiln.tuning.result import Row, closest_row, has_reached, knee, limit_of, pareto_front
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import ClosedLoop, Measured, OpenLoop
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare, Measured, OpenLoop
+
+TARGET = Target(p99_s=0.05)
+BY_LATENCY = Target(p99_s=0.05, rate=60.0, objective=Objective.LATENCY)
 
 
 def point(rate: float, p99_s: float, memory: int | None = 1) -> Point:
@@ -25,56 +31,78 @@ def row(name: str, rate: float, p99_s: float, memory: int | None = 1, lost: floa
     return Row(scored=scored, score="", limit="", accuracy_lost=lost)
 
 
-def names(rows: tuple[Row, ...]) -> str:
-    return "".join(str(each.scored.candidate[ENGINE]) for each in rows)
+def names(*rows: Row) -> str:
+    return "".join(str(each.scored.candidate[ENGINE]) for each in pareto_front(rows, TARGET))
 
 
-def test_only_what_another_beats_in_every_respect_is_not_in_front() -> None:
-    rows = [
-        row("a", 100, 0.05),
-        row("b", 90, 0.05),  # beaten by a
-        row("c", 90, 0.04),
-        row("d", 80, 0.09, memory=0),
-        row("e", 100, 0.06, lost=0.1),  # beaten by a
-    ]
-    assert names(pareto_front(rows)) == "acd"
+def test_only_rows_that_another_beats_in_every_respect_are_not_in_front() -> None:
+    beaten = row("b", 90, 0.05), row("e", 100, 0.06, lost=0.1)
+    assert names(row("a", 100, 0.05), *beaten, row("c", 90, 0.04), row("d", 80, 0.09, memory=0)) == "acd"
+    assert names(row("a", 100, 0.05), row("b", 100, 0.05)) == "ab"
+    assert names(row("a", 100, 0.05, None), row("b", 90, 0.05, None)) == "a"
+    missed = replace(row("a", 50, 0.01), scored=replace(row("a", 50, 0.01).scored, score=Interval(50, 0, 60)))
+    assert names(missed) == ""
 
 
-def test_equal_rows_are_both_in_front() -> None:
-    assert names(pareto_front([row("a", 100, 0.05), row("b", 100, 0.05)])) == "ab"
-
-
-def test_memory_that_is_unknown_says_nothing() -> None:
-    assert names(pareto_front([row("a", 100, 0.05, None), row("b", 90, 0.05, None)])) == "a"
-
-
-def test_what_reached_nothing_is_not_in_front() -> None:
-    none = CandidateScore(candidate=Candidate.of({}), score=Interval(50.0, 0.0, 60.0), points=(point(50, 0.01),))
-    assert pareto_front([Row(scored=none, score="", limit="")]) == ()
-
-
-def test_the_point_that_counts_is_the_highest_rate_that_was_reached() -> None:
+def test_the_best_point_is_that_of_the_highest_rate_that_was_reached() -> None:
     points = (point(50, 0.01), point(80, 0.04), point(120, 0.5))
     scored = CandidateScore(candidate=Candidate.of({}), score=Interval(90, 80, 120), points=points)
     assert Row(scored=scored, score="", limit="").best_point == points[1]
-    closed = Point(load=ClosedLoop(1), measured=points[0].measured)
-    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(90, 0, 120), points=(points[2], closed))
-    assert Row(scored=scored, score="", limit="").best_point == closed
+
+
+@pytest.mark.parametrize(
+    ("target", "lower", "reached"),
+    [(TARGET, 0.0, False), (TARGET, 5.0, True), (BY_LATENCY, -0.01, True), (BY_LATENCY, -math.inf, False)],
+)
+def test_the_target_was_met_or_not(target: Target, lower: float, reached: bool) -> None:
+    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(lower, lower, lower))
+    assert has_reached(scored, target) is reached
+
+
+def test_the_closest_is_the_best_that_met_the_target_or_else_the_lowest_p99() -> None:
+    fast, slow, missed = row("a", 90, 0.07), row("b", 10, 0.01), row("c", 0.0, 0.005)
+    assert closest_row([fast, slow, missed], TARGET) is fast
+    assert closest_row([missed], TARGET) is missed
+    assert closest_row([], TARGET) is None
 
 
 def test_the_knee_is_where_latency_turns_up() -> None:
     curve = [point(rate, 0.01 / (1 - rate / 100)) for rate in (10, 30, 50, 70, 80, 90, 97)]
     assert knee(curve) in (80, 90)
-    assert knee(list(reversed(curve))) == knee(curve)
+    assert knee([point(10, 0.01), point(50, 0.011), point(90, 0.1), point(100, math.inf)]) == 50
 
 
 @pytest.mark.parametrize(
     "points", [[(10, 0.01), (20, 0.02)], [(10, 0.01), (20, 0.02), (30, 0.03)], [(1, 0.3), (2, 0.2), (3, 0.1)]]
 )
-def test_a_line_has_none(points: list[tuple[float, float]]) -> None:
+def test_a_line_has_no_knee(points: list[tuple[float, float]]) -> None:
     assert knee([point(rate, p99_s) for rate, p99_s in points]) is None
 
 
-def test_endless_latencies_are_no_part_of_a_curve() -> None:
-    curve = [point(10, 0.01), point(50, 0.011), point(90, 0.1), point(100, math.inf)]
-    assert knee(curve) == 50
+LATENCY = Latency(count=1000, mean_s=0.02, p50_s=0.015, p90_s=0.05, p99=Interval.exact(0.06), p999_s=0.1)
+MEASURED = Measured(latency=LATENCY, throughput=Interval.exact(100.0), seconds=10.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "delay_us", "words"),
+    [
+        (MEASURED, 0, "the queue: half of the requests take 15 ms"),
+        (MEASURED, 40_000, "the batcher: it waits up to 40 of 60 ms"),
+        (replace(MEASURED, server_cores=1.95), 0, "the cores: the server keeps 1.9 of 2 busy"),
+        (replace(MEASURED, throughput=Interval.exact(60.0)), 0, "throughput: 60 of 100 requests per second"),
+        (replace(MEASURED, errors={"Overloaded": 7}), 0, "errors: 7 requests ended with Overloaded"),
+        (replace(MEASURED, latency=replace(LATENCY, p99=Interval.exact(0.015))), 0, "the model: a run of one sample"),
+        (replace(MEASURED, latency=replace(LATENCY, p50_s=0.04)), 0, "a run under load takes 40 ms, alone 10 ms"),
+    ],
+)
+def test_the_part_that_takes_the_time_is_named(measured: Measured, delay_us: int, words: str) -> None:
+    points = (Point(load=OpenLoop(100.0), measured=measured),)
+    scored = CandidateScore(
+        candidate=Candidate.of({QUEUE_DELAY_US: delay_us}), score=Interval(90, 80, 100), points=points
+    )
+    assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2).startswith(words)
+
+
+def test_the_limit_of_a_candidate_without_measurement_is_the_reason() -> None:
+    scored = CandidateScore(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
+    assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"

@@ -1,0 +1,179 @@
+"""The promise: measured again with other arrivals, and lowered until its bound holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tuned
+from simulated_server import SimulatedServer, true_rate
+
+from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.confirm import confirm, sweep
+from graphkiln.tuning.contest import CandidateScore, Point
+from graphkiln.tuning.journal import Journal, RecordedTrials
+from graphkiln.tuning.result import knee
+from graphkiln.tuning.space import Space
+from graphkiln.tuning.statistics import Interval, requests_needed
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
+
+TARGET = Target(p99_s=0.08)
+
+
+@pytest.fixture
+def server() -> SimulatedServer:
+    return SimulatedServer(cores=2, noise=0.02)
+
+
+def scored(space: Space, rate: float) -> CandidateScore:
+    return CandidateScore(candidate=space.default, score=Interval.exact(rate))
+
+
+Within = Callable[[SimulatedServer, float], RecordedTrials]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Iterator[Within]:
+    """Measures on a simulated server within a budget."""
+    with ExitStack() as stack:
+
+        def within(server: SimulatedServer, budget_s: float) -> RecordedTrials:
+            journal = stack.enter_context(Journal(tmp_path / f"{server.now_s}", {}))
+            trials = RecordedTrials(server, journal, server.clock)
+            trials.budget.total_s = budget_s
+            return trials
+
+        yield within
+
+
+def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    rate = 0.5 * true_rate(server, space.default, TARGET.p99_s)
+    promise, reason = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
+    assert reason == ""
+    assert promise is not None
+    assert promise.load == OpenLoop(float(f"{rate:.4g}"))
+    assert promise.measured.latency.p99.upper <= TARGET.p99_s
+
+
+def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    true = true_rate(server, space.default, TARGET.p99_s)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 1.3 * true), TARGET, 1.0)
+    assert promise is not None
+    assert isinstance(promise.load, OpenLoop)
+    assert 0.5 * true <= promise.load.rate <= true * 1.03
+
+
+def test_a_slower_machine_is_promised_less(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 40.0), TARGET, 0.5)
+    assert promise is not None
+    assert promise.load == OpenLoop(20.0)
+
+
+def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    target = Target(p99_s=0.08, rate=500.0, objective=Objective.COST)
+    promise, reason = confirm(recorded(server, 100.0), scored(space, -1.0), target, 1.0)
+    assert promise is None
+    assert reason.startswith("its p99 did not hold")
+    assert {call[1] for call in server.measured} == {OpenLoop(500.0)}
+
+
+def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    trials = recorded(server, 12.0)
+    promise, reason = confirm(trials, scored(space, 1000.0), TARGET, 1.0)
+    assert promise is None
+    assert reason.endswith("and the budget is spent")
+    assert trials.spent_s <= 12.0
+
+
+def test_a_failure_is_the_reason(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    server.fault = lambda _: "crash"
+    assert confirm(recorded(server, 100.0), scored(space, 10.0), TARGET, 1.0) == (
+        None,
+        "the server died with signal 11",
+    )
+
+
+def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
+    assert promise is not None
+    curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
+    assert failure == ""
+    rates = [each.load.rate for each in curve if isinstance(each.load, OpenLoop)]
+    assert len(rates) == 6
+    assert rates == sorted(rates)
+    assert curve[-1].measured.latency.p99.value > curve[0].measured.latency.p99.value
+    assert knee(curve) in (None, *rates)
+    assert len(sweep(recorded(server, 50.0), space.default, promise, 20.0)[0]) == 2
+    assert isinstance(curve[0].measured, Measured)
+
+
+def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_less(
+    server: SimulatedServer, space: Space, recorded: Within
+) -> None:
+    rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
+    trials = recorded(server, 1100 / rate + 8)
+    promise, reason = confirm(trials, scored(space, rate), TARGET, 1.0)
+    assert reason == ""
+    assert promise is not None
+    assert promise.load == OpenLoop(float(f"{0.75 * rate:.4g}"))
+    assert trials.count == 1
+    assert promise.measured.latency.count >= 700
+
+
+class Growing(SimulatedServer):
+    """Answers fewer requests than come; none has waited for long yet."""
+
+    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        del candidate, load, seconds, seed
+        return tuned.measured(60.0, 0.02)
+
+
+def test_a_queue_that_grows_is_no_promise(space: Space, recorded: Within) -> None:
+    promise, reason = confirm(recorded(Growing(cores=2), 1000.0), scored(space, 100.0), TARGET, 1.0)
+    assert promise is None
+    assert reason == "measured again, 60 of 100 requests per second were answered: their queue grows"
+
+
+@pytest.mark.parametrize(("p99_s", "requests"), [(0.07, 7 * requests_needed(1)), (0.09, requests_needed(5))])
+def test_requests_that_wait_for_each_other_take_more_of_them(
+    server: SimulatedServer, space: Space, recorded: Within, p99_s: float, requests: float
+) -> None:
+    """Where the search met the target: of a queue that grows, how many say as much as one is no guide."""
+    seen = tuned.measured(40.0, p99_s)
+    seen = replace(seen, latency=replace(seen.latency, inflation=7.0))
+    asked = replace(scored(space, 40.0), points=(Point(load=OpenLoop(40.0), measured=seen),))
+    confirm(recorded(server, 210.0), asked, TARGET, 1.0)
+    slice_s = (210.0 - 5.0) / 5
+    assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)
+
+
+def test_a_failure_beside_the_promise_is_told(server: SimulatedServer, space: Space, recorded: Within) -> None:
+    promise, _ = confirm(recorded(server, 1000.0), scored(space, 20.0), TARGET, 1.0)
+    assert promise is not None
+    server.fault = lambda _: "crash"
+    curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
+    assert curve == (promise,)
+    assert failure == "beside the promise, at 5 requests per second, it failed: the server died with signal 11"
+
+
+AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)
+
+
+@pytest.mark.parametrize("stands_still_by_itself", [False, True])
+def test_a_load_that_is_given_is_tried_twice_the_second_time_for_longer(
+    server: SimulatedServer, space: Space, recorded: Within, stands_still_by_itself: bool
+) -> None:
+    """Once the machine may have stood still; what a candidate does by itself it does again."""
+    server.stalls = [(3.0, 2.0)]
+    if stands_still_by_itself:
+        server.stalls, server.pauses = [], lambda _: (4.0, 0.5)
+    promise, reason = confirm(recorded(server, 300.0), scored(space, -1.0), AT_RATE, 1.0)
+    assert reason.startswith("its p99 did not hold when it was measured again")
+    assert (promise is None) is stands_still_by_itself
+    first_s, second_s = (call[2] for call in server.measured)
+    assert second_s == pytest.approx(2 * first_s)
