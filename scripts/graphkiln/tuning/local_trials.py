@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,168 +27,6 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.processes import end_with_parent, start
 
-# A candidate's session without a server, in a child process: a graph may crash its process, or never end, and the
-# tuner must survive both.
-
-_SIZE_S = 0.15
-_FEWEST_RUNS = 3
-# A run that takes so long: larger batches take longer, and are not tried.
-_HOPELESS_S = 2.0
-# The temporary store in a message: replaced by the user's own path.
-_STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BareJob:
-    """Job of the child process.
-
-    Attributes:
-        subject: The model.
-        session: Values of the session's keys.
-        batch_sizes: To be timed, in ascending order.
-        questions: Asked one by one.
-        floor: Share of the labelled samples' accuracy that may be lost; None for any.
-    """
-
-    subject: Subject
-    session: Candidate
-    batch_sizes: tuple[int, ...]
-    questions: Questions
-    floor: float | None = None
-
-
-def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
-    """Build, time and check a session in a child process.
-
-    Args:
-        job: What to do.
-        deadline_s: How long it may take.
-    """
-    command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
-    with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        try:
-            return _talk(worker, job, deadline_s)
-        finally:
-            worker.kill()
-
-
-def _talk(worker: subprocess.Popen[bytes], job: BareJob, deadline_s: float) -> Bare | Failed:
-    if worker.stdin is None or worker.stdout is None:
-        raise AssertionError
-    killer = _Deadline(worker, deadline_s)
-    try:
-        tell(worker.stdin, job)
-        found: Bare | Failed = hear(worker.stdout)
-    except (EOFError, BrokenPipeError):
-        return Failed(reason=_reason(worker.wait(), deadline_s, late=killer.late))
-    else:
-        return found
-    finally:
-        killer.cancel()
-
-
-class _Deadline:
-    """Kill a process that misses its deadline."""
-
-    def __init__(self, worker: subprocess.Popen[bytes], seconds: float) -> None:
-        import threading
-
-        self.late = False
-        self._worker = worker
-        self._timer = threading.Timer(seconds, self._kill)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def cancel(self) -> None:
-        self._timer.cancel()
-        self._timer.join()
-
-    def _kill(self) -> None:
-        self.late = True
-        self._worker.kill()
-
-
-def _reason(code: int, deadline_s: float, *, late: bool) -> str:
-    if late:
-        return f"its session was not built and timed within {deadline_s:g} s"
-    killed = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return f"its session ended the process that built it ({killed})"
-
-
-def run_job(job: BareJob) -> Bare | Failed:
-    """Build, time and check a session in this process."""
-    session = job.session
-    staged = session.with_values({MAX_BATCH_SIZE: max(job.batch_sizes)}) if max(job.batch_sizes) > 1 else session
-    try:
-        with (
-            stage(job.subject, changes_of(staged, job.subject), version_of(staged, job.subject)) as store,
-            vanishing_cache() as cache,
-        ):
-            served = read_subject(store / job.subject.name / str(job.subject.version), cache)
-            proven = served.deployment.build(cache)
-            with proven.session as built:
-                times = _time_sizes(built, job.questions.feeds[0], job.batch_sizes)
-                found = [built.run(feeds) for feeds in job.questions.feeds]
-    except (GraphkilnError, OSError, MemoryError) as error:
-        reason = str(error) or "there is not enough memory"
-        return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), reason))
-    return _judged(job, times, found)
-
-
-def _judged(job: BareJob, times: Mapping[int, float], found: Sequence[Arrays]) -> Bare:
-    questions, values = job.questions, job.session.values
-    precision = str(values.get(PRECISION, questions.saved))
-    objection = questions.objection(
-        dict(enumerate(found)), engine=str(values.get(ENGINE, "the engine")), precision=precision
-    )
-    lost = accuracy_lost(questions, found)
-    if not objection and job.floor is not None and lost is not None and lost > job.floor:
-        objection = f"{lost:.2%} of the accuracy are lost, the floor is {job.floor:.2%}"
-    return Bare(batch_s=times, accuracy=objection, accuracy_lost=lost)
-
-
-def accuracy_lost(questions: Questions, found: Sequence[Arrays]) -> float | None:
-    """Share of the labelled samples that the saved graph gets right and these outputs do not, less the reverse.
-
-    Args:
-        questions: The samples.
-        found: The outputs for each of them.
-    """
-    right, now = questions.accuracy(questions.answers), questions.accuracy(found)
-    return None if right is None or now is None else right - now
-
-
-def _time_sizes(session: Session, feeds: Arrays, sizes: Sequence[int]) -> dict[int, float]:
-    times: dict[int, float] = {}
-    for size in sizes:
-        batch = repeated(feeds, size) if size > 1 else feeds
-        times[size] = _time_s(session, batch)
-        if times[size] > _HOPELESS_S:
-            break
-    return times
-
-
-def _time_s(session: Session, feeds: Arrays) -> float:
-    """Return the fastest of several runs: other load on the machine only slows them down."""
-    fastest, end = float("inf"), time.perf_counter() + _SIZE_S
-    runs = 0
-    while runs < _FEWEST_RUNS or time.perf_counter() < end:
-        begun = time.perf_counter()
-        session.run(feeds)
-        fastest = min(fastest, time.perf_counter() - begun)
-        runs += 1
-        if fastest > _HOPELESS_S:
-            break
-    return fastest
-
-
-def main() -> None:
-    """Run the child process: it ends with the tuner, also when that is killed; Ctrl-C is left to the tuner."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell(sys.stdout.buffer, run_job(hear(sys.stdin.buffer)))
-
-
 # Options of every measured server: no background work, an immediate stop, and candidates in our backend.
 FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
 # Instances publish their placement once a second; on a busy machine they may be late.
@@ -201,16 +40,14 @@ class LocalTrials(Closeable):
 
     Attributes:
         subject: The model.
-        loading: How it is loaded.
-        batch_sizes: Those that bare sessions are timed with.
-        floor: Share of the labelled samples' accuracy that may be lost; None for any.
-        deadline_s: How long a candidate may take to be ready, or its bare session to be timed.
+        loading: Its load.
+        batch_sizes: Batch sizes that bare sessions are timed with.
+        deadline_s: Seconds until a candidate must be ready, or its bare session timed.
     """
 
     subject: Subject
     loading: Loading
     batch_sizes: tuple[int, ...] = (1,)
-    floor: float | None = None
     deadline_s: float = 180.0
     _served: ServedCandidate | None = None
     _server: ExitStack = field(default_factory=ExitStack)
@@ -219,11 +56,7 @@ class LocalTrials(Closeable):
         """See `Trials.probe`."""
         self.close()  # it would take the cores that are timed
         job = BareJob(
-            subject=self.subject,
-            session=session,
-            batch_sizes=self.batch_sizes,
-            questions=self.loading.questions,
-            floor=self.floor,
+            subject=self.subject, session=session, batch_sizes=self.batch_sizes, questions=self.loading.questions
         )
         kills = oom_kills()
         found = probe_session(job, self.deadline_s)
@@ -260,44 +93,25 @@ class LocalTrials(Closeable):
     def _start(self, candidate: Candidate) -> Iterator[ServedCandidate]:
         flags = (*FLAGS, f"--load-deadline={self.deadline_s:g}")
         changes, version = changes_of(candidate, self.subject), version_of(candidate, self.subject)
+        name, options = self.subject.name, {"timeout_s": self.loading.timeout_s, "max_retries": 0}
         with stage(self.subject, changes, version) as store, OwnedFolder() as folder:
             log = folder.path / "server.log"
             with start_server(store, flags=flags, log=log, deadline_s=self.deadline_s) as server:
-                yield serve_as(candidate, self.subject.name, server, self.loading)
-
-
-def serve_as(candidate: Candidate, model: str, server: LocalServer, loading: Loading) -> ServedCandidate:
-    """Attach a candidate to a server that is ready, and check the placement it reports.
-
-    Args:
-        candidate: Its values.
-        model: Name of the model.
-        server: Serves it.
-        loading: How it is loaded.
-
-    Raises:
-        MeasurementError: Another engine or precision serves, or the server does not report it.
-    """
-    placed = _placement(server, model)
-    check_placement(candidate, placed)
-    options = {"timeout_s": loading.timeout_s, "max_retries": 0}
-    return ServedCandidate(
-        candidate=candidate,
-        model=model,
-        client={"url": server.grpc_url, **options},
-        asking={"url": server.http_url, **options},
-        loading=loading,
-        placed=placed[0],
-        watch=ServerWatch(server.pid),
-    )
+                placed = _wait_placement(server, name)
+                check_placement(candidate, placed)
+                yield ServedCandidate(
+                    candidate=candidate,
+                    model=name,
+                    client={"url": server.grpc_url, **options},
+                    asking={"url": server.http_url, **options},
+                    loading=self.loading,
+                    placed=placed[0],
+                    watch=ServerWatch(server.pid),
+                )
 
 
 def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:
     """Compare the requested engine and precision with those that the instances report.
-
-    Args:
-        candidate: Its values.
-        placed: Placement of each instance.
 
     Raises:
         MeasurementError: They report nothing, or another engine or precision serves.
@@ -319,7 +133,7 @@ def _computes(requested: str, found: str) -> bool:
     return found == Precision(requested).kernels
 
 
-def _placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
+def _wait_placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
     """Wait for the placement: Triton opens its metrics port only after it reports ready."""
     end = time.monotonic() + _PUBLISHED_S
     while True:
@@ -332,6 +146,119 @@ def _placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
         if placed or time.monotonic() > end:
             return placed
         time.sleep(_POLL_S)
+
+
+# A bare session is timed in a child process: a graph may crash its process, or never end, and the tuner must survive.
+
+_SIZE_S = 0.15
+_FEWEST_RUNS = 3
+# A run that takes so long: larger batches take longer, and are not tried.
+_HOPELESS_S = 2.0
+# The temporary store in a message: replaced by the user's own path.
+_STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BareJob:
+    """Job of the child process.
+
+    Attributes:
+        subject: The model.
+        session: Values of the session's keys.
+        batch_sizes: Batch sizes to time, in ascending order.
+        questions: Requests that are checked one by one.
+    """
+
+    subject: Subject
+    session: Candidate
+    batch_sizes: tuple[int, ...]
+    questions: Questions
+
+
+def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
+    """Build, time and check a session in a child process, which is killed after a deadline."""
+    command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
+    late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        worker.kill()
+
+    with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        if worker.stdin is None or worker.stdout is None:
+            raise AssertionError
+        timer = threading.Timer(deadline_s, kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            tell(worker.stdin, job)
+            found: Bare | Failed = hear(worker.stdout)
+        except (EOFError, BrokenPipeError):
+            code = worker.wait()
+            if late.is_set():
+                return Failed(reason=f"its session was not built and timed within {deadline_s:g} s")
+            killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            return Failed(reason=f"its session ended the process that built it ({killed})")
+        else:
+            return found
+        finally:
+            timer.cancel()
+            timer.join()
+            worker.kill()
+
+
+def run_job(job: BareJob) -> Bare | Failed:
+    """Build, time and check a session in this process."""
+    session, questions = job.session, job.questions
+    largest = max(job.batch_sizes)
+    staged = session.with_values({MAX_BATCH_SIZE: largest}) if largest > 1 else session
+    try:
+        with (
+            stage(job.subject, changes_of(staged, job.subject), version_of(staged, job.subject)) as store,
+            vanishing_cache() as cache,
+        ):
+            served = read_subject(store / job.subject.name / str(job.subject.version), cache)
+            with served.deployment.build(cache).session as built:
+                times = _time_sizes(built, questions.feeds[0], job.batch_sizes)
+                found = [built.run(feeds) for feeds in questions.feeds]
+    except (GraphkilnError, OSError, MemoryError) as error:
+        reason = str(error) or "there is not enough memory"
+        return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), reason))
+    engine, precision = session.values.get(ENGINE, "the engine"), session.values.get(PRECISION, questions.saved)
+    objection = questions.objection(dict(enumerate(found)), engine=str(engine), precision=str(precision))
+    return Bare(batch_s=times, accuracy=objection, accuracy_lost=accuracy_lost(questions, found))
+
+
+def accuracy_lost(questions: Questions, found: Sequence[Arrays]) -> float | None:
+    """Share of the labelled samples that the saved graph gets right and these outputs do not, less the reverse."""
+    right, now = questions.accuracy(questions.answers), questions.accuracy(found)
+    return None if right is None or now is None else right - now
+
+
+def _time_sizes(session: Session, feeds: Arrays, sizes: Sequence[int]) -> Mapping[int, float]:
+    """Seconds of the fastest of several runs by batch size: other load on the machine only slows them down."""
+    times: dict[int, float] = {}
+    for size in sizes:
+        batch = repeated(feeds, size) if size > 1 else feeds
+        runs_s: list[float] = []
+        end = time.perf_counter() + _SIZE_S
+        while len(runs_s) < _FEWEST_RUNS or time.perf_counter() < end:
+            begun = time.perf_counter()
+            session.run(batch)
+            runs_s.append(time.perf_counter() - begun)
+            if min(runs_s) > _HOPELESS_S:
+                break
+        times[size] = min(runs_s)
+        if times[size] > _HOPELESS_S:
+            break
+    return times
+
+
+def main() -> None:
+    """Run the child process: it ends with the tuner, also when that is killed; Ctrl-C is left to the tuner."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    tell(sys.stdout.buffer, run_job(hear(sys.stdin.buffer)))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Measurement of a candidate on a server: its load, the server's processes, energy, and checks of answers."""
+"""Measurement of a candidate on a running server: its load, its processes, energy, and checks of its answers."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,16 +19,18 @@ from graphkiln.bench.arrivals import Moments, bursts, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS, Recording
 from graphkiln.bench.job import Load, Target
 from graphkiln.bench.processes import record_load
-from graphkiln.tuning.candidate import ENGINE, PRECISION, Candidate
+from graphkiln.tuning.candidate import PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.statistics import Interval, Latency, throughput
-from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, MeasurementError
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 
-# The load of a trial: arrival times of requests, and the summary of a recording.
+_WARMUP_S = 0.5
+# Share of the cores from which on the load generator itself shapes the measurement.
+_BUSY_GENERATOR = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +38,7 @@ class Arriving:
     """Arrival process of requests: Poisson, unless one of `burst` and `trace` is given.
 
     Attributes:
-        burst: So many at a time.
+        burst: Requests that come at a time.
         trace: Recorded arrival times, `[requests]` seconds; they are stretched to the rate of a trial.
     """
 
@@ -58,16 +60,14 @@ class Arriving:
         return cls(burst=burst or 1, trace=moments)
 
     def moments(self, rate: float, seconds: float, seed: int) -> Moments:
-        """Arrival times at a rate.
-
-        Args:
-            rate: Requests per second.
-            seconds: How long they come.
-            seed: Of random arrivals; of a trace, where in it they begin.
-        """
-        if self.trace is not None:
-            return _stretched(self.trace, rate, seconds, seed)
-        return bursts(rate, seconds, self.burst, seed) if self.burst > 1 else poisson(rate, seconds, seed)
+        """Arrival times in seconds; with another seed, a trace begins at another of its gaps."""
+        if self.trace is None:
+            return bursts(rate, seconds, self.burst, seed) if self.burst > 1 else poisson(rate, seconds, seed)
+        gaps = np.diff(self.trace)
+        gaps = np.roll(gaps, -(seed * 7919) % len(gaps)) / gaps.mean() / rate
+        moments = np.cumsum(np.tile(gaps, int(np.ceil(seconds * rate / len(gaps))) + 1))
+        within: Moments = moments[moments < seconds]
+        return within
 
     def __str__(self) -> str:
         if self.trace is not None:
@@ -75,28 +75,102 @@ class Arriving:
         return f"bursts of {self.burst} at random moments" if self.burst > 1 else "Poisson arrivals"
 
 
-def plan_load(shape: LoadShape, arriving: Arriving, *, seconds: float, warmup_s: float, seed: int) -> Load:
-    """Plan the work of the load generator.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loading:
+    """Load of trials, the same for all candidates.
 
-    Args:
-        shape: A rate, or a number of callers.
-        arriving: How the requests of a rate come.
-        seconds: How long to measure.
-        warmup_s: How long requests are sent before that.
-        seed: Of the arrivals.
+    Attributes:
+        questions: Contents of requests, and the right answers.
+        arriving: Arrivals of an open loop.
+        timeout_s: Time after which a request counts as failed.
     """
-    if isinstance(shape, ClosedLoop):
-        return Load(callers=shape.callers, seconds=seconds, warmup_s=warmup_s)
-    moments = arriving.moments(shape.rate, warmup_s + seconds, seed)
-    return Load(callers=MAX_CALLERS, seconds=seconds, warmup_s=warmup_s, arrivals=moments)
+
+    questions: Questions
+    arriving: Arriving = field(default_factory=Arriving)
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Engine, precision of most of the arithmetic, and device that an instance reports."""
+
+    engine: str
+    precision: str
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.engine} on {self.device} in {self.precision}"
+
+
+@dataclass(slots=True)
+class ServedCandidate:
+    """A candidate on a running server.
+
+    Attributes:
+        candidate: Its values.
+        model: Name of the model.
+        client: Arguments of the client whose connection is loaded.
+        asking: Arguments of the client that checks answers.
+        loading: Its load.
+        placed: Its reported placement.
+        watch: Processes of its server.
+    """
+
+    candidate: Candidate
+    model: str
+    client: Mapping[str, Any]
+    asking: Mapping[str, Any]
+    loading: Loading
+    placed: Placed
+    watch: ServerWatch
+    _asked: int = 0
+
+    def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
+        """Measure under a load, after a warm-up; another seed gives other arrivals."""
+        is_open, rate, callers, moments = isinstance(shape, OpenLoop), 0.0, MAX_CALLERS, None
+        if isinstance(shape, OpenLoop):
+            rate, moments = shape.rate, self.loading.arriving.moments(shape.rate, _WARMUP_S + seconds, seed)
+        else:
+            callers = shape.callers
+        load = Load(callers=callers, seconds=seconds, warmup_s=_WARMUP_S, arrivals=moments)
+        target, questions = Target(client=self.client, model=self.model), self.loading.questions
+        engine, precision = self.placed.engine, str(self.candidate.values.get(PRECISION, questions.saved))
+        meters = _Meters(self.watch, seconds)
+        with Client(**self.asking) as client:
+            ask = client.model(self.model).infer
+            with AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision) as answers:
+                try:
+                    recording = record_load(target, questions.sent, load, meters.begin)
+                finally:
+                    meters.end()
+        self._asked = answers.next_question
+        if reason := self.watch.death():
+            return Failed(reason=f"under load, {reason}")
+        if reason := answers.objection():
+            return Failed(reason=f"its answers under load are wrong: {reason}")
+        latency, per_second = summarize(recording, is_open=is_open)
+        counted = recording.of_open_loop() if is_open else recording.of_closed_loop()
+        share = counted.client_cores / usable_cores()
+        return Measured(
+            latency=latency,
+            throughput=per_second,
+            seconds=recording.end - recording.begin,
+            errors=counted.errors,
+            unsent=counted.unsent,
+            client_cores=counted.client_cores,
+            server_cores=meters.server_cores,
+            memory_bytes=meters.memory_bytes,
+            energy_j=meters.energy_j,
+            placed=str(self.placed),
+            warning=f"the load generator took {share:.0%} of the cores" if share > _BUSY_GENERATOR else "",
+            answers=answers.judged,
+        )
 
 
 def latencies_of(recording: Recording, *, is_open: bool) -> npt.NDArray[np.float64]:
     """`[requests]` seconds in the order in which they were due; infinite for those that failed or were never sent.
 
-    Args:
-        recording: What the load generator recorded.
-        is_open: Count requests by when they were due, not by when they were answered.
+    Requests of an open loop count by when they were due, those of a closed one by when they were answered.
     """
     due, done = recording.responses.T
     counted = due if is_open else done
@@ -116,89 +190,10 @@ def summarize(recording: Recording, *, is_open: bool) -> tuple[Latency, Interval
     return latency, throughput(recording.responses[:, 1], recording.begin, recording.end)
 
 
-def _stretched(trace: Moments, rate: float, seconds: float, seed: int) -> Moments:
-    """The trace over and over, from another of its gaps with each seed, its mean rate made `rate`."""
-    gaps = np.diff(trace)
-    gaps = np.roll(gaps, -(seed * 7919) % len(gaps)) / gaps.mean() / rate
-    repeats = int(np.ceil(seconds * rate / len(gaps))) + 1
-    moments = np.cumsum(np.tile(gaps, repeats))
-    before: Moments = moments[moments < seconds]
-    return before
-
-
-# Memory, CPU time and liveness of the processes of a loaded server.
-
 # Names, or parts of the first word, of the processes without which requests fail.
 _SERVING = ("tritonserver", "triton_python_backend_stub")
 _INFO = re.compile(r"^graphkiln_instance_info\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
-    """Placement that an instance reports.
-
-    Attributes:
-        engine: That runs the graph.
-        precision: That most of the arithmetic is computed in.
-        device: Where.
-    """
-
-    engine: str
-    precision: str
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.engine} on {self.device} in {self.precision}"
-
-
-class ServerWatch:
-    """The processes of one server.
-
-    Args:
-        pid: Of its supervisor.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self._supervisor = psutil.Process(pid)
-        self._serving = _serving(self._family())
-
-    def memory_bytes(self) -> int | None:
-        """PSS of all processes together (shared memory counts once); None where the kernel does not report it."""
-        try:
-            return sum(process.memory_full_info().pss for process in self._family())
-        except (psutil.Error, AttributeError):
-            return None
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes that live, so far."""
-        return sum(_cpu_s(process) for process in self._family())
-
-    def death(self) -> str:
-        """Describe a serving process that has ended since; "" if all live."""
-        if not is_alive(self._supervisor):
-            return "the server ended"
-        alive = {process.pid for process in self._family() if is_alive(process)}
-        gone = [name for pid, name in self._serving.items() if pid not in alive]
-        return f"{gone[0]} was killed or crashed" if gone else ""
-
-    def _family(self) -> Sequence[psutil.Process]:
-        try:
-            return [self._supervisor, *self._supervisor.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CpuTime:
-    """CPU seconds at a moment of a monotonic clock."""
-
-    moment_s: float
-    cpu_s: float
-
-    def cores_until(self, later: Self) -> float:
-        """Cores that were busy between two readings."""
-        return max(0.0, later.cpu_s - self.cpu_s) / max(later.moment_s - self.moment_s, 1e-9)
 
 
 def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
@@ -217,23 +212,56 @@ def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
 def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
     """Parse the placement of a model's instances from the text of a metrics page."""
     rows = [dict(_LABEL.findall(labels)) for labels in _INFO.findall(metrics)]
-    return tuple(_placed(row) for row in rows if row.get("model") == model)
+    keys = ("engine", "precision", "device")
+    return tuple(Placed(**{key: row.get(key, "") for key in keys}) for row in rows if row.get("model") == model)
 
 
-def _placed(row: Mapping[str, str]) -> Placed:
-    return Placed(engine=row.get("engine", ""), precision=row.get("precision", ""), device=row.get("device", ""))
+class ServerWatch:
+    """Memory, CPU time and liveness of a server's processes, by the PID of its supervisor."""
 
+    def __init__(self, pid: int) -> None:
+        self._supervisor = psutil.Process(pid)
+        self._serving: dict[int, str] = {}
+        for process in self._family():
+            try:
+                command = process.cmdline()
+                word = command[0].rpartition("/")[2] if command else process.name()
+            except psutil.Error:
+                continue
+            if word.startswith(_SERVING):
+                self._serving[process.pid] = word
 
-def _serving(family: Sequence[psutil.Process]) -> dict[int, str]:
-    found = {}
-    for process in family:
+    def memory_bytes(self) -> int | None:
+        """PSS of all processes together (shared memory counts once); None if the kernel does not report it."""
         try:
-            word = process.cmdline()[0].rpartition("/")[2] if process.cmdline() else process.name()
-        except psutil.Error:
-            continue
-        if word.startswith(_SERVING):
-            found[process.pid] = word
-    return found
+            return sum(process.memory_full_info().pss for process in self._family())
+        except (psutil.Error, AttributeError):
+            return None
+
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes that live, so far."""
+        total = 0.0
+        for process in self._family():
+            try:
+                times = process.cpu_times()
+            except psutil.Error:
+                continue
+            total += times.user + times.system
+        return total
+
+    def death(self) -> str:
+        """Describe a serving process that has ended since; "" if all live."""
+        if not is_alive(self._supervisor):
+            return "the server ended"
+        alive = {process.pid for process in self._family() if is_alive(process)}
+        gone = [name for pid, name in self._serving.items() if pid not in alive]
+        return f"{gone[0]} was killed or crashed" if gone else ""
+
+    def _family(self) -> list[psutil.Process]:
+        try:
+            return [self._supervisor, *self._supervisor.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -244,40 +272,56 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _cpu_s(process: psutil.Process) -> float:
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return float(times.user + times.system)
+class _Meters:
+    """Readings at both ends of a measurement, taken while the load lasts."""
 
+    def __init__(self, watch: ServerWatch, seconds: float) -> None:
+        self.memory_bytes: int | None = None
+        self.server_cores: float | None = None
+        self.energy_j: float | None = None
+        self._watch, self._energy = watch, EnergyMeter()
+        self._begun: tuple[float, float] | None = None  # monotonic and CPU seconds
+        self._is_over = False
+        self._timer = threading.Timer(seconds, self._take)
+        self._timer.daemon = True
 
-# Energy by the machine's counters: RAPL for processors, NVML for GPUs; unknown where neither can be read.
-#
-# The counters of GPUs are not yet run on one: built from the documentation and tested without one.
-#
-# Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
-# `nvmlDeviceGetTotalEnergyConsumption`.
+    def begin(self) -> None:
+        self._begun = time.monotonic(), self._watch.cpu_s()
+        self._energy.begin()
+        self._timer.start()
+
+    def end(self) -> None:
+        """Take the second reading now, if the load ended early."""
+        if self._begun is None:
+            return
+        self._timer.cancel()
+        self._timer.join()
+        if not self._is_over:
+            self._take()
+
+    def _take(self) -> None:
+        self._is_over = True
+        self.energy_j = self._energy.joules()
+        if self._begun:
+            seconds, cpu_s = time.monotonic() - self._begun[0], self._watch.cpu_s() - self._begun[1]
+            self.server_cores = max(0.0, cpu_s) / max(seconds, 1e-9)
+        self.memory_bytes = self._watch.memory_bytes()
+
 
 _POWERCAP = Path("/sys/class/powercap")
 # Whole processors: their parts (`intel-rapl:0:1`) are in them already.
-_PACKAGE = re.compile(r"intel-rapl:\d+")
-
-# Counter -> joules since some moment.
-Joules = Callable[[], Mapping[str, float]]
+_PACKAGE = "intel-rapl:[0-9]*"
 
 
 class EnergyMeter:
-    """Joules between two moments.
+    """Joules between two moments by RAPL and NVML; the counters of GPUs are not yet run on one.
 
-    Args:
-        powercap: The kernel's folder of counters.
-        gpus: Reads the counters of the GPUs.
+    Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
+    `nvmlDeviceGetTotalEnergyConsumption`.
     """
 
-    def __init__(self, powercap: Path = _POWERCAP, gpus: Joules | None = None) -> None:
-        self._packages = _packages(powercap)
-        self._gpus = gpus or _read_gpus
+    def __init__(self, powercap: Path = _POWERCAP) -> None:
+        self._packages = [path for path in powercap.glob(_PACKAGE) if path.name.count(":") == 1]
         self._before: Mapping[str, float] = {}
 
     def begin(self) -> None:
@@ -285,30 +329,21 @@ class EnergyMeter:
         self._before = self._read()
 
     def joules(self) -> float | None:
-        """Joules since `begin`; None where no counter could be read twice."""
-        now = self._read()
-        shared = [name for name in self._before if name in now]
-        return sum(self._since(name, now[name]) for name in shared) if shared else None
-
-    def _since(self, name: str, now: float) -> float:
-        """A counter starts again at 0 beyond its range."""
-        used = now - self._before[name]
-        path = self._packages.get(name)
-        return used if used >= 0 or path is None else used + (_number(path / "max_energy_range_uj") or 0.0) / 1e6
+        """Joules since `begin`; None if no counter could be read twice."""
+        now, used = self._read(), {}
+        for name in self._before.keys() & now.keys():
+            used[name] = now[name] - self._before[name]
+            if used[name] < 0:  # a counter starts again at 0 beyond its range
+                used[name] += (_read_number(Path(name) / "max_energy_range_uj") or 0.0) / 1e6
+        return sum(used.values()) if used else None
 
     def _read(self) -> dict[str, float]:
-        read = {name: _number(path / "energy_uj") for name, path in self._packages.items()}
-        return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **self._gpus()}
+        """Joules since some moment by counter; only root may read some."""
+        read = {str(path): _read_number(path / "energy_uj") for path in self._packages}
+        return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **_read_gpus()}
 
 
-def _packages(powercap: Path) -> dict[str, Path]:
-    if not powercap.is_dir():
-        return {}
-    return {path.name: path for path in sorted(powercap.iterdir()) if _PACKAGE.fullmatch(path.name)}
-
-
-def _number(path: Path) -> float | None:
-    """Return None if only root may read it."""
+def _read_number(path: Path) -> float | None:
     try:
         return float(path.read_text())
     except (OSError, ValueError):
@@ -316,39 +351,21 @@ def _number(path: Path) -> float | None:
 
 
 def _read_gpus() -> dict[str, float]:
-    nvml = _nvml()
-    if nvml is None:
-        return {}
-    try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        return {
-            f"gpu:{index}": nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-            for index, handle in enumerate(handles)
-        }
-    except nvml.NVMLError:  # an older GPU has no such counter
-        return {}
-
-
-def _nvml() -> Any:
-    """NVIDIA's library, ready; None where it or its driver is not there."""
+    """Joules of each GPU; none without NVIDIA's library, its driver or, on older GPUs, its counters."""
     try:
         import pynvml
     except ImportError:
-        return None
+        return {}
     try:
         pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        read = pynvml.nvmlDeviceGetTotalEnergyConsumption
+        return {f"gpu:{index}": read(handle) / 1e3 for index, handle in enumerate(handles)}
     except pynvml.NVMLError:
-        return None
-    return pynvml
+        return {}
 
 
-# Checks of a loaded server's answers against those of the saved graph.
-#
-# The proof at load checks an idle session. Under load the same rows come in batches with others, in several
-# instances, beside other runs. What goes wrong there may be right again a moment later, so that each answer is judged,
-# in blocks of as many as a self-test has samples: the policy's limits are those of several samples together.
-
-# Between two questions: five a second disturb nothing that is measured.
+# Between two questions: five a second disturb no measurement.
 _PAUSE_S = 0.2
 # Most of the offered requests that questions may be beside, and of a core that judging may take.
 _SHARE = 0.02
@@ -362,34 +379,34 @@ Ask = Callable[[Arrays], Arrays]
 class AnswerWatch(AbstractContextManager["AnswerWatch"]):
     """Ask from a background thread until the context ends or an answer is wrong; at least one question.
 
+    The proof at load checks an idle session. Under load the same rows come in batches with others, in several
+    instances, beside other runs. An error there may be gone a moment later, so that each answer is judged, in blocks of
+    as many as a self-test has samples: the policy's limits are those of several samples together.
+
     Args:
         ask: Sends a request.
-        questions: What to ask, in turn.
+        questions: Requests in turn.
         first: Number of the first one.
-        rate: Requests per second that come meanwhile.
-        engine: What computes the answers.
-        precision: What it is to compute in.
+        rate: Requests per second of the load.
+        engine: Engine of the instance.
+        precision: Requested precision.
 
     Attributes:
-        judged: How many answers were held to the right ones.
+        next_question: Number of the question that would come next.
+        judged: Number of answers that were compared.
     """
 
     def __init__(self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str) -> None:
-        self._ask, self._questions, self._next = ask, questions, first
+        self.next_question, self.judged = first, 0
+        self._ask, self._questions = ask, questions
         self._engine, self._precision = engine, precision
         self._pause_s = max(_PAUSE_S, 1 / (_SHARE * rate)) if rate else _PAUSE_S
         self._block: dict[int, Arrays] = {}
         self._last: dict[int, Arrays] = {}
-        self.judged = 0
         self._objection = self._refusal = ""
         self._failure: BaseException | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="answers", daemon=True)
-
-    @property
-    def next_question(self) -> int:
-        """Number of the question that would come next."""
-        return self._next
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -425,8 +442,8 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
             self._failure = error
 
     def _ask_next(self) -> None:
-        number = self._next % len(self._questions.feeds)
-        self._next += 1
+        number = self.next_question % len(self._questions.feeds)
+        self.next_question += 1
         try:
             answer = self._questions.answer(number, self._ask(self._questions.request(number)))
         except ClientError as error:  # an overloaded server refuses, which the load counts
@@ -444,164 +461,3 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         if not self._objection:
             self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)
         self._last, self._block = self._block, {}
-
-
-_WARMUP_S = 0.5
-# Share of the cores from which on the load generator itself shapes what is measured.
-_BUSY_GENERATOR = 0.5
-
-Record = Callable[[Target, Sequence[Mapping[str, Any]], Load, Callable[[], None]], Recording]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loading:
-    """Load of trials, the same for all candidates.
-
-    Attributes:
-        questions: What requests hold, and the right answers.
-        arriving: How the requests of a rate come.
-        timeout_s: How long a request may take before it counts as failed.
-        rows: Of each request.
-        record: Sends the load; tests replace the client's load generator.
-    """
-
-    questions: Questions
-    arriving: Arriving = field(default_factory=Arriving)
-    timeout_s: float = 10.0
-    rows: int = 1
-    record: Record = record_load
-
-
-@dataclass(slots=True)
-class ServedCandidate:
-    """A candidate on a running server.
-
-    Attributes:
-        candidate: Its values.
-        model: Name of the model.
-        version: Its number; empty for the server's choice.
-        client: Arguments of the client whose connection is loaded.
-        asking: The same of the one that checks answers.
-        loading: How it is loaded.
-        placed: Reported placement; None where it cannot be read.
-        watch: The server's processes; None where they are on another machine.
-    """
-
-    candidate: Candidate
-    model: str
-    client: Mapping[str, Any]
-    asking: Mapping[str, Any]
-    loading: Loading
-    placed: Placed | None = None
-    watch: ServerWatch | None = None
-    version: str = ""
-    _asked: int = 0
-
-    def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Load it.
-
-        Args:
-            shape: What requests come.
-            seconds: How long to measure, after the warm-up.
-            seed: Of the arrivals.
-        """
-        target = Target(client=self.client, model=self.model, version=self.version)
-        load = plan_load(shape, self.loading.arriving, seconds=seconds, warmup_s=_WARMUP_S, seed=seed)
-        meters = _Meters(watch=self.watch, seconds=seconds)
-        rate = shape.rate if isinstance(shape, OpenLoop) else 0.0
-        with Client(**self.asking) as client, self._watch_answers(client, rate) as answers:
-            try:
-                recording = self.loading.record(target, self.loading.questions.sent, load, meters.begin)
-            finally:
-                meters.end()
-        self._asked = answers.next_question
-        if reason := self._death() or _objection(answers):
-            return Failed(reason=reason)
-        found = self._summary(recording, meters, is_open=not isinstance(shape, ClosedLoop))
-        return replace(found, answers=answers.judged)
-
-    def _death(self) -> str:
-        reason = self.watch.death() if self.watch else ""
-        return f"under load, {reason}" if reason else ""
-
-    def _watch_answers(self, client: Client, rate: float) -> AnswerWatch:
-        values, questions = self.candidate.values, self.loading.questions
-        engine = self.placed.engine if self.placed else str(values.get(ENGINE, "the engine"))
-        precision = str(values.get(PRECISION, questions.saved))
-        ask = client.model(self.model, self.version).infer
-        return AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision)
-
-    def _summary(self, recording: Recording, meters: _Meters, *, is_open: bool) -> Measured:
-        latency, throughput = summarize(recording, is_open=is_open)
-        seconds = recording.end - recording.begin
-        counted = recording.of_open_loop() if is_open else recording.of_closed_loop()
-        return Measured(
-            latency=latency,
-            throughput=throughput,
-            seconds=seconds,
-            errors=counted.errors,
-            unsent=counted.unsent,
-            client_cores=counted.client_cores,
-            server_cores=meters.server_cores,
-            memory_bytes=meters.memory_bytes,
-            energy_j=meters.energy_j,
-            placed=str(self.placed or ""),
-            warning=describe_generator(counted.client_cores, usable_cores()),
-        )
-
-
-def _objection(answers: AnswerWatch) -> str:
-    reason = answers.objection()
-    return f"its answers under load are wrong: {reason}" if reason else ""
-
-
-def describe_generator(cores: float, usable: int) -> str:
-    """Warn if the load generator takes so much of the machine that it slows the server down.
-
-    Args:
-        cores: CPU seconds of the load generator, per second.
-        usable: Cores of the machine.
-    """
-    share = cores / usable
-    return f"the load generator took {share:.0%} of the cores" if share > _BUSY_GENERATOR else ""
-
-
-@dataclass(slots=True)
-class _Meters:
-    """Readings at both ends of a measurement, taken while the load lasts."""
-
-    watch: ServerWatch | None
-    seconds: float
-    memory_bytes: int | None = None
-    server_cores: float | None = None
-    energy_j: float | None = None
-    _begin: CpuTime | None = None
-    _energy: EnergyMeter = field(default_factory=EnergyMeter)
-    _timer: threading.Timer | None = None
-    _is_over: bool = False
-
-    def begin(self) -> None:
-        self._begin = self._read()
-        self._energy.begin()
-        self._timer = threading.Timer(self.seconds, self._take)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def end(self) -> None:
-        """Take the second reading now, if the load ended early."""
-        if self._timer:
-            self._timer.cancel()
-            self._timer.join()
-        if not self._is_over:
-            self._take()
-
-    def _take(self) -> None:
-        self._is_over = True
-        self.energy_j = self._energy.joules()
-        now = self._read()
-        if self._begin and now:
-            self.server_cores = self._begin.cores_until(now)
-        self.memory_bytes = self.watch.memory_bytes() if self.watch else None
-
-    def _read(self) -> CpuTime | None:
-        return CpuTime(moment_s=time.monotonic(), cpu_s=self.watch.cpu_s()) if self.watch else None

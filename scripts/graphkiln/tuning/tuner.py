@@ -8,18 +8,16 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.measure import Arriving, Loading, is_alive
+from graphkiln.tuning.measure import Arriving, Loading
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
@@ -44,143 +42,13 @@ from graphkiln_backend.system.owned_folder import (
 )
 from graphkiln_backend.system.processes import keep_temporary_files_in
 
-# The folder of a search's temporary files, and the removal of what a killed search has left.
-#
-# Whatever a search starts (servers, sessions that are timed, conversions, the load generator) makes its temporary files
-# below one folder, to which TMPDIR leads. That folder is locked as long as the search lives (`owned_folder`): the
-# kernel releases the lock of a process that dies, so that the next search recognizes a dead one,
-# across PID namespaces and however often a PID comes again. What still runs with that TMPDIR then is ended: on
-# machines without `setpriv`, servers do not end by themselves.
-
-_log = logging.getLogger("graphkiln.tuning")
-
-_PREFIX = "graphkiln-search-"
-_VARIABLE = "TMPDIR"
-# A server that is asked to end has so long; then it is killed.
-_END_WITHIN_S = 20.0
-_POLL_S = 0.05
-
-
-@contextmanager
-def search_folder() -> Iterator[Path]:
-    """A folder for all temporary files of this process and those that it starts; gone afterwards.
-
-    Raises:
-        ServerSetupError: None can be made.
-    """
-    clear_dead()
-    for pid in other_searches():
-        _log.warning("another search runs on this machine (process %d): each measures what the other one leaves", pid)
-    with OwnedFolder(prefix=_PREFIX) as folder, _temporary_files_in(folder.path):
-        yield folder.path
-
-
-def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
-    """End processes that dead searches of this user left running, and remove their folders.
-
-    Args:
-        parents: Folders to search; None for all in which search folders are made.
-
-    Returns:
-        The folders that were removed.
-    """
-    return [folder for folder in _folders(parents) if _clear(folder)]
-
-
-def other_searches(parents: Iterable[Path] | None = None) -> list[int]:
-    """The processes of searches that run on this machine now, as far as this user sees them.
-
-    Args:
-        parents: As for `clear_dead`.
-    """
-    return [_owner(folder) for folder in _folders(parents) if not _is_dead(folder)]
-
-
-def _folders(parents: Iterable[Path] | None) -> list[Path]:
-    places = set(parents) if parents is not None else {Path(tempfile.gettempdir()), *OTHER_PARENTS}
-    return [folder for place in sorted(places) for folder in owned_folders(place, _PREFIX)]
-
-
-def _is_dead(folder: Path) -> bool:
-    with locked_if_dead(folder) as dead:
-        return dead
-
-
-def _owner(folder: Path) -> int:
-    """Process number for a message; 0 if it cannot be read."""
-    try:
-        return int(json.loads((folder / OWNER_FILE).read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def _clear(folder: Path) -> bool:
-    with locked_if_dead(folder) as dead:
-        if dead:
-            _end_processes(folder)
-            remove_leftovers([folder])  # of its servers, with what they have in shared memory
-            remove_owned(folder)
-            _log.info("removed what a search left that was killed: %s", folder)
-        return dead and not folder.exists()
-
-
-def _end_processes(folder: Path) -> None:
-    """Terminate all processes whose TMPDIR is below a folder; kill those that do not end."""
-    found = [process for process in psutil.process_iter() if _works_below(process, folder)]
-    for process in found:
-        _log.warning("ending process %d, which a search left that was killed", process.pid)
-        with suppress(psutil.Error):
-            process.terminate()
-    for process in _alive_after(found, _END_WITHIN_S):
-        with suppress(psutil.Error):
-            process.kill()
-    _alive_after(found, _END_WITHIN_S)
-
-
-def _alive_after(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait, and return the processes that are still alive then; zombies count as ended."""
-    end, alive = time.monotonic() + seconds, list(filter(is_alive, processes))
-    while alive and time.monotonic() < end:
-        time.sleep(_POLL_S)
-        alive = list(filter(is_alive, alive))
-    return alive
-
-
-def _works_below(process: psutil.Process, folder: Path) -> bool:
-    if process.pid == os.getpid():
-        return False
-    try:
-        own = process.uids().effective == os.geteuid()
-        return own and Path(process.environ().get(_VARIABLE, "/")).is_relative_to(folder)
-    except (psutil.Error, OSError):
-        return False
-
-
-@contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    directory, variable = tempfile.tempdir, os.environ.get(_VARIABLE)
-    keep_temporary_files_in(str(folder))
-    try:
-        yield
-    finally:
-        tempfile.tempdir = directory
-        if variable is None:
-            os.environ.pop(_VARIABLE, None)
-        else:
-            os.environ[_VARIABLE] = variable
-
-
-# A request that takes so many times the target's p99 has failed.
-_PATIENCE = 20
-# The least and the most that a request gets,
-_TIMEOUT_S = (5.0, 60.0)
-# but so many times the target in any case.
-_LEAST_PATIENCE = 2
+# Requests fail after so many times the target's p99, within these seconds, but after so many times the p99 at least.
+_PATIENCE, _TIMEOUT_S, _LEAST_PATIENCE = 20, (5.0, 60.0), 2
+# The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget.
+_DEADLINE_S = (60.0, 180.0)
 # Software that affects speed: another version of it is another search.
 _SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 _LONGEST_NAME = 200
-# The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget.
-_DEADLINE_S = (60.0, 180.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,11 +56,11 @@ class Progress:
     """A measurement that has just been made.
 
     Attributes:
-        number: Of the measurement, those of earlier runs of the command included.
-        spent_s: Of the budget.
-        candidate: What was measured, or its session alone.
-        load: What came; None for a bare session.
-        outcome: What it did.
+        number: Its number, those of earlier runs of the command included.
+        spent_s: Seconds of the budget.
+        candidate: The candidate, or its session alone.
+        load: The load; None for a bare session.
+        outcome: The result.
     """
 
     number: int
@@ -213,9 +81,9 @@ class Tuning:
     Attributes:
         subject: The model.
         spanned: The space.
-        target: What a configuration must meet.
-        questions: What requests hold.
-        arriving: How they come.
+        target: p99, rate and objective.
+        questions: Contents of requests.
+        arriving: Arrivals of requests.
         budget_s: Seconds that measurements may take.
         folder: Folder of the journals; in the user's cache by default.
     """
@@ -232,13 +100,15 @@ class Tuning:
     def journal(self) -> Path:
         """Journal of this search; another model, machine, space or target has another file."""
         text = json.dumps(self.identity(), sort_keys=True)
-        name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # of a file: 255 bytes at most
-        return self.kept / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+        name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # file names have 255 bytes at most
+        folder = self.folder or user_cache_folder("graphkiln-tune")
+        return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
         """Identity of the search by readable names: a journal with another one is not continued."""
-        subject, space = self.subject, self.spanned.space
+        subject, space, trace = self.subject, self.spanned.space, self.arriving.trace
         axes = {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes}
+        moments = "" if trace is None else hashlib.sha256(trace.tobytes()).hexdigest()[:16]
         return {
             "model": str(subject.folder),
             "version": subject.version,
@@ -252,7 +122,7 @@ class Tuning:
             "limit": "",
             "target": str(self.target),
             "floor": self.target.accuracy_floor,
-            "load": f"{self.arriving}; {self._trace_digest()}",
+            "load": f"{self.arriving}; {moments}",
             "requests": _digest_of(self.questions),
         }
 
@@ -264,19 +134,23 @@ class Tuning:
         return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:
-        """Search, or continue an interrupted search.
-
-        Args:
-            report: Called after each measurement.
+        """Search, or continue an interrupted search; `report` is called after each new measurement.
 
         Raises:
             MeasurementError: The journal cannot be used.
             RepositoryError: The configuration or the graph was changed meanwhile.
         """
-        with ExitStack() as stack:
-            identity = self.identity()
-            journal = stack.enter_context(Journal(self.journal, identity))
-            trials = self._open_trials(stack)
+        identity, least_s, most_s = self.identity(), *_DEADLINE_S
+        deadline_s = min(most_s, max(least_s, self.budget_s / 4))
+        with (
+            Journal(self.journal, identity) as journal,
+            LocalTrials(
+                subject=self.subject,
+                loading=self.loading,
+                batch_sizes=batch_sizes(self.spanned),
+                deadline_s=deadline_s,
+            ) as trials,
+        ):
             reported = _Reported(trials, report)
             recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
             search = Search(self.spanned.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
@@ -288,35 +162,23 @@ class Tuning:
     def _check_same_graph(self, identity: Mapping[str, Any]) -> None:
         if self.identity()["graph"] != identity["graph"]:
             raise RepositoryError(
-                f"the graph of '{self.subject.name}' was replaced while it was tuned: what was measured is of two",
+                f"the graph of '{self.subject.name}' was replaced during the search: measurements are of two graphs",
                 hint="the same command measures the new one",
             )
-
-    def _open_trials(self, stack: ExitStack) -> Trials:
-        return stack.enter_context(
-            LocalTrials(
-                subject=self.subject,
-                loading=self.loading,
-                batch_sizes=batch_sizes(self.spanned),
-                floor=self.target.accuracy_floor,
-                deadline_s=min(_DEADLINE_S[1], max(_DEADLINE_S[0], self.budget_s / 4)),
-            )
-        )
-
-    @property
-    def kept(self) -> Path:
-        """Folder of the journals."""
-        return self.folder or user_cache_folder("graphkiln-tune")
-
-    def _trace_digest(self) -> str:
-        trace = self.arriving.trace
-        return "" if trace is None else hashlib.sha256(trace.tobytes()).hexdigest()[:16]
 
 
 def batch_sizes(spanned: ModelSpace) -> tuple[int, ...]:
     """The batch sizes that a space may form: 1, and every largest one."""
     tried = [value for axis in spanned.space.axes if axis.key == MAX_BATCH_SIZE for value in axis.values]
     return tuple(sorted({1, *(value for value in tried if isinstance(value, int) and value > 0)}))
+
+
+def _digest_of(questions: Questions) -> str:
+    digest = hashlib.sha256(questions.origin.encode())
+    for feeds in questions.feeds:
+        for name, array in feeds.items():
+            digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()))
+    return digest.hexdigest()[:16]
 
 
 class _Reported:
@@ -336,14 +198,81 @@ class _Reported:
         self._trials.warm(candidate, load)
 
     def _reported(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
-        count, spent_s = (self.recorded.count, self.recorded.spent_s) if self.recorded else (0, 0.0)
-        self._report(Progress(number=count + 1, spent_s=spent_s, candidate=candidate, load=load, outcome=outcome))
+        count, spent_s = (self.recorded.count, self.recorded.spent_s) if self.recorded else (1, 0.0)
+        self._report(Progress(number=count, spent_s=spent_s, candidate=candidate, load=load, outcome=outcome))
         return outcome
 
 
-def _digest_of(questions: Questions) -> str:
-    digest = hashlib.sha256(questions.origin.encode())
-    for feeds in questions.feeds:
-        for name, array in feeds.items():
-            digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()))
-    return digest.hexdigest()[:16]
+# All processes of a search (servers, timed sessions, conversions, the load generator) make their temporary files below
+# one folder, to which TMPDIR points. It is locked as long as the search lives (`owned_folder`): the kernel releases the
+# lock of a process that dies, so that the next search recognizes a dead one and removes its files.
+
+_log = logging.getLogger("graphkiln.tuning")
+
+_PREFIX = "graphkiln-search-"
+_VARIABLE = "TMPDIR"
+
+
+@contextmanager
+def search_folder() -> Iterator[Path]:
+    """A folder for all temporary files of this process and its children; removed when the context ends.
+
+    Raises:
+        ServerSetupError: It cannot be created.
+    """
+    clear_dead()
+    for pid in other_searches():
+        _log.warning("another search runs on this machine (process %d): each slows the other one down", pid)
+    directory, variable = tempfile.tempdir, os.environ.get(_VARIABLE)
+    with OwnedFolder(prefix=_PREFIX) as folder:
+        keep_temporary_files_in(str(folder.path))
+        try:
+            yield folder.path
+        finally:
+            tempfile.tempdir = directory
+            if variable is None:
+                os.environ.pop(_VARIABLE, None)
+            else:
+                os.environ[_VARIABLE] = variable
+
+
+def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Remove the folders of this user's dead searches, with the shared memory of their servers.
+
+    Args:
+        parents: Folders to search; None for all in which search folders are made.
+
+    Returns:
+        The folders that were removed.
+    """
+    removed = []
+    for folder in _folders(parents):
+        with locked_if_dead(folder) as dead:
+            if dead:
+                remove_leftovers([folder])
+                remove_owned(folder)
+                _log.info("removed the files of a search that was killed: %s", folder)
+                removed.append(folder)
+    return removed
+
+
+def other_searches(parents: Iterable[Path] | None = None) -> list[int]:
+    """The PIDs of searches that run on this machine now, as far as this user sees them; 0 if unreadable."""
+    found = []
+    for folder in _folders(parents):
+        with locked_if_dead(folder) as dead:
+            if not dead:
+                found.append(_owner(folder))
+    return found
+
+
+def _folders(parents: Iterable[Path] | None) -> list[Path]:
+    places = set(parents) if parents is not None else {Path(tempfile.gettempdir()), *OTHER_PARENTS}
+    return [folder for place in sorted(places) for folder in owned_folders(place, _PREFIX)]
+
+
+def _owner(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / OWNER_FILE).read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0

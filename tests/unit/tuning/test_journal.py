@@ -132,8 +132,6 @@ def test_a_line_that_was_half_written_is_taken_back(tmp_path: Path, monkeypatch:
         assert journal.events == [{"kept": 1}]
 
 
-
-
 # What the journal holds is not measured again, and what kills the tuner is left out in the end.
 
 CANDIDATE = Candidate.of({ENGINE: "onnxruntime"})
@@ -224,15 +222,11 @@ def test_a_server_that_a_kill_took_is_warm_again_and_charged_to_nobody(tmp_path:
     assert spent_s == 8.0, "as if nothing had happened"
 
 
-
-
 def test_what_crashed_under_one_load_is_not_asked_about_another(tmp_path: Path) -> None:
     trials = Scripted(lambda: Failed(reason="under load, tritonserver was killed or crashed"))
     outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0))
     assert outcomes == [Failed(reason="under load, tritonserver was killed or crashed")] * 2
     assert (trials.calls, spent_s) == (1, 2.0)
-
-
 
 
 def test_what_the_machine_may_be_to_blame_for_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
@@ -244,8 +238,6 @@ def test_what_the_machine_may_be_to_blame_for_is_tried_again_by_the_next_run(tmp
         assert outcomes == [Failed(reason="port 40001 (HTTP) is in use", passing=True)] * 2
         assert trials.calls == 1, "once in each run"
     assert isinstance(measure(tmp_path / "j", Scripted(), OpenLoop(5.0))[0][0], Measured)
-
-
 
 
 def test_an_error_of_the_tuner_is_not_the_candidates_doing(tmp_path: Path) -> None:
@@ -301,10 +293,6 @@ def test_an_outcome_comes_back(outcome: Bare | Measured | Failed) -> None:
     assert outcome_from_json(json.loads(text)) == outcome
 
 
-
-
-
-
 # What is left, and what still fits.
 
 ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
@@ -320,8 +308,6 @@ def test_a_start_counts_where_another_candidate_is_served() -> None:
     assert budget.start_s == 12
     assert budget.needed_s(ONE, 3.0) == 3.5
     assert budget.left_s == pytest.approx(83.5)
-
-
 
 
 def test_time_for_the_confirmation_is_kept() -> None:
@@ -345,10 +331,6 @@ def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
     assert budget.probe_s == 7
     assert budget.needed_s(ONE, 1.0) == 4
     assert budget.spent_s == 45
-
-
-
-
 
 
 def test_what_took_longest_is_told() -> None:
