@@ -28,9 +28,9 @@ from graphkiln_backend.lowering import spreading
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.deployment import Deployment
-from graphkiln_backend.lowering.parallel import building as sums
 from graphkiln_backend.lowering.parallel.building import PipelineSession
 from graphkiln_backend.lowering.parallel.measured_speed import graph_digest
+from graphkiln_backend.lowering.parallel.transport import HostTransport
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
@@ -306,24 +306,24 @@ def swap(session: PipelineSession) -> None:
 
 def keep_stale(session: PipelineSession) -> None:
     """The second stage reads what the first one computed for the micro-batch before."""
-    advance, kept = session._advance, dict[str, AnyArray]()
+    compute, kept = session._compute, dict[str, AnyArray]()
 
     def stale(number: int, tensors: Any) -> dict[str, AnyArray]:
         if number == 1:
-            found = advance(number, {**tensors, **{n: a for n, a in kept.items() if a.shape == tensors[n].shape}})
+            found = compute(number, {**tensors, **{n: a for n, a in kept.items() if a.shape == tensors[n].shape}})
             kept.update(tensors)
             return found
-        return advance(number, tensors)
+        return compute(number, tensors)
 
-    session._advance = stale  # type: ignore[method-assign]
-
-
-def drop_last(partials: Sequence[AnyArray]) -> AnyArray:
-    return partials[0].copy()
+    session._compute = stale  # type: ignore[method-assign]
 
 
-def count_twice(partials: Sequence[AnyArray]) -> AnyArray:
-    return partials[0] + partials[-1] + partials[-1]
+def drop_last(_: object, partials: Sequence[AnyArray]) -> list[AnyArray]:
+    return [partials[0].copy()] * len(partials)
+
+
+def count_twice(_: object, partials: Sequence[AnyArray]) -> list[AnyArray]:
+    return [partials[0] + partials[-1] + partials[-1]] * len(partials)
 
 
 class TestPlantedFaults:
@@ -347,7 +347,7 @@ class TestPlantedFaults:
     def test_in_shards(
         self, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fault: Callable[..., AnyArray]
     ) -> None:
-        monkeypatch.setattr(sums, "add_up", fault)
+        monkeypatch.setattr(HostTransport, "add", fault)
         with pytest.raises(LoweringError, match="the outputs changed"):
             build(version_of(tmp_path, "attention"), Parallelism(tensor=2), cache)
 

@@ -1,4 +1,4 @@
-"""Sums on devices: everything but NCCL itself, whose interface is PyTorch's."""
+"""Transport of tensors: on the host, and on devices with everything but NCCL itself, whose interface is PyTorch's."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU, Device, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.lowering.parallel import building
-from graphkiln_backend.lowering.parallel import building as device_sums
-from graphkiln_backend.lowering.parallel.building import (
-    DeviceHanding,
-    DeviceSums,
-    HostSums,
-    build_split,
-    handing_for,
-    sums_for,
-)
+from graphkiln_backend.lowering.parallel import building, transport
+from graphkiln_backend.lowering.parallel.building import build_split
 from graphkiln_backend.lowering.parallel.parts import PreparedParts
+from graphkiln_backend.lowering.parallel.transport import DeviceTransport, HostTransport, choose_transport
 from graphkiln_backend.repository.onnx_file import read_signature
+
+
+def on_devices(*_: object, adds: bool) -> HostTransport:
+    return DeviceTransport() if adds else HostTransport()
+
 
 GPUS = (Place(Device.gpu(0)), Place(Device.gpu(1)))
 
@@ -88,7 +86,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
         distributed=SimpleNamespace(is_available=lambda: True, is_nccl_available=lambda: found.available),
     )
     monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
-    monkeypatch.setattr(device_sums, "find_spec", lambda _: object())
+    monkeypatch.setattr(transport, "find_spec", lambda _: object())
     return found
 
 
@@ -101,7 +99,7 @@ def test_shards_compute_the_same_as_by_way_of_the_host(
     x, engine, signature = draw(3, 5, 24, seed=1), OnnxRuntimeEngine(), read_signature(graph)
     with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as by_host:
         expected = by_host.run({"x": x})["y"]
-    monkeypatch.setattr(building, "sums_for", lambda *_: DeviceSums())
+    monkeypatch.setattr(building, "choose_transport", on_devices)
     with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as split:
         np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
         assert nccl.calls == 2, "behind the attention, and behind the MLP"
@@ -120,7 +118,7 @@ def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: 
     x, engine, signature = draw(5, 3, 16, 16, seed=1), OnnxRuntimeEngine(), read_signature(graph)
     with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as by_host:
         expected, ran = by_host.run({"x": x})["y"], by_host.placement({"x": x})
-    monkeypatch.setattr(building, "handing_for", lambda *_: DeviceHanding())
+    monkeypatch.setattr(building, "choose_transport", lambda *_, **__: DeviceTransport())
     with build_split(engine, PreparedParts(folder=tmp_path / "parts"), config, signature) as split:
         for _ in range(2):
             np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
@@ -130,14 +128,14 @@ def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: 
 def test_partial_sums_stay_as_they_are(nccl: Nccl) -> None:
     """They may lie in a session's own memory."""
     partials = [Tensor(np.ones(2, np.float32)), Tensor(np.full(2, 2, np.float32))]
-    totals = DeviceSums().add(partials)
+    totals = DeviceTransport().add(partials)
     assert [total.array.tolist() for total in totals] == [[3, 3], [3, 3]]
     assert [partial.array.tolist() for partial in partials] == [[1, 1], [2, 2]]
     assert nccl.calls == 1
 
 
 def test_nothing_is_sent_for_batches_of_no_rows(nccl: Nccl) -> None:
-    totals = DeviceSums().add([Tensor(np.ones((0, 4), np.float32))] * 2)
+    totals = DeviceTransport().add([Tensor(np.ones((0, 4), np.float32))] * 2)
     assert [total.array.shape for total in totals] == [(0, 4)] * 2
     assert not nccl.calls
 
@@ -164,52 +162,50 @@ class OnDevice:
 
 
 class TestChoice:
-    @pytest.mark.usefixtures("nccl")
-    def test_gpus_have_nccl(self) -> None:
-        session: Any = OnDevice()
-        assert isinstance(sums_for(GPUS, [session] * 2), DeviceSums)
+    """Which transport is chosen, and the reason where it is slower than it could be."""
+
+    CPUS = (Place(CPU, (0,)), Place(CPU, (1,)))
 
     @pytest.mark.usefixtures("nccl")
-    def test_the_cpu_has_its_memory(self, logged: list[str]) -> None:
+    def test_gpus_keep_tensors_on_the_device(self, logged: list[str]) -> None:
         session: Any = OnDevice()
-        assert isinstance(sums_for((Place(CPU, (0,)), Place(CPU, (1,))), [session]), HostSums)
+        for adds in (True, False):
+            assert isinstance(choose_transport(GPUS, [session] * 2, adds=adds), DeviceTransport)
+            assert type(choose_transport(self.CPUS, [session] * 2, adds=adds)) is HostTransport
+        assert type(choose_transport(GPUS, [session], adds=False)) is HostTransport, "one stage hands nothing on"
         assert not logged
 
+    @pytest.mark.parametrize("adds", [True, False])
     @pytest.mark.parametrize(
-        ("session", "words"),
+        ("session", "reason"),
         [
             (OnDevice("'x' is BYTES, which cannot be bound"), "'x' is BYTES"),
             (SimpleNamespace(), "SimpleNamespace does not leave its tensors on a device"),
         ],
     )
     @pytest.mark.usefixtures("nccl")
-    def test_sessions_that_cannot_are_told_of(self, session: Any, words: str, logged: list[str]) -> None:
-        assert isinstance(sums_for(GPUS, [OnDevice(), session]), HostSums)  # type: ignore[list-item]
+    def test_sessions_that_cannot(self, session: Any, reason: str, adds: bool, logged: list[str]) -> None:
+        assert type(choose_transport(GPUS, [OnDevice(), session], adds=adds)) is HostTransport
         (line,) = logged
-        assert line.startswith("sums of shards pass through the memory of the host")
-        assert words in line
+        assert reason in line
 
-    def test_stages_on_gpus_hand_on_what_lies_there(self, logged: list[str]) -> None:
-        """Without PyTorch: the engine copies from GPU to GPU."""
-        session: Any = OnDevice()
-        assert isinstance(handing_for(GPUS, [session] * 2), DeviceHanding)
-        assert isinstance(handing_for((Place(CPU, (0,)), Place(CPU, (1,))), [session] * 2), HostSums)
-        shards: Any = SimpleNamespace()
-        assert isinstance(handing_for(GPUS, [shards]), HostSums), "those of one stage hand nothing on"
-        assert not logged
-        assert isinstance(handing_for(GPUS, [session, shards]), HostSums)
-        (line,) = logged
-        assert line.startswith("what stages hand on passes through the memory of the host, which is slower: Simple")
-
-    def test_so_is_a_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
+    def test_a_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
         nccl.available = False
-        assert isinstance(sums_for(GPUS, []), HostSums)
+        assert type(choose_transport(GPUS, [], adds=True)) is HostTransport
         assert "this build of PyTorch has no NCCL" in logged[0]
 
-    def test_and_no_pytorch(self, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
-        monkeypatch.setattr(device_sums, "find_spec", lambda _: None)
-        assert isinstance(sums_for(GPUS, []), HostSums)
+    def test_no_pytorch(self, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
+        monkeypatch.setattr(transport, "find_spec", lambda _: None)
+        assert type(choose_transport(GPUS, [], adds=True)) is HostTransport
         assert "pip install 'graphkiln[parallel]'" in logged[0]
+
+
+def test_sums_on_the_host_are_new_arrays_in_the_order_of_the_shards() -> None:
+    large, small = np.array([1e8], np.float32), np.array([1.0], np.float32)
+    host = HostTransport()
+    assert host.add([large, -large, small]) == [np.float32(1)] * 3
+    assert host.add([small, large, -large]) == [np.float32(0)] * 3, "another order has other roundings"
+    assert (large, small) == (np.float32(1e8), np.float32(1))
 
 
 @pytest.mark.slow
@@ -225,7 +221,7 @@ def test_pytorch_takes_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", all_reduce)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
-    monkeypatch.setattr(building, "sums_for", lambda *_: DeviceSums())
+    monkeypatch.setattr(building, "choose_transport", on_devices)
     graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
     engine, x = OnnxRuntimeEngine(), draw(3, 24, seed=1)
     config = spread(graph, tmp_path / "parts", 1, 2)
