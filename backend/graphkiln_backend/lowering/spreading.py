@@ -1,4 +1,4 @@
-"""A model's numbers of `parallel`, checked against the rest of its settings and against this machine."""
+"""Apply a model's `parallel` setting: check it against the other settings and this machine, and plan the split."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _AFFINITIES = "session.intra_op_thread_affinities"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """How a model is spread, of one of its instances.
+    """Spread of one instance of a model.
 
     Attributes:
-        numbers: What was requested, with what was left open.
-        places: Where the instance runs: each shard of each stage, stage by stage.
+        numbers: The requested numbers, and those that were left open.
+        places: Place of each shard of each stage, stage by stage.
         split: Its stages; None where every instance has the whole graph on one device.
-        note: What whoever reads the plan should know of its cores; empty where there is nothing.
+        note: Warnings for readers of the plan, about cores and sizes; may be empty.
     """
 
     numbers: Parallelism
@@ -42,12 +42,12 @@ class Spread:
     note: str = ""
 
     def explain(self) -> str:
-        """The numbers, and what each device computes and holds, a line each."""
+        """Describe the numbers, and what each device computes and holds, a line each."""
         whole = f"parallel: {self.numbers}: the whole graph on {', '.join(map(str, self.places))}"
         return "\n".join(filter(None, (self.split.explain() if self.split else whole, self.note)))
 
     def check_apart(self, gpus: Sequence[int]) -> None:
-        """Refuses instances that would share GPUs; see `places.check_apart`.
+        """Refuse instances that would share GPUs; see `places.check_apart`.
 
         Raises:
             LoweringError: Two would.
@@ -56,12 +56,12 @@ class Spread:
             check_apart(self.split.numbers, gpus)
 
     def apply(self, settings: Settings, resources: Resources) -> tuple[Settings, Resources]:
-        """Settings and resources with what was found: weights are mapped once for each NUMA node."""
+        """Add the spread to settings and resources: weights are mapped once for each NUMA node."""
         nodes, folder = numa_nodes(), resources.shared_folder
         own = {nodes.get(core, 0) for place in self.places for core in place.cores}
         if folder and len(set(nodes.values())) > 1 and len(own) == 1:
             folder /= f"node{own.pop()}"
-            with suppress(OSError):  # the engine says that nothing can be shared
+            with suppress(OSError):  # the engine logs that nothing can be shared
                 folder.mkdir(exist_ok=True)
         cuts = self.split.cuts if self.split else ()
         beside = resources.works_beside or (self.split is not None and self.split.turns > 1)
@@ -78,13 +78,13 @@ def spread_model(
     saved: Precision,
     largest_batch: int,
 ) -> Spread:
-    """Plans how a model is spread.
+    """Plan how a model is spread.
 
     Args:
-        numbers: What is requested.
-        settings: The rest of what is requested of the model.
+        numbers: The requested numbers.
+        settings: The other settings of the model.
         version: The version.
-        resources: What it runs on.
+        resources: Cores and devices of the machine.
         saved: Precision that the graph was saved in.
         largest_batch: The largest batch that Triton will form.
 
@@ -121,19 +121,19 @@ def spread_model(
 
 
 def _unknown_sizes(version: ModelVersion) -> str:
-    """What the plan does not know of requests; empty where it does."""
+    """Warn of sizes that the plan does not know; empty where it knows all."""
     inputs = promised_signature(version).inputs
     varying = dict.fromkeys(dim for spec in inputs for dim in spec.shape[1:] if isinstance(dim, str))
     if version.golden or not varying:
         return ""
     return (
-        f"sizes that vary ({', '.join(varying)}) count as 1, since no golden samples tell them: costs and activations "
+        f"sizes that vary ({', '.join(varying)}) count as 1, since there are no golden samples: costs and activations "
         "are larger (graphkiln convert FILE.onnx --samples DIR)"
     )
 
 
 def _uneven(split: Split) -> str:
-    """What the plan does not say of groups of cores that are not equal; empty where they are."""
+    """Warn of groups of cores that are not equal; empty where they are."""
     sizes = {len(place.cores) for place in split.places}
     if len(sizes) < 2:
         return ""
@@ -144,14 +144,14 @@ def _uneven(split: Split) -> str:
 
 
 def sample_shapes(version: ModelVersion) -> dict[str, tuple[int, ...]]:
-    """Of the golden samples' inputs, with a batch of 1: as large as requests are; none where there are no samples."""
+    """Return the shapes of the golden samples' inputs, with a batch of 1; empty where there are no samples."""
     golden = version.golden
     shapes = {name: array.shape for name, array in golden.inputs.items()} if golden else {}
     return shapes if golden and golden.whole else {name: (1, *shape[1:]) for name, shape in shapes.items()}
 
 
 def _note(resources: Resources) -> str:
-    """Why the cores of the plan may not be this server's alone; empty where they are."""
+    """Warn that other servers may use the cores of the plan; empty where they cannot."""
     if resources.device.is_gpu or has_own_cores():
         return ""
     return (
@@ -161,11 +161,7 @@ def _note(resources: Resources) -> str:
 
 
 def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision, resources: Resources) -> None:
-    """Refuses settings that contradict stages or shards.
-
-    Raises:
-        LoweringError: There is one.
-    """
+    """Refuse settings that contradict stages or shards."""
     contradictions: Sequence[tuple[bool, str, str]] = (
         (
             settings.streams > 1,
@@ -194,11 +190,7 @@ def _check_settings(numbers: Parallelism, settings: Settings, saved: Precision, 
 
 
 def _check_outputs(version: ModelVersion) -> None:
-    """Refuses graphs that are served with other outputs than the file has.
-
-    Raises:
-        LoweringError: An output is no tensor.
-    """
+    """Refuse graphs that are served with other outputs than the file has."""
     if version.manifest is None and (replaced := read_replaced_outputs(version.graph_path)):
         raise LoweringError(
             "the graph cannot be split",

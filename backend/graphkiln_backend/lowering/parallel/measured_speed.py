@@ -1,4 +1,7 @@
-"""How long nodes take where somebody measured it: `node_times.json` beside the graph."""
+"""Speed of devices and links, for comparing splits: ratios count, not seconds.
+
+Times that were measured for the nodes of a graph (`node_times.json` beside it) go before counted costs.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, Nod
 from graphkiln_backend.repository.onnx_file import graph_sha256
 from graphkiln_backend.repository.version import ModelVersion
 
-# How fast devices compute and hand tensors on, for comparing splits: ratios count, not seconds.
-
 Seconds = npt.NDArray[np.float64]
 
 
@@ -22,10 +23,10 @@ class Speed:
     """A device and its link to the next one.
 
     Attributes:
-        flops_per_s: Of convolutions and matrix products.
-        bytes_per_s: Of its memory, for all other nodes and for reading weights.
-        link_bytes_per_s: Of what hands a tensor to another device.
-        link_s: What handing on takes beside, of any size.
+        flops_per_s: Speed of convolutions and matrix products.
+        bytes_per_s: Speed of its memory, for all other nodes and for reading weights.
+        link_bytes_per_s: Speed of handing a tensor to another device.
+        link_s: Time of handing on a tensor of no size.
     """
 
     flops_per_s: float
@@ -34,11 +35,7 @@ class Speed:
     link_s: float
 
     def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
-        """Seconds of each node, `[nodes]`: of its arithmetic or of its bytes, whichever takes longer.
-
-        Args:
-            costs: Of one sample.
-            rows: Samples.
+        """Seconds of each node for some rows, `[nodes]`: of its arithmetic or of its bytes, the longer one.
 
         Source: S. Williams et al., "Roofline: An Insightful Visual Performance Model", 2009.
         """
@@ -73,8 +70,8 @@ class MeasuredSpeed(Speed):
     Between two batch sizes that were measured, and for shards, a node takes as many times its counted cost as there.
 
     Attributes:
-        times: What was measured.
-        whole: The counted costs of the graph that was measured.
+        times: Measured times.
+        whole: Counted costs of the graph that was measured.
     """
 
     times: NodeTimes
@@ -82,7 +79,7 @@ class MeasuredSpeed(Speed):
 
     @classmethod
     def of(cls, speed: Speed, times: NodeTimes, whole: GraphCosts) -> MeasuredSpeed:
-        """Measured nodes of a device whose link is as counted."""
+        """Add measured times to a device."""
         return cls(**asdict(speed), times=times, whole=whole)
 
     def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
@@ -92,7 +89,7 @@ class MeasuredSpeed(Speed):
         return counted * [np.interp(rows, self.times.sizes, of_node) for of_node in factors.T]
 
     def explain(self) -> str:
-        """What was measured, and of how many nodes."""
+        """Describe the measurement, and how many nodes it covers."""
         named = [node.name for node in self.whole.nodes]
         found = sum(name in self.times.at(self.times.sizes[0]) for name in named)
         rest = "" if found == len(named) else f"; the other {len(named) - found} by their counted share"
@@ -103,7 +100,7 @@ class MeasuredSpeed(Speed):
         )
 
     def _factors(self, costs: GraphCosts, size: int) -> Seconds:
-        """How many times as long as counted each node takes for a batch size that was measured, `[nodes]`."""
+        """Ratio of measured to counted time of each node for a batch size that was measured, `[nodes]`."""
         counted = Speed.node_seconds(self, self.whole, size) + _LEAST_S
         measured = self.times.at(size)
         pairs = {
@@ -116,7 +113,7 @@ class MeasuredSpeed(Speed):
 
 
 def find_times(version: ModelVersion) -> NodeTimes | None:
-    """What was measured of a version's graph; None where nothing was.
+    """Read the measured times of a version's graph; None where there are none.
 
     Raises:
         LoweringError: The file beside the graph cannot be used: it is damaged, or of another graph.
@@ -131,12 +128,12 @@ def find_times(version: ModelVersion) -> NodeTimes | None:
 
 
 def graph_digest(version: ModelVersion) -> str:
-    """SHA-256 of a version's graph, by which measured times name it."""
+    """Return the SHA-256 of a version's graph, by which measured times name it."""
     return version.manifest.sha256 if version.manifest else graph_sha256(version.graph_path)
 
 
 def _ratio(pairs: Mapping[str, tuple[float, float]]) -> float:
-    """Of all that was measured, to what is counted for it; 1 where no node of the graph was measured."""
+    """Ratio of all that was measured to its counted time; 1 where no node of the graph was measured."""
     return sum(taken for taken, _ in pairs.values()) / sum(cost for _, cost in pairs.values()) if pairs else 1.0
 
 

@@ -1,6 +1,8 @@
-"""The graphs of all parts of a split model, in a folder that the artifact cache keeps.
+"""The graphs of all parts of a split model, and what the engine compiled of each, in the artifact cache.
 
-FOLDER/parts.json     FOLDER/part-0-shard-0.onnx     FOLDER/part-0-shard-1.onnx ...
+    ENTRY/parts.json     ENTRY/part-0-shard-0.onnx     ENTRY/part-0-shard-1.onnx ...
+
+A start that finds everything compiled reads the graphs of no parts: each compiled one has its own `parts.json`.
 """
 
 from __future__ import annotations
@@ -22,10 +24,6 @@ from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.modules import version_of
 
-# What a split session is built from, kept by content: the graphs of its parts, and what the engine compiled of each.
-#
-# A start that finds everything compiled reads the graphs of no parts: `parts.json` stands beside each compiled one.
-
 _log = logging.getLogger("graphkiln.lowering")
 # Part of the key of everything that is kept of a split graph. Raise it when the same cuts of the same graph would give
 # other parts: `write_parts`, `passes/node_costs.py`, `sharding.py`, `stages.py`.
@@ -35,13 +33,13 @@ _STOP_SPINNING = "session.force_spinning_stop"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSource:
-    """A graph that is split, and where what comes of it is kept.
+    """A graph that is split, and the cache for its parts.
 
     Attributes:
-        cache: Keeps it.
-        model: For people: what it is for.
+        cache: Keeps the parts.
+        model: For people: the model.
         key: The graph, its weights, and how it is lowered.
-        prepare_graph: Its file.
+        prepare_graph: Returns its file.
         check_unchanged: Raises `LoweringError` where it was replaced meanwhile.
     """
 
@@ -54,12 +52,11 @@ class SplitSource:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedParts:
-    """What sessions of parts are built from.
+    """Files that sessions of parts are built from.
 
     Attributes:
         folder: Holds `parts.json`, and the graphs where nothing is compiled.
-        compiled: Of each shard of each part, by both numbers: the folder of what the engine compiled; empty where
-            nothing of that is kept.
+        compiled: (part, shard) -> folder of what the engine compiled; empty where nothing of that is kept.
     """
 
     folder: Path
@@ -67,7 +64,7 @@ class PreparedParts:
 
 
 def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) -> PreparedParts:
-    """What is kept of a split graph, made where it is not there.
+    """Find the parts of a split graph in the cache, or make them.
 
     Args:
         source: The graph.
@@ -91,7 +88,7 @@ def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) ->
 
 
 def config_at(config: SessionConfig, place: Place) -> SessionConfig:
-    """How a part of a split graph runs at its place."""
+    """Configure a part of a split graph for its place."""
     threads = min(config.threads, len(place.cores) or config.threads)
     tuning = _taking_turns(config.tuning) if _shards(config) > 1 and threads > 1 else config.tuning
     return replace(config, device=place.device, threads=threads, tuning=tuning, parallel=None, places=(), cuts=())
@@ -107,7 +104,7 @@ def _taking_turns(tuning: SessionTuning) -> SessionTuning:
 
 
 def _compile(source: SplitSource, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:
-    """What the engine compiled of a shard of a part; None where nothing of that is kept."""
+    """Find or make what the engine compiles of a shard of a part; None where nothing of that is kept."""
     own = config_at(config, config.places[0])
     identity = engine.identity(own)
     if not identity:
@@ -170,34 +167,34 @@ class Parts:
 
     Attributes:
         parts: In the order in which they are computed.
-        shards: How many graphs there are of each.
+        shards: Number of graphs of each.
     """
 
     parts: tuple[Part, ...]
     shards: int = 1
 
     def of_stage(self, stage: int) -> tuple[tuple[int, Part], ...]:
-        """The parts of a stage with their numbers."""
+        """Return the parts of a stage with their numbers."""
         return tuple((number, part) for number, part in enumerate(self.parts) if part.stage == stage)
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """Number of stages."""
         return self.parts[-1].stage + 1
 
 
 def graph_of(folder: Path, part: int, shard: int) -> Path:
-    """The graph of a shard of a part."""
+    """Return the file of a shard of a part."""
     return folder / f"part-{part}-shard-{shard}.onnx"
 
 
 def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int]] | None = None) -> GraphCosts:
-    """The costs of one shard of a graph.
+    """Count the costs of one shard of a graph.
 
     Args:
         graph_path: The graph.
-        shards: How many there are; 1 for the whole graph.
-        shapes: Of a sample of each input, by name, with a batch of 1; None where nobody knows what varies.
+        shards: Number of shards; 1 for the whole graph.
+        shapes: Shape of a sample of each input, by name, with a batch of 1; None where sizes that vary are unknown.
 
     Raises:
         LoweringError: The graph cannot be read or split.
@@ -215,13 +212,13 @@ def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int
 
 
 def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Path) -> None:
-    """Cuts a graph, and writes all parts.
+    """Cut a graph, and write all parts.
 
     Args:
         graph_path: The graph.
         cuts: Positions of the first node of each stage but the first, in the order of `count_costs`.
-        shards: Of each part.
-        folder: Empty.
+        shards: Number of shards of each part.
+        folder: An empty folder.
 
     Raises:
         LoweringError: The graph cannot be read or split.
@@ -244,7 +241,7 @@ def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Pa
 
 
 def read_parts(folder: Path) -> Parts:
-    """Reads what `write_parts` wrote.
+    """Read what `write_parts` wrote.
 
     Raises:
         CacheError: It cannot be read.

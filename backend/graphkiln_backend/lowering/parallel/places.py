@@ -1,4 +1,4 @@
-"""Which cores or GPUs each stage and each shard of an instance runs on."""
+"""Places of the stages and shards of an instance: groups of cores, or GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import LoweringError
 def find_places(
     numbers: Parallelism, *, instances: int, instance: int, device: Device, cores: Sequence[int], gpus: int
 ) -> tuple[Place, ...]:
-    """The places of one instance: stage by stage, within a stage shard by shard.
+    """Find the places of one instance: stage by stage, within a stage shard by shard.
 
     The cores of a machine are cut into groups of neighbors, as equal as they can be, which no two places share. On GPUs
     an instance takes those behind its own: with `gpus: [0, 2]` and two stages, 0 and 1, 2 and 3. Where there are more
@@ -20,11 +20,11 @@ def find_places(
 
     Args:
         numbers: How the model is spread.
-        instances: Of the model.
-        instance: Which of them this is.
-        device: Where Triton starts the instance.
+        instances: Number of instances of the model.
+        instance: Number of this one, from 0.
+        device: Device on which Triton starts the instance.
         cores: Numbers of all cores that the model may use, neighbors behind each other.
-        gpus: How many GPUs the machine has.
+        gpus: Number of GPUs of the machine.
 
     Raises:
         LoweringError: There are not that many instances, cores or GPUs.
@@ -45,19 +45,14 @@ def find_places(
 
 
 def core_groups(cores: Sequence[int], count: int) -> list[tuple[int, ...]]:
-    """Cuts cores into groups of neighbors; the first ones have one more where the numbers do not divide.
-
-    Args:
-        cores: Numbers, at least `count`.
-        count: How many groups.
-    """
+    """Cut at least `count` cores into groups of neighbors; the first have one more where the numbers do not divide."""
     size, more = divmod(len(cores), count)
     ends = [size * number + min(number, more) for number in range(count + 1)]
     return [tuple(cores[begin:end]) for begin, end in itertools.pairwise(ends)]
 
 
 def count_copies(numbers: Parallelism, instances: int, device: Device) -> int:
-    """How many copies of a model have devices of their own: as many as it has instances, unless stages are shared.
+    """Count the copies of a model that share no devices: as many as it has instances, unless stages are shared.
 
     Raises:
         LoweringError: There are not that many instances.
@@ -84,14 +79,14 @@ def _gpus(numbers: Parallelism, device: Device, gpus: int) -> tuple[Place, ...]:
 
 
 def check_apart(numbers: Parallelism, gpus: Sequence[int]) -> None:
-    """Refuses instances one of which would begin on a GPU that another one's stages or shards are on.
+    """Refuse instances of which one would begin on a GPU of another one.
 
     Args:
         numbers: How the model is spread.
-        gpus: Where each instance begins.
+        gpus: First GPU of each instance.
 
     Raises:
-        LoweringError: There are two such.
+        LoweringError: Two instances would share a GPU.
     """
     for first, second in itertools.pairwise(sorted(gpus)):
         if second - first < numbers.devices:

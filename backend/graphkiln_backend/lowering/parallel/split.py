@@ -1,4 +1,13 @@
-"""The plan of a model that is spread over devices: its numbers, its stages, what each device holds, and why."""
+"""Plan how a model is spread over devices: its numbers, its stages, what each device holds, and why.
+
+A graph is cut into consecutive stages: the exact best of all cuts, by dynamic programming. The best split has the
+shortest slowest stage, since a pipeline is as fast as that; a stage's time holds what the tensors that it is handed
+take. Of splits that are as fast, the one across whose cuts less passes is taken. Where a device would hold more than
+its share of the weights and a tenth of all, a split that is a little slower and holds less is taken instead.
+
+Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, section 3.1 (the
+partitioning algorithm; stages of one device each).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +20,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from graphkiln_backend.graph.device import WAITING, Device, Parallelism, Place
+from graphkiln_backend.graph.device import WAITING, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeTimes
@@ -19,17 +28,10 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.measured_speed import CPU_CORE, PCIE_GPU, MeasuredSpeed, Speed
 from graphkiln_backend.lowering.parallel.places import counted
 
-# Where to cut a graph into consecutive stages: the exact best of all cuts, by dynamic programming.
-#
-# The best split has the shortest slowest stage, since a pipeline is as fast as that; a stage's time holds what the
-# tensors that it is handed take. Of splits that are as fast, the one across whose cuts less passes is taken. Where a
-# device would hold more than its share of the weights and a tenth of all, a split that is a little slower and holds
-# less is taken instead.
-#
-# Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, section 3.1 (the
-# partitioning algorithm; stages of one device each).
-
 Floats = npt.NDArray[np.float64]
+CountCosts = Callable[[int], GraphCosts]  # number of shards -> the costs of one of them
+FindPlaces = Callable[[Parallelism], tuple[Place, ...]]
+
 _EQUAL = 1e-9  # stages that are less than this share apart are as fast
 _AIM = 0.1  # of all weights: what a device may hold beside an equal share
 # Of the slowest stage's time: what holding no more than that may cost. Two stages of BERT-base give up a third of a
@@ -44,11 +46,11 @@ class StageCost:
     Attributes:
         begin: Position of its first node.
         end: Position behind its last node.
-        seconds: Of a micro-batch, with what it takes to hand its inputs over.
-        weight_bytes: Of its weights; one that another stage reads, too, is held by both.
+        seconds: Time of a micro-batch, with what it takes to hand its inputs over.
+        weight_bytes: Its weights; one that another stage reads, too, is held by both.
         activation_bytes: Most that is alive at once while it computes a micro-batch, and what waits for the next stage.
-        handed_bytes: What the stage before hands over for a micro-batch.
-        flops: Of one sample.
+        handed_bytes: Inputs from the stage before for a micro-batch.
+        flops: Arithmetic of one sample.
     """
 
     begin: int
@@ -61,43 +63,306 @@ class StageCost:
 
     @property
     def memory_bytes(self) -> int:
-        """What its device holds."""
+        """Memory that its device needs."""
         return self.weight_bytes + self.activation_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """What devices hold at the same time.
+class Split:
+    """How one copy of a model is spread.
 
     Attributes:
-        waiting: Micro-batches that may wait for the next stage.
-        turns: Batches that may be under way at once, of instances that share the devices and their weights.
+        numbers: The requested numbers, and those that were left open.
+        stages: Costs of each stage on one of its devices.
+        places: Place of each shard of each stage, stage by stage.
+        rows: Samples of a micro-batch.
+        whole: Costs of the whole graph.
+        why: Reason for the number of micro-batches; empty where it was requested.
+        tried: With `auto`: reasons against smaller numbers, a line each.
+        basis: Source of the costs, if they were measured.
+        turns: Instances that share the devices.
     """
 
-    waiting: int = 0
+    numbers: Parallelism
+    stages: tuple[StageCost, ...]
+    places: tuple[Place, ...]
+    rows: int
+    whole: GraphCosts
+    why: str = ""
+    tried: tuple[str, ...] = ()
+    basis: str = ""
     turns: int = 1
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Positions of the first node of each stage but the first."""
+        return tuple(stage.begin for stage in self.stages[1:])
 
-_ALONE = Held()
+    def explain(self) -> str:
+        """Describe the numbers, and what each device computes and holds, a line each."""
+        return "\n".join((f"parallel: {self.numbers}", *self._lines(), *(f"rejected: {line}" for line in self.tried)))
+
+    def _lines(self) -> Iterator[str]:
+        if self.numbers.pipeline > 1:
+            why = f": {self.why}" if self.why else ""
+            yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch{why}"
+        if self.turns > 1:
+            yield f"{self.turns} instances share these devices: while a batch of one ends, one of another begins"
+        if self.basis:
+            yield self.basis
+        slowest = max(stage.seconds for stage in self.stages) or 1.0
+        total = max(1, self.whole.weight_bytes)
+        for number, stage in enumerate(self.stages):
+            own = self.places[number * self.numbers.tensor : (number + 1) * self.numbers.tensor]
+            places = ", ".join(map(str, own))
+            held = f"{format_size(stage.weight_bytes)} of weights ({stage.weight_bytes / total:.0%} of the model's)"
+            handed = f", takes {format_size(stage.handed_bytes)} from the stage before" if stage.handed_bytes else ""
+            yield (
+                f"stage {number} on {places}: nodes {stage.begin}-{stage.end - 1}, "
+                f"{stage.flops / 1e9:.3g} GFLOP a sample, each device "
+                f"holds {held} and {format_size(stage.activation_bytes)} of activations{handed}; "
+                f"{stage.seconds / slowest:.0%} of the slowest stage's time"
+            )
+
+
+def plan_split(
+    numbers: Parallelism,
+    count_costs: CountCosts,
+    find_places: FindPlaces,
+    *,
+    devices: int,
+    largest_batch: int,
+    signature: Signature,
+    times: NodeTimes | None = None,
+    turns: int = 1,
+) -> Split:
+    """Plan how a model is spread.
+
+    Args:
+        numbers: The requested numbers.
+        count_costs: Counts the costs of a shard.
+        find_places: Finds the places of an instance.
+        devices: Groups of cores, or GPUs, that one copy may use at most.
+        largest_batch: The largest batch that will be requested.
+        signature: Signature of the graph.
+        times: Measured times of the graph's nodes on a core; None where costs are counted.
+        turns: Instances that share the devices of a copy, each with a batch of its own.
+
+    Raises:
+        LoweringError: It cannot be spread as requested; `attempts` says why.
+    """
+    try_out = partial(
+        _plan, count_costs, find_places, times, largest_batch=largest_batch, signature=signature, turns=turns
+    )
+    if not numbers.auto:
+        return try_out(numbers)
+    if not numbers.memory_bytes:
+        raise LoweringError(
+            "parallel: auto fits a model into memory",
+            attempts=("the memory of a device is not given",),
+            hint="write parallel: auto, memory=2GiB",
+        )
+    tried: list[str] = []
+    for candidate in _candidates(numbers, devices, largest_batch, signature):
+        try:
+            split = try_out(candidate)
+        except LoweringError as error:
+            tried.append(f"pipeline={candidate.pipeline}, tensor={candidate.tensor}: {error.message}")
+        else:
+            return replace(split, tried=tuple(tried))
+    raise LoweringError(
+        f"{numbers}: no numbers fit",
+        attempts=tuple(tried),
+        hint=f"{counted(devices, 'device')} can be used: give them more `memory`, or more devices",
+    )
+
+
+def _candidates(numbers: Parallelism, devices: int, largest_batch: int, signature: Signature) -> Iterator[Parallelism]:
+    """The fewest devices first; of as many, stages before shards, which send less."""
+    for count in range(1, devices + 1):
+        for tensor in (each for each in range(1, count + 1) if count % each == 0):
+            chosen = numbers.of(count // tensor, tensor)
+            if chosen.pipeline > 1 and not chosen.micro_batches and why_whole(largest_batch, signature):
+                chosen = replace(chosen, micro_batches=1)  # who asks for memory alone is served with stages in turn
+            yield chosen
+
+
+def _plan(
+    count_costs: CountCosts,
+    find_places: FindPlaces,
+    times: NodeTimes | None,
+    numbers: Parallelism,
+    *,
+    largest_batch: int,
+    signature: Signature,
+    turns: int,
+) -> Split:
+    places = find_places(numbers)
+    counts = _micro_batches(numbers, largest_batch, signature, turns)
+    costs = count_costs(numbers.tensor)
+    speed: Speed = CPU_CORE
+    if places[0].device.is_gpu:
+        speed = PCIE_GPU  # times that were measured on a core say nothing of it
+    elif times:
+        speed = MeasuredSpeed.of(CPU_CORE, times, count_costs(1))
+
+    def find(rows: int) -> tuple[StageCost, ...]:
+        return find_stages(
+            costs,
+            numbers.pipeline,
+            speed,
+            rows=rows,
+            memory_bytes=numbers.memory_bytes,
+            waiting=min(WAITING, math.ceil(largest_batch / rows) - 1),
+            turns=turns,
+        )
+
+    cutting = cut_batch(find, largest_batch, counts, turns)
+    whole = count_costs(1) if numbers.tensor > 1 else costs
+    basis = speed.explain() if isinstance(speed, MeasuredSpeed) else ""
+    return Split(
+        numbers=replace(numbers, micro_batches=cutting.count if numbers.pipeline > 1 else 0),
+        stages=cutting.stages,
+        places=places,
+        rows=cutting.rows,
+        whole=whole,
+        why=cutting.explain("measured" if basis else "counted"),
+        basis=basis,
+        turns=turns,
+    )
+
+
+def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature, turns: int) -> tuple[int, ...]:
+    """Numbers of parts into which a largest batch may be cut.
+
+    Raises:
+        LoweringError: A batch cannot be split, and stages may not take turns.
+    """
+    if numbers.pipeline == 1 or numbers.micro_batches == 1:
+        return (1,)
+    if reason := why_whole(largest_batch, signature):
+        if turns > 1 and not numbers.micro_batches:
+            return (1,)  # the stages work on the batches of several instances
+        raise LoweringError(
+            f"{numbers} would compute parts of a batch side by side",
+            attempts=(reason,),
+            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed; on cores, "
+            f"data=1 with {numbers.pipeline} instances keeps all of them at work",
+        )
+    return (min(numbers.micro_batches, largest_batch),) if numbers.micro_batches else usual_counts(largest_batch)
+
+
+def why_whole(largest_batch: int, signature: Signature) -> str:
+    """Reason why a batch cannot be split; empty where it can."""
+    if largest_batch < 2:
+        return "batches are of one row (max_batch_size)"
+    fixed = [spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.batchable]
+    if fixed:
+        return f"the first dimension of '{fixed[0]}' is not the batch"
+    if len({spec.shape[0] for spec in signature.inputs}) > 1:
+        return f"the first dimensions of {', '.join(spec.name for spec in signature.inputs)} need not be equal"
+    return ""
+
+
+FindStages = Callable[[int], tuple[StageCost, ...]]  # rows of a micro-batch -> the best stages for it
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cutting:
+    """Micro-batches of a largest batch.
+
+    More of them keep more stages at work, and each one reads all weights of a stage again and is handed over alone.
+
+    Attributes:
+        count: Number of micro-batches.
+        rows: Rows of each, at most.
+        stages: Costs of each stage for one of them.
+        others: Other counts that were considered -> seconds of a batch.
+        turns: Batches that may be under way at once.
+    """
+
+    count: int
+    rows: int
+    stages: tuple[StageCost, ...]
+    others: Mapping[int, float] = field(default_factory=dict)
+    turns: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Time of a batch: the first part passes all stages, then the slowest one takes its time for each more.
+
+        Where several batches are under way, each takes its share of that, or as long as the slowest stage needs for it.
+        """
+        times = [stage.seconds for stage in self.stages]
+        alone = sum(times) + (self.count - 1) * max(times)
+        return max(alone / self.turns, self.count * max(times))
+
+    def explain(self, costs: str = "counted") -> str:
+        """Reason for the count by `counted` or `measured` costs; empty where it was requested."""
+        if not self.others:
+            return ""
+        beside = ", ".join(f"{count} take {seconds / self.seconds:.2f}x" for count, seconds in self.others.items())
+        return f"the fastest by {costs} costs ({beside} of the time)"
+
+
+def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int], turns: int = 1) -> Cutting:
+    """Find the cutting by which a batch is over first; of those that are as fast, the one with the fewest parts.
+
+    Args:
+        find: Finds the stages; raises `LoweringError` where none fit.
+        largest_batch: Rows.
+        counts: Numbers of micro-batches to choose from, ascending.
+        turns: Batches that may be under way at once.
+
+    Raises:
+        LoweringError: Stages fit for none of them; as for the one that needs the least memory.
+    """
+    found: list[Cutting] = []
+    refused: LoweringError | None = None
+    for count in counts:
+        rows = math.ceil(largest_batch / count)
+        try:
+            found.append(Cutting(count=count, rows=rows, stages=find(rows), turns=turns))
+        except LoweringError as error:
+            refused = error
+    if not found:
+        raise refused or LoweringError("there is no batch to cut", attempts=(f"{largest_batch} rows",))
+    best = min(found, key=lambda cutting: cutting.seconds)
+    others = {cutting.count: cutting.seconds for cutting in found if cutting is not best}
+    return replace(best, others=others)
+
+
+def usual_counts(largest_batch: int) -> tuple[int, ...]:
+    """Numbers of micro-batches to consider for a largest batch of rows: powers of two, and parts of one row."""
+    powers = [1 << exponent for exponent in range(largest_batch.bit_length())]
+    return tuple(sorted({*powers, largest_batch}))
 
 
 def find_stages(
-    costs: GraphCosts, stages: int, speed: Speed, *, rows: int = 1, memory_bytes: int = 0, held: Held = _ALONE
+    costs: GraphCosts,
+    stages: int,
+    speed: Speed,
+    *,
+    rows: int = 1,
+    memory_bytes: int = 0,
+    waiting: int = 0,
+    turns: int = 1,
 ) -> tuple[StageCost, ...]:
-    """The best split into stages.
+    """Find the best split into stages.
 
     Args:
-        costs: Of the graph.
-        stages: How many.
-        speed: Of each device.
+        costs: Costs of the graph.
+        stages: Number of stages.
+        speed: Speed of each device.
         rows: Samples of a micro-batch.
-        memory_bytes: What a device may hold; 0 for no limit.
-        held: What they hold at the same time.
+        memory_bytes: Memory of a device; 0 for no limit.
+        waiting: Micro-batches that may wait for the next stage.
+        turns: Batches that may be under way at once, of instances that share the devices and their weights.
 
     Raises:
         LoweringError: There are not that many places to cut, or no split fits the memory.
     """
-    table = _Table(costs, speed, rows, stages, held)
+    table = _Table(costs, speed, rows=rows, stages=stages, waiting=waiting, turns=turns)
     if len(table.positions) - 1 < stages:
         raise LoweringError(
             f"the graph cannot be cut into {stages} stages",
@@ -111,26 +376,20 @@ def find_stages(
     crossing = table.crossing[table.positions]
     chosen = _partition(seconds, crossing, stages)
     if chosen is None:
-        least = max(memory[a, b] for a, b in _spans(_partition(memory, crossing, stages) or []))
+        least = max(memory[a, b] for a, b in itertools.pairwise(_partition(memory, crossing, stages) or []))
         raise LoweringError(
             f"no split into {stages} stage{'s' if stages > 1 else ''} fits {format_size(memory_bytes)} for each device",
             attempts=(f"the smallest needs {format_size(int(least))}",),
             hint="choose more stages or shards, smaller micro-batches, or more `memory`",
         )
     chosen = _lighter(table, seconds, chosen)
-    return tuple(table.stage(a, b, float(seconds[a, b])) for a, b in _spans(chosen))
+    return tuple(table.stage(a, b, float(seconds[a, b])) for a, b in itertools.pairwise(chosen))
 
 
 def _lighter(table: _Table, seconds: Floats, chosen: list[int]) -> list[int]:
-    """The fastest split whose devices hold no more than `_AIM` says, where it is nearly as fast as the fastest of all.
-
-    Args:
-        table: What each stage would hold.
-        seconds: Of the stages that may be chosen, `[places, places]`.
-        chosen: The places of the fastest split.
-    """
+    """The fastest split whose devices hold no more than `_AIM` allows, where it is nearly as fast as the chosen one."""
     stages = len(chosen) - 1
-    weights = table.weights()
+    weights = table.weight_spans
     light = np.where(weights <= (1 / stages + _AIM) * weights[0, -1], seconds, np.inf)
     found = _partition(light, table.crossing[table.positions], stages)
     if found is None or _slowest(seconds, found) > (1 + _WORTH) * _slowest(seconds, chosen):
@@ -139,17 +398,13 @@ def _lighter(table: _Table, seconds: Floats, chosen: list[int]) -> list[int]:
 
 
 def _slowest(seconds: Floats, places: list[int]) -> float:
-    return max(float(seconds[a, b]) for a, b in _spans(places))
+    return max(float(seconds[a, b]) for a, b in itertools.pairwise(places))
 
 
 def find_cuts(costs: GraphCosts, stages: int = 2) -> list[int]:
-    """Positions of nodes before which the graph can be cut, the first and the one behind the last among them.
+    """Find positions of nodes before which a graph can be cut, the first and the one behind the last among them.
 
-    Where nothing that runtimes fuse would be separated; where that leaves too few places, wherever a cut is possible.
-
-    Args:
-        costs: Of the graph.
-        stages: How many stages it is to be cut into.
+    Nothing that runtimes fuse is separated, unless that leaves too few places for so many stages.
     """
     count = len(costs.nodes)
     lives = _lifetimes(costs)
@@ -184,9 +439,9 @@ def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
 
 
 class _Table:
-    """What every span of nodes between two places would cost as a stage."""
+    """Costs of every span of nodes between two places as a stage."""
 
-    def __init__(self, costs: GraphCosts, speed: Speed, rows: int, stages: int, held: Held) -> None:
+    def __init__(self, costs: GraphCosts, speed: Speed, *, rows: int, stages: int, waiting: int, turns: int) -> None:
         self._costs = costs
         self._speed = speed
         self._rows = rows
@@ -195,9 +450,9 @@ class _Table:
         self._nodes_s = np.concatenate([[0.0], np.cumsum(speed.node_seconds(costs, rows))])
         writes = [sum(node.writes.values()) for node in costs.nodes]
         self._alive = self.crossing[:-1] + rows * np.array(writes, np.float64)
-        self._weights = self._weight_spans()
-        queued = held.waiting * self.crossing[self.positions][None, :]
-        self._activations = held.turns * (self._activation_spans() + queued)
+        self.weight_spans = self._weight_spans()
+        queued = waiting * self.crossing[self.positions][None, :]
+        self._activations = turns * (self._activation_spans() + queued)
 
     def seconds(self) -> Floats:
         """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""
@@ -207,11 +462,7 @@ class _Table:
 
     def memory(self) -> Floats:
         """Bytes of its weights and activations, likewise."""
-        return np.where(self._is_span, self._weights + self._activations, np.inf)
-
-    def weights(self) -> Floats:
-        """Bytes of its weights, likewise; 0 where it would be empty."""
-        return self._weights
+        return np.where(self._is_span, self.weight_spans + self._activations, np.inf)
 
     def stage(self, a: int, b: int, seconds: float) -> StageCost:
         begin, end = int(self.positions[a]), int(self.positions[b])
@@ -219,7 +470,7 @@ class _Table:
             begin=begin,
             end=end,
             seconds=seconds,
-            weight_bytes=int(self._weights[a, b]),
+            weight_bytes=int(self.weight_spans[a, b]),
             activation_bytes=int(self._activations[a, b]),
             handed_bytes=int(self.crossing[begin]) if begin else 0,
             flops=sum(node.flops for node in self._costs.nodes[begin:end]),
@@ -296,294 +547,3 @@ def _partition(cost: Floats, crossing: Floats, stages: int) -> list[int] | None:
     for chosen in reversed(before):
         found.append(int(chosen[found[-1]]))
     return [0, *reversed(found)]
-
-
-def _spans(places: list[int]) -> Iterator[tuple[int, int]]:
-    yield from itertools.pairwise(places)
-
-
-# Into how many micro-batches a pipeline cuts a batch, where nobody says it: by the costs of its stages.
-#
-# More of them keep more stages at work, and each one reads all weights of a stage again and is handed over on its own.
-
-FindStages = Callable[[int], tuple[StageCost, ...]]  # rows of a micro-batch -> the best stages for it
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cutting:
-    """How a largest batch is cut.
-
-    Attributes:
-        count: Micro-batches.
-        rows: Of each, at most.
-        stages: What each stage costs for one of them.
-        others: Other counts that were considered -> seconds of a batch.
-        turns: Batches that may be under way at once.
-    """
-
-    count: int
-    rows: int
-    stages: tuple[StageCost, ...]
-    others: Mapping[int, float] = field(default_factory=dict)
-    turns: int = 1
-
-    @property
-    def seconds(self) -> float:
-        """Of a batch: the first part passes all stages, then the slowest one takes its time for each more.
-
-        Where several batches are under way, each takes its share of that, or as long as the slowest stage needs for it.
-        """
-        times = [stage.seconds for stage in self.stages]
-        alone = sum(times) + (self.count - 1) * max(times)
-        return max(alone / self.turns, self.count * max(times))
-
-    def explain(self, costs: str = "counted") -> str:
-        """Why so many; empty where somebody said it.
-
-        Args:
-            costs: Whether they were counted or measured.
-        """
-        if not self.others:
-            return ""
-        beside = ", ".join(f"{count} take {seconds / self.seconds:.2f}x" for count, seconds in self.others.items())
-        return f"the fastest by {costs} costs ({beside} of the time)"
-
-
-def cut_batch(find: FindStages, largest_batch: int, counts: Sequence[int], turns: int = 1) -> Cutting:
-    """The cutting by which a batch is over first; of those that are as fast, the one with the fewest parts.
-
-    Args:
-        find: Finds the stages; raises `LoweringError` where none fit.
-        largest_batch: Rows.
-        counts: What to choose from, ascending.
-        turns: Batches that may be under way at once.
-
-    Raises:
-        LoweringError: For none of them there are stages that fit; as for the one that needs the least memory.
-    """
-    found: list[Cutting] = []
-    refused: LoweringError | None = None
-    for count in counts:
-        rows = math.ceil(largest_batch / count)
-        try:
-            found.append(Cutting(count=count, rows=rows, stages=find(rows), turns=turns))
-        except LoweringError as error:
-            refused = error
-    if not found:
-        raise refused or LoweringError("there is no batch to cut", attempts=(f"{largest_batch} rows",))
-    best = min(found, key=lambda cutting: cutting.seconds)
-    others = {cutting.count: cutting.seconds for cutting in found if cutting is not best}
-    return replace(best, others=others)
-
-
-def usual_counts(largest_batch: int) -> tuple[int, ...]:
-    """What is considered: powers of two, and parts of one row.
-
-    Args:
-        largest_batch: Rows, at least 1.
-    """
-    powers = [1 << exponent for exponent in range(largest_batch.bit_length())]
-    return tuple(sorted({*powers, largest_batch}))
-
-
-CountCosts = Callable[[int], GraphCosts]  # number of shards -> the costs of one of them
-FindPlaces = Callable[[Parallelism], tuple[Place, ...]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Split:
-    """How one copy of a model is spread.
-
-    Attributes:
-        numbers: What was requested, with what was left open.
-        stages: What each stage costs on one of its devices.
-        places: Of each shard of each stage, stage by stage.
-        rows: Samples of a micro-batch.
-        whole: The costs of the whole graph.
-        why: Why there are so many micro-batches; empty where it was requested.
-        tried: With `auto`: why smaller numbers do not do, a line each.
-        basis: Where costs come from, if they were measured.
-        turns: Instances that share the devices.
-    """
-
-    numbers: Parallelism
-    stages: tuple[StageCost, ...]
-    places: tuple[Place, ...]
-    rows: int
-    whole: GraphCosts
-    why: str = ""
-    tried: tuple[str, ...] = ()
-    basis: str = ""
-    turns: int = 1
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """Positions of the first node of each stage but the first."""
-        return tuple(stage.begin for stage in self.stages[1:])
-
-    def places_of(self, stage: int) -> tuple[Place, ...]:
-        """The places of the shards of a stage."""
-        return self.places[stage * self.numbers.tensor : (stage + 1) * self.numbers.tensor]
-
-    def explain(self) -> str:
-        """The numbers, and what each device computes and holds, a line each."""
-        return "\n".join((f"parallel: {self.numbers}", *self._lines(), *(f"rejected: {line}" for line in self.tried)))
-
-    def _lines(self) -> Iterator[str]:
-        if self.numbers.pipeline > 1:
-            why = f": {self.why}" if self.why else ""
-            yield f"micro-batches of {counted(self.rows, 'row')}, {self.numbers.micro_batches} of a largest batch{why}"
-        if self.turns > 1:
-            yield f"{self.turns} instances share these devices: while a batch of one ends, one of another begins"
-        if self.basis:
-            yield self.basis
-        slowest = max(stage.seconds for stage in self.stages) or 1.0
-        total = max(1, self.whole.weight_bytes)
-        for number, stage in enumerate(self.stages):
-            places = ", ".join(map(str, self.places_of(number)))
-            held = f"{format_size(stage.weight_bytes)} of weights ({stage.weight_bytes / total:.0%} of the model's)"
-            handed = f", takes {format_size(stage.handed_bytes)} from the stage before" if stage.handed_bytes else ""
-            yield (
-                f"stage {number} on {places}: nodes {stage.begin}-{stage.end - 1}, {_products(stage)}, each device "
-                f"holds {held} and {format_size(stage.activation_bytes)} of activations{handed}; "
-                f"{stage.seconds / slowest:.0%} of the slowest stage's time"
-            )
-
-
-def plan_split(
-    numbers: Parallelism,
-    count_costs: CountCosts,
-    find_places: FindPlaces,
-    *,
-    devices: int,
-    largest_batch: int,
-    signature: Signature,
-    times: NodeTimes | None = None,
-    turns: int = 1,
-) -> Split:
-    """Plans how a model is spread.
-
-    Args:
-        numbers: What is requested.
-        count_costs: Counts the costs of a shard.
-        find_places: Finds the places of an instance.
-        devices: Groups of cores, or GPUs, that one copy may use at most.
-        largest_batch: The largest batch that will be requested.
-        signature: Of the graph.
-        times: What was measured of the graph's nodes on a core; None where costs are counted.
-        turns: Instances that share the devices of a copy, each with a batch of its own.
-
-    Raises:
-        LoweringError: It cannot be spread as requested; `attempts` says why.
-    """
-    try_out = partial(
-        _plan, count_costs, find_places, times, largest_batch=largest_batch, signature=signature, turns=turns
-    )
-    if not numbers.auto:
-        return try_out(numbers)
-    if not numbers.memory_bytes:
-        raise LoweringError(
-            "parallel: auto fits a model into memory",
-            attempts=("it is not told how much a device has",),
-            hint="write parallel: auto, memory=2GiB",
-        )
-    tried: list[str] = []
-    for candidate in _candidates(numbers, devices, largest_batch, signature):
-        try:
-            split = try_out(candidate)
-        except LoweringError as error:
-            tried.append(f"pipeline={candidate.pipeline}, tensor={candidate.tensor}: {error.message}")
-        else:
-            return replace(split, tried=tuple(tried))
-    raise LoweringError(
-        f"{numbers}: no numbers fit",
-        attempts=tuple(tried),
-        hint=f"{counted(devices, 'device')} can be used: give them more `memory`, or more devices",
-    )
-
-
-def _candidates(numbers: Parallelism, devices: int, largest_batch: int, signature: Signature) -> Iterator[Parallelism]:
-    """The fewest devices first; of as many, stages before shards, which send less."""
-    for count in range(1, devices + 1):
-        for tensor in (each for each in range(1, count + 1) if count % each == 0):
-            chosen = numbers.of(count // tensor, tensor)
-            if chosen.pipeline > 1 and not chosen.micro_batches and why_whole(largest_batch, signature):
-                chosen = replace(chosen, micro_batches=1)  # who asks for memory alone is served with stages in turn
-            yield chosen
-
-
-def _plan(
-    count_costs: CountCosts,
-    find_places: FindPlaces,
-    times: NodeTimes | None,
-    numbers: Parallelism,
-    *,
-    largest_batch: int,
-    signature: Signature,
-    turns: int,
-) -> Split:
-    places = find_places(numbers)
-    counts = _micro_batches(numbers, largest_batch, signature, turns)
-    costs = count_costs(numbers.tensor)
-    speed = _speed(places[0].device, times, count_costs)
-
-    def find(rows: int) -> tuple[StageCost, ...]:
-        held = Held(waiting=min(WAITING, math.ceil(largest_batch / rows) - 1), turns=turns)
-        return find_stages(costs, numbers.pipeline, speed, rows=rows, memory_bytes=numbers.memory_bytes, held=held)
-
-    cutting = cut_batch(find, largest_batch, counts, turns)
-    whole = count_costs(1) if numbers.tensor > 1 else costs
-    basis = speed.explain() if isinstance(speed, MeasuredSpeed) else ""
-    return Split(
-        numbers=replace(numbers, micro_batches=cutting.count if numbers.pipeline > 1 else 0),
-        stages=cutting.stages,
-        places=places,
-        rows=cutting.rows,
-        whole=whole,
-        why=cutting.explain("measured" if basis else "counted"),
-        basis=basis,
-        turns=turns,
-    )
-
-
-def _speed(device: Device, times: NodeTimes | None, count_costs: CountCosts) -> Speed:
-    """Of each device: what was measured on a core says nothing of a GPU."""
-    if device.is_gpu:
-        return PCIE_GPU
-    return MeasuredSpeed.of(CPU_CORE, times, count_costs(1)) if times else CPU_CORE
-
-
-def _micro_batches(numbers: Parallelism, largest_batch: int, signature: Signature, turns: int) -> tuple[int, ...]:
-    """Into how many parts a largest batch may be cut.
-
-    Raises:
-        LoweringError: A batch cannot be split, and it was not said that stages may take turns.
-    """
-    if numbers.pipeline == 1 or numbers.micro_batches == 1:
-        return (1,)
-    if reason := why_whole(largest_batch, signature):
-        if turns > 1 and not numbers.micro_batches:
-            return (1,)  # the stages work on the batches of several instances
-        raise LoweringError(
-            f"{numbers} would compute parts of a batch side by side",
-            attempts=(reason,),
-            hint="micro_batches=1 lets the stages take turns: less memory on each device, and no more speed; on cores, "
-            f"data=1 with {numbers.pipeline} instances keeps all of them at work",
-        )
-    return (min(numbers.micro_batches, largest_batch),) if numbers.micro_batches else usual_counts(largest_batch)
-
-
-def why_whole(largest_batch: int, signature: Signature) -> str:
-    """Why a batch cannot be split; empty where it can."""
-    if largest_batch < 2:
-        return "batches are of one row (max_batch_size)"
-    fixed = [spec.name for spec in (*signature.inputs, *signature.outputs) if not spec.batchable]
-    if fixed:
-        return f"the first dimension of '{fixed[0]}' is not the batch"
-    if len({spec.shape[0] for spec in signature.inputs}) > 1:
-        return f"the first dimensions of {', '.join(spec.name for spec in signature.inputs)} need not be equal"
-    return ""
-
-
-def _products(stage: StageCost) -> str:
-    return f"{stage.flops / 1e9:.3g} GFLOP a sample"

@@ -1,4 +1,4 @@
-"""Measures how long each node of a graph takes on one core, for plans that balance stages by it.
+"""Measure the time of each node of a graph on one core, for plans that balance stages by it.
 
 In a session that fuses nothing: fused nodes have names of the runtime's own, and what blocks of channels are computed
 in (NCHWc) is named after values that the graph does not have. So a convolution and its activation are told apart, as
@@ -31,11 +31,11 @@ _NAME = "graphkiln-node-"
 
 
 def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Sequence[str] = ()) -> NodeTimes:
-    """Measures each node for single samples and for the largest batch.
+    """Measure each node for single samples and for the largest batch.
 
     Args:
         version: The version.
-        largest_batch: Of its requests; 1 where batches cannot be split.
+        largest_batch: Largest batch of its requests; 1 where batches cannot be split.
         op_libraries: Libraries of custom operators.
 
     Raises:
@@ -50,7 +50,7 @@ def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Se
 
 
 def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
-    """Writes measured times beside the graph, where plans look for them; the file.
+    """Write measured times beside the graph, where plans look for them, and return the file.
 
     Raises:
         LoweringError: They cannot be written there.
@@ -67,9 +67,9 @@ def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
 
 @contextmanager
 def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[TimedSession, list[str]]]:
-    """The graph on one core with nothing fused, its nodes named by their positions; the names that splits give them.
+    """The graph on one core with nothing fused, its nodes named by their positions; and the names that splits give them.
 
-    Those that compute from weights alone have none.
+    Nodes that compute from weights alone have no name.
     """
     from graphkiln_backend.passes.constants import find_constant_nodes  # a second of imports
     from graphkiln_backend.passes.graph_file import save
@@ -97,16 +97,12 @@ def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[Tim
 
 def _timed(session: Session) -> TimedSession:
     if not isinstance(session, TimedSession):
-        raise TypeError(f"{type(session).__name__} cannot tell how long nodes take")
+        raise TypeError(f"{type(session).__name__} cannot time nodes")
     return session
 
 
 def _feeds(session: Session, golden: GoldenSamples | None, size: int) -> Mapping[str, AnyArray]:
-    """A batch that the graph computes: of golden samples, or else made up.
-
-    Raises:
-        LoweringError: Nothing that is made up is computed.
-    """
+    """A batch that the graph computes: of golden samples, or else made up."""
     if golden:
         return golden.batch(size)
     for inputs in synthetic_inputs(session.signature):

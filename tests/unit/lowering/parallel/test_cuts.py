@@ -10,7 +10,7 @@ import pytest
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
 from graphkiln_backend.lowering.parallel.measured_speed import Speed
-from graphkiln_backend.lowering.parallel.split import Held, StageCost, find_cuts, find_stages
+from graphkiln_backend.lowering.parallel.split import StageCost, find_cuts, find_stages
 
 SPEED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1.0, link_s=0.0)
 """A second for each operation, and for each byte that is handed on."""
@@ -191,12 +191,12 @@ class TestRefusals:
     def test_what_waits_for_the_next_stage_takes_memory(self) -> None:
         """Two micro-batches of two rows, of 10 bytes each, beside those that are alive while a stage computes."""
         wide = chain([1, 1, 1, 1], [1, 20, 10, 20, 1])
-        none, some = (find_stages(wide, 2, SPEED, rows=2, held=Held(waiting=waiting)) for waiting in (0, 2))
+        none, some = (find_stages(wide, 2, SPEED, rows=2, waiting=waiting) for waiting in (0, 2))
         assert begins(none) == begins(some) == [0, 2]
         assert [stage.activation_bytes for stage in none] == [60, 60]
         assert [stage.activation_bytes for stage in some] == [100, 60]
         with pytest.raises(LoweringError, match="the smallest needs 100 bytes"):
-            find_stages(wide, 2, SPEED, rows=2, held=Held(waiting=2), memory_bytes=61)
+            find_stages(wide, 2, SPEED, rows=2, waiting=2, memory_bytes=61)
 
     def test_a_weight_that_two_stages_read_is_held_by_both(self) -> None:
         costs = chain([1, 1, 1], None, [{"w": 64}, {}, {"w": 64}])

@@ -111,7 +111,7 @@ class TestAuto:
         assert "rejected: pipeline=1, tensor=1: no split into 1 stage fits 200 KiB" in split.explain()
 
     def test_needs_to_know_the_memory(self) -> None:
-        with pytest.raises(LoweringError, match=r"not told how much a device has.*memory=2GiB"):
+        with pytest.raises(LoweringError, match=r"memory of a device is not given.*memory=2GiB"):
             planned(Parallelism(auto=True))
 
     def test_nothing_fits(self) -> None:
