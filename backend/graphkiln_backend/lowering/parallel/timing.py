@@ -67,7 +67,7 @@ def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
 
 @contextmanager
 def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[TimedSession, list[str]]]:
-    """The graph on one core with nothing fused, its nodes named by their positions; and the names that splits give them.
+    """The graph on one core with nothing fused, its nodes named by position; and the names that splits give them.
 
     Nodes that compute from weights alone have no name.
     """
