@@ -73,15 +73,15 @@ class DeviceTransport(HostTransport):
         """
         import torch  # which nothing else in a server needs
 
-        cuda: Any = torch.cuda
-        tensors = [torch.from_dlpack(partial) for partial in partials]
-        totals = [torch.empty_like(tensor) for tensor in tensors]
+        library: Any = torch
+        tensors = [library.from_dlpack(partial) for partial in partials]
+        totals = [library.empty_like(tensor) for tensor in tensors]
         if not tensors[0].numel():
             return totals
         try:
-            cuda.nccl.all_reduce(tensors, totals)
+            library.cuda.nccl.all_reduce(tensors, totals)
             for total in totals:
-                cuda.synchronize(total.device)  # sessions run on streams of their own
+                library.cuda.synchronize(total.device)  # sessions run on streams of their own
         except RuntimeError as error:
             raise ExecutionError(f"NCCL failed: {error}") from error
         return totals
