@@ -26,11 +26,11 @@ WHOLE: dict[str, tuple[str, str]] = {
     "softmax over the batch": ("(float[1,4] x) => (float[1,4] y) { y = Softmax<axis=0>(x) }", "works along the batch"),
     "rows that mix, though the batch varies": (
         "(float[n,4] x) => (float[n,4] y) { m = ReduceMean<keepdims=1>(x, zero) y = Sub(x, m) }",
-        "takes the rows together",
+        "reduces over the rows",
     ),
     "time first": (
         "(float[time,batch,3] x) => (float[time,1,batch,2] y) { y, h = LSTM<hidden_size=2>(x, w, r) }",
-        "takes the first dimension for the time",
+        "steps through time along the rows",
     ),
     "states": (
         """(float[5,1,3] x, float[1,1,2] h, float[1,1,2] c) => (float[5,1,1,2] y, float[1,1,2] hn, float[1,1,2] cn) {

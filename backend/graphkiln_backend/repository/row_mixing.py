@@ -1,8 +1,8 @@
-"""Whether a graph computes a row of a batch from its neighbors, read from its nodes alone.
+"""Detection of graphs that compute a row of a batch from its neighbors, from their nodes alone.
 
-A first dimension that varies need not be a batch: it may be the time of a sequence, or a node may take all rows
-together. The axis of the rows is followed from the inputs, as far as it is sure where it is; what a node does along it
-tells. What is not sure says nothing: a session of the graph is tried with rows alone and together before it serves.
+A first dimension that varies need not be a batch: it may be the time of a sequence, or a node may reduce over all rows.
+The axis of the rows is followed from the inputs as far as it is known; a node that works along it mixes rows. Nothing
+follows from what is not known: a session of the graph is tried with rows alone and together before it serves.
 
 Source: ONNX operator schemas, versions 1 to 25.
 """
@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.axes import Node, Relation, Shape, relate
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.repository.row_rules import RULES, Mixes, Place, Places
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,16 +23,29 @@ else:
     np = LazyModule("numpy")
     onnx = LazyModule("onnx")
 
-_BREAKING = frozenset({"Shape", "Size"})
-"""What they compute depends on no value."""
-_ONE_SCALE = frozenset({"DynamicQuantizeLinear"})
-"""Operators that choose one number for the whole tensor."""
-_LARGEST_CONSTANT = 1024
-"""Elements of constants that are read: axes and shapes are small."""
+_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
+_BREAKING = frozenset({"Shape", "Size"})  # their outputs depend on no value
+_LARGEST_CONSTANT = 1024  # elements of constants that are read: axes and shapes are small
+_ATTRIBUTES = frozenset({"INT", "INTS", "STRING"})
+
+
+class Mixes(Exception):
+    """A node computes a row from others."""
+
+    def __init__(self, node: onnx.NodeProto, why: str) -> None:
+        super().__init__(f"{node.op_type} '{node.name or node.output[0]}' {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The axis of the rows of a value, out of `rank`."""
+
+    axis: int
+    rank: int
 
 
 def find_mixing(model: onnx.ModelProto) -> str:
-    """Which node computes a row from others, and how; empty where none is known to.
+    """Describe the first node that computes a row from others; empty where none is known to.
 
     Args:
         model: A graph whose inputs all have a first dimension that varies. Its weights need not be loaded.
@@ -46,7 +58,7 @@ def find_mixing(model: onnx.ModelProto) -> str:
 
 
 def find_row_outputs(model: onnx.ModelProto) -> frozenset[str]:
-    """The outputs that surely have a row for each row of the inputs, whatever shape the file tells.
+    """Return the outputs that surely have a row for each row of the inputs, whatever shape the file declares.
 
     Args:
         model: As for `find_mixing`.
@@ -61,88 +73,115 @@ def find_row_outputs(model: onnx.ModelProto) -> frozenset[str]:
 def _read(model: onnx.ModelProto) -> _Reader:
     given = {tensor.name for tensor in model.graph.initializer}
     versions = {opset.domain: opset.version for opset in model.opset_import}
-    reader = _Reader(version=versions.get("", versions.get("ai.onnx", 1)))
+    reader = _Reader(opset=versions.get("", versions.get("ai.onnx", 1)))
     for value in model.graph.input:
-        if value.name not in given:
-            reader.places[value.name] = Place(0, len(value.type.tensor_type.shape.dim))
+        rank = len(value.type.tensor_type.shape.dim)
+        if value.name not in given and rank:
+            reader.places[value.name] = Place(0, rank)
+        elif value.name not in given:
+            reader.unsure.add(value.name)
     for value in model.graph.value_info:
         if value.type.tensor_type.HasField("shape"):
-            reader.ranks[value.name] = len(value.type.tensor_type.shape.dim)
+            reader.shapes[value.name] = (None,) * len(value.type.tensor_type.shape.dim)
     for tensor in model.graph.initializer:
-        reader.know(tensor.name, tensor)
-    reader.read(_needed(model.graph))
+        reader.add_constant(tensor.name, tensor)
+    for node in _needed(model.graph):
+        reader.read(node)
     return reader
 
 
 @dataclass
 class _Reader:
-    """Follows the rows through the nodes of a graph.
+    """The rows, followed through the nodes of a graph.
 
     Attributes:
-        version: Opset of ONNX's own operators.
+        opset: Version of ONNX's own operators.
         places: Value -> the axis of its rows.
-        unsure: Values that depend on those of the inputs, and nobody knows where their rows are.
-        ranks: Number of dimensions, where the graph tells it.
-        constants: Small constants.
+        unsure: Values that depend on the inputs, and whose axis of rows is not known.
+        shapes: Of constants; of other values the rank alone, where the file declares it.
+        constants: Elements of small constants.
     """
 
-    version: int
+    opset: int
     places: dict[str, Place] = field(default_factory=dict)
     unsure: set[str] = field(default_factory=set)
-    ranks: dict[str, int] = field(default_factory=dict)
-    constants: dict[str, AnyArray] = field(default_factory=dict)
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    constants: dict[str, list[Any]] = field(default_factory=dict)
 
-    def know(self, name: str, tensor: onnx.TensorProto) -> None:
-        """Takes note of a constant."""
-        self.ranks[name] = len(tensor.dims)
+    def add_constant(self, name: str, tensor: onnx.TensorProto) -> None:
+        """Remember the shape of a constant, and its elements where they are few."""
+        self.shapes[name] = tuple(tensor.dims)
         if tensor.data_location != onnx.TensorProto.EXTERNAL and np.prod(tensor.dims) <= _LARGEST_CONSTANT:
-            self.constants[name] = onnx.numpy_helper.to_array(tensor)
+            self.constants[name] = onnx.numpy_helper.to_array(tensor).ravel().tolist()
 
-    def read(self, nodes: Iterable[onnx.NodeProto]) -> None:
-        """Raises `Mixes` at the first node that computes a row from others."""
-        for node in nodes:
-            if node.op_type == "Constant":
-                self._read_constant(node)
-            elif node.op_type not in _BREAKING:
-                self._read_node(node)
+    def read(self, node: onnx.NodeProto) -> None:
+        """Follow the rows through a node, raising `Mixes` where it computes a row from others."""
+        if node.op_type == "Constant":
+            self._read_constant(node)
+            return
+        read = {name for name in (*node.input, *_read_inside(node)) if name}
+        if node.op_type in _BREAKING or not self._depends(read):
+            return
+        self._check_decision(node)
+        known = node.domain in _DOMAINS and read.isdisjoint(self.unsure)
+        if known and (relation := relate(self._describe(node))):
+            self._place(node, relation)
+        self.unsure.update(name for name in node.output if name not in self.places)
 
     def _read_constant(self, node: onnx.NodeProto) -> None:
         for attribute in node.attribute:
             if attribute.name == "value":
-                self.know(node.output[0], attribute.t)
+                self.add_constant(node.output[0], attribute.t)
             elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
                 array = np.asarray(onnx.helper.get_attribute_value(attribute))
-                self.ranks[node.output[0]], self.constants[node.output[0]] = array.ndim, array
+                self.shapes[node.output[0]], self.constants[node.output[0]] = array.shape, array.ravel().tolist()
 
-    def _read_node(self, node: onnx.NodeProto) -> None:
-        read = {name for name in (*node.input, *_read_inside(node)) if name}
-        if read.isdisjoint(self.places) and read.isdisjoint(self.unsure):
-            return
-        self._check_decision(node)
-        rule = RULES.get(node.op_type) if node.domain in ("", "ai.onnx", "ai.onnx.ml") else None
-        found = rule(node, self._look(node)) if rule and read.isdisjoint(self.unsure) else None
-        places = found if isinstance(found, tuple) else (found,) * len(node.output)
-        self.places |= {name: place for name, place in zip(node.output, places, strict=False) if place}
-        self.unsure.update(name for name in node.output if name not in self.places)
-
-    def _look(self, node: onnx.NodeProto) -> Places:
-        names = list(node.input)
-        return Places(
-            version=self.version,
-            places=tuple(self.places.get(name) for name in names),
-            ranks=tuple(place.rank if (place := self.places.get(name)) else self.ranks.get(name) for name in names),
-            constants=tuple(self.constants.get(name) for name in names),
+    def _describe(self, node: onnx.NodeProto) -> Node:
+        types = onnx.AttributeProto.AttributeType
+        return Node(
+            operator=node.op_type,
+            opset=self.opset,
+            attributes={
+                attribute.name: onnx.helper.get_attribute_value(attribute)
+                for attribute in node.attribute
+                if types.Name(attribute.type) in _ATTRIBUTES
+            },
+            inputs=[self._shape(name) for name in node.input],
+            outputs=[None if name else () for name in node.output],
+            read_constant=lambda index: self.constants.get(node.input[index]) if node.input[index] else [],
         )
 
+    def _shape(self, name: str) -> Shape | None:
+        if not name:
+            return ()
+        return (None,) * self.places[name].rank if name in self.places else self.shapes.get(name)
+
+    def _place(self, node: onnx.NodeProto, relation: Relation) -> None:
+        found = set[int | None]()
+        for index, name in enumerate(node.input):
+            if place := self.places.get(name):
+                label = relation.label(index, place.axis)
+                if label is not None and label in relation.mixed:
+                    raise Mixes(node, f"{relation.mixed[label]} the rows")
+                found.add(label)
+        if None in found:
+            return
+        if len(found) > 1:
+            raise Mixes(node, "combines rows with each other")
+        (label,) = found
+        for name, axes in zip(node.output, relation.outputs, strict=False):
+            if axes and label in axes:
+                self.places[name] = Place(axes.index(label), len(axes))
+
     def _check_decision(self, node: onnx.NodeProto) -> None:
-        """Raises `Mixes` where one decision is taken for all rows, by their values."""
-        if node.op_type in _ONE_SCALE:
+        """Raise `Mixes` where one decision is taken for all rows, by their values."""
+        if node.op_type == "DynamicQuantizeLinear":
             raise Mixes(node, "chooses one scale for all rows")
         if node.op_type == "If" and self._depends(node.input[:1]):
             raise Mixes(node, "takes one branch for all rows, by their values")
         if node.op_type == "Loop" and self._depends((*node.input[:2], *_ends_by(node))):
             raise Mixes(node, "runs as often for all rows, by their values")
-        if node.op_type == "Scan" and self._depends(node.input):
+        if node.op_type == "Scan":
             self._check_scan(node)
 
     def _check_scan(self, node: onnx.NodeProto) -> None:
@@ -159,7 +198,7 @@ class _Reader:
 
 
 def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """The nodes that an output depends on, in order."""
+    """Return the nodes that an output depends on, in order."""
     needed, found = {value.name for value in graph.output}, list[onnx.NodeProto]()
     for node in reversed(graph.node):
         if needed & set(node.output):
@@ -169,7 +208,7 @@ def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _read_inside(node: onnx.NodeProto) -> list[str]:
-    """What the subgraphs of a node read, their own values among it."""
+    """Return the names that the subgraphs of a node read, those of their own values among them."""
     names = list[str]()
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
@@ -180,7 +219,7 @@ def _read_inside(node: onnx.NodeProto) -> list[str]:
 
 
 def _ends_by(node: onnx.NodeProto) -> set[str]:
-    """What decides, inside a Loop, whether it goes on: names outside of it."""
+    """Return the names outside of a Loop that decide whether it goes on."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     needed = {body.output[0].name}
     for inner in reversed(body.node):

@@ -155,7 +155,7 @@ def test_dims_without_the_batch_ask_for_batches(tmp_path: Path) -> None:
 
 
 def test_the_node_is_named() -> None:
-    assert find_mixing(MIXING["softmax over the first axis"]) == "Softmax 'y' runs along the rows"
+    assert find_mixing(MIXING["softmax over the first axis"]) == "Softmax 'y' works along the rows"
 
 
 TREE = """s, p = ai.onnx.ml.TreeEnsembleClassifier<
