@@ -1,4 +1,4 @@
-"""Stories that nobody measured: requests, observations and documents for the unit tests."""
+"""Stories without measurements: requests, observations and documents for the unit tests."""
 
 from __future__ import annotations
 
@@ -86,8 +86,7 @@ class FakeWorkload:
     pause_s: float = 0.001
 
     @contextmanager
-    def open(self) -> Iterator[Predictor]:
-        """See `Workload`."""
+    def __call__(self) -> Iterator[Predictor]:
         match self.fault:
             case "open":
                 raise OpeningFailed("no such library")

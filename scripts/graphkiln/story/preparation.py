@@ -1,4 +1,4 @@
-"""Converts the source model into the saved graphs that the variants need, each once."""
+"""Preparation of a story: its images, and the saved graphs that its variants need, each converted once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln.story.digits import CLASSES, split_digits
 from graphkiln.story.request import Platform, StoryRequest
 from graphkiln.story.training_step import TrainingStep
 from graphkiln.story.variants import GraphSpec, convert_options
 from graphkiln.story.workloads import open_source_model, source_preprocess
-from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.decoding import open_image
+from graphkiln_backend.images.formats import image_files
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
@@ -22,6 +28,81 @@ from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import synthetic_samples
+
+# Images that every variant is proven on.
+EVALUATION_COUNT = 200
+_CALIBRATION_COUNT = 64
+_CONVERSION_COUNT = 64
+_SUFFIXES = frozenset({".jpg", ".jpeg"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSet:
+    """The images of one story.
+
+    Attributes:
+        description: In words.
+        evaluation: JPEGs to prove and measure on.
+        targets: Their classes, int64 `[evaluation]`; None where these are not known.
+        calibration: Other JPEGs, for int8.
+        labels: Class names, where they are known.
+    """
+
+    description: str
+    evaluation: tuple[bytes, ...]
+    targets: npt.NDArray[np.int64] | None
+    calibration: tuple[bytes, ...]
+    labels: tuple[str, ...] = ()
+
+    def write(self, samples: Path, calibration: Path, labels: Path) -> None:
+        """Write the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
+        labels.parent.mkdir(parents=True, exist_ok=True)
+        if self.labels:
+            labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
+        for number, jpeg in enumerate(self.evaluation[:_CONVERSION_COUNT]):
+            name = self.labels[self.targets[number]] if self.targets is not None else "unknown"
+            (samples / name).mkdir(parents=True, exist_ok=True)
+            (samples / name / f"{number:03}.jpg").write_bytes(jpeg)
+        calibration.mkdir(exist_ok=True)
+        for number, jpeg in enumerate(self.calibration):
+            (calibration / f"{number:03}.jpg").write_bytes(jpeg)
+
+
+def choose_images(folder: Path | None, classes: int) -> ImageSet:
+    """The JPEGs of a user's folder, half of them for each purpose; without one, scikit-learn's digits.
+
+    Args:
+        folder: The folder, or None.
+        classes: Number of the model's classes: the digits' targets are those of a model of ten.
+
+    Raises:
+        InvalidInput: The folder holds too few JPEGs, or one that cannot be decoded.
+    """
+    if folder is None:
+        training, held_out = split_digits()
+        evaluation = held_out.first(EVALUATION_COUNT)
+        return ImageSet(
+            description=f"{EVALUATION_COUNT} held-out digits",
+            evaluation=evaluation.jpegs,
+            targets=evaluation.targets if classes == len(CLASSES) else None,
+            labels=CLASSES if classes == len(CLASSES) else (),
+            calibration=training.first(_CALIBRATION_COUNT).jpegs,
+        )
+    files = image_files(folder, _SUFFIXES) if folder.is_dir() else []
+    if len(files) < 4:
+        raise InvalidInput(f"--samples {folder} holds {len(files)} JPEGs, at least 4 are needed")
+    evens, odds = files[::2][:EVALUATION_COUNT], files[1::2][:_CALIBRATION_COUNT]
+    return ImageSet(
+        description=f"{len(evens)} images of {folder}",
+        evaluation=tuple(map(_read_image, evens)),
+        targets=None,
+        calibration=tuple(map(_read_image, odds)),
+    )
+
+
+def _read_image(path: Path) -> bytes:
+    open_image(path)  # a damaged one is named before anything is measured
+    return path.read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,8 +154,10 @@ class PreparedModel:
             convert(recipe, command=shlex.join(["graphkiln", "story"]))
             with (folder / CONFIG_FILE).open("a") as config:
                 config.write(f"\n{platform.instance_group}\n")
-        if spec.fusion:
-            _check_fused(folder / "1", spec.fusion)
+        conversion = Manifest.read(folder / "1" / MANIFEST_FILE).conversion if spec.fusion else None
+        for record in conversion.passes if conversion else ():
+            if record.name == spec.fusion and record.nodes_before == record.nodes_after:
+                raise MeasurementError(f"the pass {spec.fusion} finds nothing to do in this model")
         return folder / "1" / GRAPH_FILE
 
 
@@ -99,11 +182,3 @@ def prepare_model(request: StoryRequest) -> PreparedModel:
             classes=scores.shape[1],
             derivative=f"{output}:{model.inputs[0].name}",
         )
-
-
-def _check_fused(version: Path, fusion: str) -> None:
-    """Raise where a fusion changed nothing: its variant would be the base under another name."""
-    conversion = Manifest.read(version / MANIFEST_FILE).conversion
-    for record in conversion.passes if conversion else ():
-        if record.name == fusion and record.nodes_before == record.nodes_after:
-            raise MeasurementError(f"the pass {fusion} finds nothing to do in this model")

@@ -6,7 +6,6 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version, release, system
 from typing import Any
@@ -16,12 +15,23 @@ import psutil
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import gpus, identity
 from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.precision import Precision
-
-# The weights that `scripts/train-story` trained for the story.
 
 # Folder of all stories and of the trained weights, in the user's cache.
 STORY_CACHE = "graphkiln-story"
+# Distributions whose versions are facts of a figure.
+_LIBRARIES = (
+    "graphkiln",
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "nvidia-pytriton",
+    "numpy",
+    "pillow",
+)
 
 
 def weights_path(architecture: str, image_size: int) -> Path:
@@ -30,7 +40,7 @@ def weights_path(architecture: str, image_size: int) -> Path:
 
 
 def find_trained_weights(source: str, image_size: int) -> Path | None:
-    """The weights that `scripts/train-story` left for a source, or None where it was not run."""
+    """The weights that `scripts/train-story` left for a source, or None."""
     kind, _, architecture = source.partition(":")
     path = weights_path(architecture, image_size)
     return path if kind == "torchvision" and path.is_file() else None
@@ -101,21 +111,6 @@ def this_platform() -> Platform:
     return Platform(device=device, batch=64 if device.is_gpu else 8)
 
 
-# The facts without which a figure is worth nothing: machine, versions, model, date.
-
-_LIBRARIES = (
-    "graphkiln",
-    "torch",
-    "onnx",
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "openvino",
-    "nvidia-pytriton",
-    "numpy",
-    "pillow",
-)
-
-
 def story_facts(request: StoryRequest, platform: Platform) -> dict[str, Any]:
     """Facts about a story, for people, as plain data."""
     return {
@@ -136,13 +131,6 @@ def machine_facts() -> dict[str, Any]:
         "machine": f"{processor}, {psutil.cpu_count()} cores, {memory:.0f} GiB",
         "gpu": ", ".join(str(gpu) for gpu in gpus()) or "none",
         "system": f"{system()} {release()}, Python {python_version()}",
-        "versions": ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _version(name))),
+        "versions": ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := installed_version(name))),
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

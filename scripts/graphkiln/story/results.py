@@ -1,10 +1,10 @@
-"""Measurements of a story as kept on disk, their judgment, and the rows of its table."""
+"""Measurements of a story as kept on disk, their judgment by the numeric policy, and the document of `--json`."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,6 @@ from graphkiln_backend.proof.decision import decide
 from graphkiln_backend.proof.policy import EXPORT, Limits, gradient_limits
 from graphkiln_backend.proof.ranks import scatter_scores
 
-# Compares the predictions of a variant with those of eager PyTorch, by the numeric policy.
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgment:
@@ -42,7 +40,7 @@ class Judgment:
         interval: 95% confidence interval of that share.
         undecided: Reason why agreement means nothing here, or empty.
         right: Top-1 accuracy, or None where the right classes are not known.
-        gradient_error: Relative L2 error of the gradient, or None where there is none.
+        gradient_error: Relative L2 error of the gradient, or None without one.
     """
 
     passed: bool
@@ -70,11 +68,11 @@ def judge(
         noise: Largest difference of a score that fp32 itself makes; 0 for a variant in fp32, whose own it then is.
         targets: The right classes, int64 `[images]`, where they are known.
     """
-    expected, scores = _comparable(reference.scores, found)
+    expected, scores, everything = reference.scores, found.scores, found.scores
+    if found.indices is not None:
+        expected = np.take_along_axis(expected, found.indices.astype(np.int64), axis=1)
+        everything = scatter_scores(scores, found.indices, reference.scores.shape[1])
     difference = float(np.abs(np.subtract(scores, expected)).max())
-    everything = (
-        found.scores if found.indices is None else scatter_scores(scores, found.indices, reference.scores.shape[1])
-    )
     decision = decide(reference.scores, everything, limits, noise=noise or difference, targets=targets)
     failures = [] if decision.within(limits) else [str(decision)]
     verdicts = [_compare(expected, scores, limits, failures)]
@@ -133,12 +131,6 @@ def _relative_l2(expected: AnyArray, found: AnyArray) -> float:
     return error.relative_l2
 
 
-def _comparable(reference: AnyArray, found: Predictions) -> tuple[AnyArray, AnyArray]:
-    if found.indices is None:
-        return reference, found.scores
-    return np.take_along_axis(reference, found.indices.astype(np.int64), axis=1), found.scores
-
-
 # Key of the variant that all cumulative factors are relative to.
 _REFERENCE = "eager"
 
@@ -164,7 +156,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What was observed of one variant.
+    """Observation of one variant.
 
     Attributes:
         refused: Reason why it was not executed, or empty.
@@ -199,7 +191,7 @@ class Record:
     seen: dict[str, Observation] = field(default_factory=dict)
 
     def observation(self, key: str) -> Observation:
-        """Of a variant; an empty one where nothing was observed."""
+        """Observation of a variant, or an empty one."""
         return self.seen.get(key, Observation())
 
     def write(self, path: Path) -> None:
@@ -223,72 +215,26 @@ class Record:
             ) from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One variant as people see it. The field names are the keys of `--json`; what was not measured is None.
-
-    Attributes:
-        key: Of the variant.
-        step: Number of the step.
-        title: A few words.
-        switch: Whether it shows one optimization by itself.
-        per_second: Images per second, the median of the rounds.
-        rounds: Images per second of each round, by its number: what the factors are computed from.
-        p50_ms: Median latency of an image.
-        p99_ms: 99th percentile.
-        own: Speed-up over its baseline, the median over the rounds that both have.
-        beside: Key of the baseline.
-        cumulative: Speed-up over step 0, likewise.
-        source: Speed-up that the source reports.
-        cores: CPU seconds per second.
-        memory_mb: Memory in MB.
-        judgment: Of its predictions.
-        refused: Reason why it was not executed, or empty.
-    """
-
-    key: str
-    step: int
-    title: str
-    switch: bool
-    per_second: float | None
-    rounds: dict[int, float]
-    p50_ms: float | None
-    p99_ms: float | None
-    own: float | None
-    beside: str
-    cumulative: float | None
-    source: str
-    cores: float | None
-    memory_mb: float | None
-    judgment: Judgment | None
-    refused: str
-
-    @property
-    def counts(self) -> bool:
-        """True where it was measured and its predictions passed the policy."""
-        return self.per_second is not None and self.judgment is not None and self.judgment.passed
-
-
-def build_rows(variants: Sequence[Variant], record: Record) -> tuple[Row, ...]:
-    """The table of a story: factors are relative to the nearest baseline that counts."""
-    rows: list[Row] = []
-    for variant in variants:
-        rows.append(_row(variant, record, _baseline(variant, rows, variants)))
-    return tuple(rows)
-
-
 def build_document(
     variants: Sequence[Variant], record: Record, commands: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """The document that `--json` prints; `commands` repeat a variant, by its key."""
-    rows = build_rows(variants, record)
-    steps = [{**encode(row), "counts": row.counts, "commands": list(commands[row.key])} for row in rows]
+    """The document that `--json` prints; factors are relative to the nearest baseline that counts.
+
+    Args:
+        variants: In the order of the table.
+        record: Their observations.
+        commands: Key of a variant -> commands that repeat it.
+    """
+    steps: list[dict[str, Any]] = []
+    for variant in variants:
+        counting = {step["key"] for step in steps if step["counts"]}
+        step = _step(variant, record, _baseline(variant, counting, variants))
+        steps.append({**step, "commands": list(commands[variant.key])})
     return {"facts": record.facts, "precision": record.precision, "steps": steps}
 
 
-def _baseline(variant: Variant, before: Sequence[Row], variants: Sequence[Variant]) -> str:
+def _baseline(variant: Variant, counting: Collection[str], variants: Sequence[Variant]) -> str:
     """Key of the nearest baseline that counts."""
-    counting = {row.key for row in before if row.counts}
     parents = {other.key: other.baseline for other in variants}
     key = variant.baseline
     while key and key not in counting:
@@ -296,29 +242,31 @@ def _baseline(variant: Variant, before: Sequence[Row], variants: Sequence[Varian
     return key
 
 
-def _row(variant: Variant, record: Record, baseline: str) -> Row:
+def _step(variant: Variant, record: Record, baseline: str) -> dict[str, Any]:
+    """One variant; its values are None where nothing was measured."""
     observation = record.observation(variant.key)
-    rounds = observation.rounds
+    rounds, passed = observation.rounds, observation.passed
     latencies = [latency for measured in rounds for latency in measured.latencies_ms]
-    passed, chained = observation.passed, observation.passed and not variant.switch
-    return Row(
-        key=variant.key,
-        step=variant.step,
-        title=variant.title,
-        switch=variant.switch,
-        per_second=_median(measured.per_second for measured in rounds),
-        rounds={measured.number: measured.per_second for measured in rounds},
-        p50_ms=float(np.percentile(latencies, 50)) if latencies else None,
-        p99_ms=float(np.percentile(latencies, 99)) if latencies else None,
-        own=_speed_up(observation, record.observation(baseline)) if passed else None,
-        beside=baseline,
-        cumulative=_speed_up(observation, record.observation(_REFERENCE)) if chained else None,
-        source=variant.reported,
-        cores=_median(measured.cores for measured in rounds),
-        memory_mb=_median(measured.memory_mb for measured in rounds),
-        judgment=observation.judgment,
-        refused=observation.refused,
-    )
+    return {
+        "key": variant.key,
+        "step": variant.step,
+        "title": variant.title,
+        "switch": variant.switch,
+        "per_second": _median(measured.per_second for measured in rounds),
+        "rounds": {measured.number: measured.per_second for measured in rounds},
+        "p50_ms": float(np.percentile(latencies, 50)) if latencies else None,
+        "p99_ms": float(np.percentile(latencies, 99)) if latencies else None,
+        "own": _speed_up(observation, record.observation(baseline)) if passed else None,
+        "beside": baseline,
+        # A switch is no part of the chain.
+        "cumulative": _speed_up(observation, record.observation(_REFERENCE)) if passed and not variant.switch else None,
+        "source": variant.reported,
+        "cores": _median(measured.cores for measured in rounds),
+        "memory_mb": _median(measured.memory_mb for measured in rounds),
+        "judgment": encode(observation.judgment) if observation.judgment else None,
+        "refused": observation.refused,
+        "counts": passed and bool(rounds),
+    }
 
 
 def _speed_up(observation: Observation, reference: Observation) -> float | None:

@@ -7,14 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from graphkiln.story.digits import CLASSES, split_digits
-from graphkiln.story.preparation import PreparedModel, prepare_model
+from graphkiln.story.preparation import ImageSet, PreparedModel, choose_images, prepare_model
 from graphkiln.story.request import Platform, StoryRequest, story_facts
 from graphkiln.story.results import (
     Judgment,
@@ -39,99 +35,24 @@ from graphkiln.story.variants import (
 )
 from graphkiln.story.worker import ResourceMeter, Worker
 from graphkiln.story.workloads import (
-    EagerWorkload,
     Predictions,
-    ServedWorkload,
-    SessionWorkload,
-    StaticWorkload,
     Workload,
+    eager_workload,
+    served_workload,
+    session_workload,
+    static_workload,
 )
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_backend.images.decoding import open_image
-from graphkiln_backend.images.formats import image_files
 
-# The images of a story: those that its variants are proven and measured on, and others for calibration.
-
-# Images that every variant is proven on.
-EVALUATION_COUNT = 200
-_CALIBRATION_COUNT = 64
-_CONVERSION_COUNT = 64
-_SUFFIXES = frozenset({".jpg", ".jpeg"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSet:
-    """The images of one story.
-
-    Attributes:
-        description: In words.
-        evaluation: JPEGs to prove and measure on.
-        targets: Their classes, int64 `[evaluation]`; None where these are not known.
-        calibration: Other JPEGs, for int8.
-        labels: Class names, where they are known.
-    """
-
-    description: str
-    evaluation: tuple[bytes, ...]
-    targets: npt.NDArray[np.int64] | None
-    calibration: tuple[bytes, ...]
-    labels: tuple[str, ...] = ()
-
-    def write(self, samples: Path, calibration: Path, labels: Path) -> None:
-        """Write the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
-        labels.parent.mkdir(parents=True, exist_ok=True)
-        if self.labels:
-            labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
-        for number, jpeg in enumerate(self.evaluation[:_CONVERSION_COUNT]):
-            name = self.labels[self.targets[number]] if self.targets is not None else "unknown"
-            (samples / name).mkdir(parents=True, exist_ok=True)
-            (samples / name / f"{number:03}.jpg").write_bytes(jpeg)
-        calibration.mkdir(exist_ok=True)
-        for number, jpeg in enumerate(self.calibration):
-            (calibration / f"{number:03}.jpg").write_bytes(jpeg)
-
-
-def choose_images(folder: Path | None, classes: int) -> ImageSet:
-    """The user's own JPEGs, half of them for each purpose; without a folder, scikit-learn's digits.
-
-    Args:
-        folder: The user's, or None.
-        classes: Of the model: the digits' targets are those of a model of ten classes.
-
-    Raises:
-        InvalidInput: The folder holds too few JPEGs, or one that cannot be decoded.
-    """
-    if folder is None:
-        training, held_out = split_digits()
-        evaluation = held_out.first(EVALUATION_COUNT)
-        return ImageSet(
-            description=f"{EVALUATION_COUNT} held-out digits",
-            evaluation=evaluation.jpegs,
-            targets=evaluation.targets if classes == len(CLASSES) else None,
-            labels=CLASSES if classes == len(CLASSES) else (),
-            calibration=training.first(_CALIBRATION_COUNT).jpegs,
-        )
-    files = image_files(folder, _SUFFIXES) if folder.is_dir() else []
-    if len(files) < 4:
-        raise InvalidInput(f"--samples {folder} holds {len(files)} JPEGs, at least 4 are needed")
-    evens, odds = files[::2][:EVALUATION_COUNT], files[1::2][:_CALIBRATION_COUNT]
-    return ImageSet(
-        description=f"{len(evens)} images of {folder}",
-        evaluation=tuple(map(_read_image, evens)),
-        targets=None,
-        calibration=tuple(map(_read_image, odds)),
-    )
-
-
-def _read_image(path: Path) -> bytes:
-    """The file of an image that can be decoded: a damaged one is better named before anything is measured."""
-    open_image(path)
-    return path.read_bytes()
-
-
-# Executes a variant: starts its server where it has one, opens its workload in a process, measures it.
+ROUNDS = 5
+_RECORD_FILE = "record.json"
+_REFERENCE_FILE = "reference.npz"
+# Started whatever is requested: the reference of all proofs, and the noise of fp32.
+_ALWAYS = ("eager", "reduced")
+# The switches that decide the precision of the final variants.
+_PRECISION_SWITCHES = ("mixed", "int8")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,7 +90,7 @@ class RunningVariant:
 
 @contextmanager
 def start_variant(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[RunningVariant]:
-    """Start all that a variant needs, and stops it when the context is left.
+    """Start the process of a variant, and its server where it has one; stop them when the context is left.
 
     Raises:
         MeasurementError: The platform cannot execute it, or it cannot be started.
@@ -178,50 +99,32 @@ def start_variant(variant: Variant, model: PreparedModel, platform: Platform) ->
     """
     if variant.unavailable:
         raise MeasurementError(variant.unavailable)
-    if variant.is_served:
-        with _served(variant, model, platform) as (workload, server_pid), Worker(workload, variant.title) as worker:
-            yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid, server_pid))
-    else:
-        with Worker(_local_workload(variant, model, platform), variant.title) as worker:
-            yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid,))
+    with ExitStack() as stack:
+        workload, server_pids = _open_workload(variant, model, platform, stack)
+        worker = stack.enter_context(Worker(workload, variant.title))
+        yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid, *server_pids))
 
 
-def _local_workload(variant: Variant, model: PreparedModel, platform: Platform) -> Workload:
+def _open_workload(
+    variant: Variant, model: PreparedModel, platform: Platform, stack: ExitStack
+) -> tuple[Workload, tuple[int, ...]]:
+    """The workload of a variant, and the process id of its server, which the stack stops."""
+    request = model.request
     if variant.kind == "eager":
-        return EagerWorkload(request=model.request, derivative=model.derivative)
-    graph, device = model.saved_graph(variant.graph or BASE_GRAPH, platform), platform.device
+        return partial(eager_workload, request, model.derivative), ()
+    spec, device = variant.graph or BASE_GRAPH, platform.device
+    graph = model.saved_graph(spec, platform)
     if variant.kind == "static":
-        training_graph = model.training_graph()
-        return StaticWorkload(
-            training_graph=training_graph, forward_graph=graph, preprocess=model.preprocess, device=device
-        )
-    return SessionWorkload(graph=graph, preprocess=model.preprocess, device=device)
-
-
-@contextmanager
-def _served(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[tuple[Workload, int]]:
-    """The workload of a server that runs, and the server's process id."""
-    request, spec = model.request, variant.graph or BASE_GRAPH
-    store = model.saved_graph(spec, platform).parents[2]
+        return partial(static_workload, model.training_graph(), graph, model.preprocess, device), ()
+    if variant.kind == "session":
+        return partial(session_workload, graph, model.preprocess, device), ()
     log = request.folder / f"{variant.key}.log"
-    with start_server(store, flags=setting_flags(spec.name, variant), log=log) as server:
-        workload = ServedWorkload(
-            url=server.grpc_url,
-            model=spec.name,
-            callers=platform.callers,
-            top_k=TOP_K if variant.kind == "images" else 0,
-            gradient=request.gradient,
-        )
-        yield workload, server.pid
-
-
-ROUNDS = 5
-_RECORD_FILE = "record.json"
-_REFERENCE_FILE = "reference.npz"
-# Started whatever is requested: the reference of all proofs, and the noise of fp32.
-_ALWAYS = ("eager", "reduced")
-# What decides about the precision of the final variants.
-_PRECISION_SWITCHES = ("mixed", "int8")
+    server = stack.enter_context(start_server(graph.parents[2], flags=setting_flags(spec.name, variant), log=log))
+    top_k = TOP_K if variant.kind == "images" else 0
+    workload = partial(
+        served_workload, server.grpc_url, spec.name, platform.callers, top_k=top_k, gradient=request.gradient
+    )
+    return workload, (server.pid,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -283,7 +186,7 @@ class StoryRunner:
         return build_document(self.variants, self.record, commands)
 
     def run(self, seconds: float, only: Sequence[str] = ()) -> None:
-        """Prepare, proves and measures; what was done before is not done again.
+        """Prepare, prove and measure; what was done before is not done again.
 
         Args:
             seconds: How long each variant is measured, all rounds together.
@@ -303,12 +206,17 @@ class StoryRunner:
         keys = {*only, *_ALWAYS, *(_PRECISION_SWITCHES if {"compiled", "served"} & {*only} else ())} if only else None
         with ExitStack() as stack:
             stack.callback(self._running.clear)
-            self._start_all(initial_variants(self._platform), keys, model, images, stack)
+
+            def start(variants: Sequence[Variant]) -> None:
+                for variant in variants:
+                    if keys is None or variant.key in keys:
+                        self._start(variant, model, images, stack)
+
+            start(initial_variants(self._platform))
             if not self.record.precision:
                 self.record = replace(self.record, precision=self._lowest_proven())
                 self.record.write(self._path)
-            precision = self.record.precision or Precision.FP32
-            self._start_all(final_variants(precision), keys, model, images, stack)
+            start(final_variants(self.record.precision or Precision.FP32))
             self._measure(images, seconds)
 
     def _check_keys(self, only: Sequence[str]) -> None:
@@ -317,20 +225,8 @@ class StoryRunner:
             if key not in known:
                 raise InvalidInput(f"there is no step '{key}'", hint=did_you_mean(key, known))
 
-    def _start_all(
-        self,
-        variants: Sequence[Variant],
-        keys: set[str] | None,
-        model: PreparedModel,
-        images: ImageSet,
-        stack: ExitStack,
-    ) -> None:
-        for variant in variants:
-            if keys is None or variant.key in keys:
-                self._start(variant, model, images, stack)
-
     def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
-        """Start and prove one variant, or keeps the reason why that is impossible."""
+        """Start and prove one variant, or keep the reason why that is impossible."""
         observation = self.record.observation(variant.key)
         if observation.refused:
             return
@@ -392,21 +288,16 @@ class StoryRunner:
         for number in range(ROUNDS):
             first = number % len(running)
             for current in (*running[first:], *running[:first]):
-                observation = self.record.observation(current.variant.key)
+                variant = current.variant
+                observation = self.record.observation(variant.key)
                 if all(measured.number != number for measured in observation.rounds):
-                    progress = Progress(activity=current.variant.title, done_s=done_s, total_s=total_s)
+                    progress = Progress(activity=variant.title, done_s=done_s, total_s=total_s)
                     self._report(progress)
-                    figure = self._measure_round(current, number, images, round_s)
+                    measured = current.measure(number, images.evaluation, round_s)
+                    self._keep(variant, replace(observation, rounds=(*observation.rounds, measured)))
+                    figure = f"{variant.title}: {measured.per_second:.1f} images/s"
                     self._report(replace(progress, done_s=done_s + round_s, figure=figure))
                 done_s += round_s
-
-    def _measure_round(self, running: RunningVariant, number: int, images: ImageSet, seconds: float) -> str:
-        """Measure and keeps one round of one variant; returns its figure in words."""
-        variant = running.variant
-        measured = running.measure(number, images.evaluation, seconds)
-        observation = self.record.observation(variant.key)
-        self._keep(variant, replace(observation, rounds=(*observation.rounds, measured)))
-        return f"{variant.title}: {measured.per_second:.1f} images/s"
 
     def _keep(self, variant: Variant, observation: Observation) -> None:
         self.record = replace(self.record, seen={**self.record.seen, variant.key: observation})

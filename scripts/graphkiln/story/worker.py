@@ -1,4 +1,4 @@
-"""A process for the work of one variant, so that its memory, its threads and its faults are its own."""
+"""A process for the work of one variant, which keeps its memory, threads and faults apart."""
 
 from __future__ import annotations
 
@@ -77,9 +77,13 @@ def measure_throughput(
             failures.append(error)
 
     if callers == 1:
-        work()  # here: in threads of one's own glibc's allocator is slower, by a quarter for eager PyTorch
+        work()  # in another thread glibc's allocator is slower, by a quarter for eager PyTorch
     else:
-        _run_threads([threading.Thread(target=work) for _ in range(callers)])
+        threads = [threading.Thread(target=work) for _ in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     if failures:
         raise failures[0]
     completions = sorted(end for _, end in spans)
@@ -89,13 +93,6 @@ def measure_throughput(
         seconds=completions[-1] - begun,
         images=len(completions),
     )
-
-
-def _run_threads(threads: Sequence[threading.Thread]) -> None:
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def _rate(begun: float, completions: Sequence[float], callers: int, deadline: float) -> float:
@@ -228,7 +225,7 @@ def _serve(workload: Workload, connection: Connection) -> None:
     """The process: opens the workload, then executes calls until the other side closes the connection."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the connection
     try:
-        with workload.open() as predictor:
+        with workload() as predictor:
             connection.send((True, None))
             while True:
                 name, *arguments = connection.recv()
@@ -243,10 +240,9 @@ def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[boo
     """Execute a call; return success, and the value or the error."""
     try:
         if name == "measure":
-            jpegs, seconds = arguments
-            return True, measure_throughput(predictor.run_one, predictor.callers, jpegs, seconds)
+            return True, measure_throughput(predictor.run_one, predictor.callers, *arguments)
         return True, getattr(predictor, name)(*arguments)
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - the parent raises it, whatever it is
         return False, _describe(error)
 
 

@@ -1,6 +1,7 @@
-"""Workloads of the variants: plain data that another process opens, then calls with one image after another.
+"""Workloads of the variants: each opens in another process, and is called with one image after another.
 
-Modules that compute are imported where a workload is opened: the memory of a process is that of its own variant.
+A workload is a `functools.partial` of a function below, which can be pickled. Modules that compute are imported where
+one is opened: the memory of a process is that of its variant alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,13 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 
+if TYPE_CHECKING:
+    from graphkiln.story.training_step import TrainingStep
+    from graphkiln_backend.engines.base import Session
+    from graphkiln_converters.sources.pytorch import TorchModel
+
 _GRADIENT_SUFFIX = "_gradient"
+_BATCH = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,11 +74,11 @@ class Predictor:
     """An open workload.
 
     Attributes:
-        run_one: Does all the work for one JPEG, as a user would have it; thread-safe where there are several callers.
+        run_one: Does all the work for one JPEG; thread-safe where there are several callers.
         predict: Predictions for several JPEGs, for the proof.
         callers: Concurrent callers of `run_one`.
-        parameter_gradients: The gradients of one image with respect to all parameters, `[values]`, and their noise;
-            None where the variant makes none.
+        parameter_gradients: Gradients of one image with respect to all parameters, `[values]`, and their noise; None
+            for a variant without them.
     """
 
     run_one: Callable[[bytes], object]
@@ -80,12 +87,8 @@ class Predictor:
     parameter_gradients: Callable[[bytes], tuple[AnyArray, float]] | None = None
 
 
-class Workload(Protocol):
-    """A variant's work as plain data that another process can open."""
-
-    def open(self) -> AbstractContextManager[Predictor]:
-        """Load all that it needs."""
-        ...
+# Workload -> predictor of the process that opens it.
+Workload = Callable[[], AbstractContextManager[Predictor]]
 
 
 def load_batch(jpegs: Sequence[bytes], preprocess: Preprocess) -> AnyArray:
@@ -102,19 +105,8 @@ def flatten_gradients(gradients: Mapping[str, AnyArray]) -> AnyArray:
 
 def parameter_gradients_of(outputs: Mapping[str, AnyArray]) -> AnyArray:
     """The outputs `NAME_gradient` of a saved training step as one row, `[values]`, in the order of the names."""
-    return flatten_gradients(
-        {
-            name.removesuffix(_GRADIENT_SUFFIX): array
-            for name, array in outputs.items()
-            if name.endswith(_GRADIENT_SUFFIX)
-        }
-    )
-
-
-# The source model of a story: a PyTorch classifier of one image.
-
-if TYPE_CHECKING:
-    from graphkiln_converters.sources.pytorch import TorchModel
+    named = {name: array for name, array in outputs.items() if name.endswith(_GRADIENT_SUFFIX)}
+    return flatten_gradients({name.removesuffix(_GRADIENT_SUFFIX): array for name, array in named.items()})
 
 
 def open_source_model(request: StoryRequest) -> TorchModel:
@@ -155,36 +147,6 @@ def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
     return model.preprocess
 
 
-# Step 2: a session in the process, which does only what is needed.
-
-if TYPE_CHECKING:
-    from graphkiln_backend.engines.base import Session
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SessionWorkload:
-    """A saved graph; one image at a time.
-
-    Attributes:
-        graph: Scores, and the gradient with respect to the image where requested.
-        preprocess: Preprocessing of an image.
-        device: Device.
-    """
-
-    graph: Path
-    preprocess: Preprocess
-    device: Device
-
-    @contextmanager
-    def open(self) -> Iterator[Predictor]:
-        """See `Workload`."""
-        with open_session(self.graph, self.device) as session:
-            yield Predictor(
-                run_one=lambda jpeg: session.run({"INPUT_0": load_batch([jpeg], self.preprocess)}),
-                predict=lambda jpegs: predict_one_by_one(session, jpegs, self.preprocess, outputs=2),
-            )
-
-
 @contextmanager
 def open_session(graph: Path, device: Device) -> Iterator[Session]:
     """Build a session with the default settings: ONNX Runtime in fp32, all cores."""
@@ -198,17 +160,10 @@ def open_session(graph: Path, device: Device) -> Iterator[Session]:
         yield session
 
 
-def predict_one_by_one(
+def _predict_one_by_one(
     session: Session, jpegs: Sequence[bytes], preprocess: Preprocess, *, outputs: int
 ) -> Predictions:
-    """Predictions of a session, one image at a time, as it is measured.
-
-    Args:
-        session: Of a graph with the input `INPUT_0`.
-        jpegs: The images.
-        preprocess: Preprocessing of an image.
-        outputs: How many of the graph's outputs count, in their order: 1 for scores, 2 with the gradient.
-    """
+    """Predictions of a session, image by image, as it is measured; `outputs` is 1 for scores, 2 with the gradient."""
     rows = []
     for jpeg in jpegs:
         arrays = list(session.run({"INPUT_0": load_batch([jpeg], preprocess)}).values())
@@ -216,153 +171,119 @@ def predict_one_by_one(
     return Predictions.concatenate(rows)
 
 
-# Step 0: eager PyTorch, as the team found the model.
+@contextmanager
+def eager_workload(request: StoryRequest, derivative: str) -> Iterator[Predictor]:
+    """Step 0, as the team found the model: preprocessing, forward, backward by the parameters, a second forward.
 
-if TYPE_CHECKING:
-    from graphkiln.story.training_step import TrainingStep
-    from graphkiln_converters.sources.pytorch import TorchModel
-
-_BATCH = 8
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EagerWorkload:
-    """Preprocessing, forward, backward by the parameters, a second forward; one image at a time.
-
-    Attributes:
+    Args:
         request: The story's request.
         derivative: `OUTPUT:INPUT` of the gradient.
     """
+    from graphkiln.story.training_step import TrainingStep
 
-    request: StoryRequest
-    derivative: str
+    with closing(open_source_model(request)) as model:
+        step, preprocess = TrainingStep(model=model), source_preprocess(model, request)
+        (graph_input,) = model.inputs
 
-    @contextmanager
-    def open(self) -> Iterator[Predictor]:
-        """See `Workload`."""
-        with closing(open_source_model(self.request)) as model:
-            from graphkiln.story.training_step import TrainingStep
+        def feeds(jpegs: Sequence[bytes]) -> dict[str, AnyArray]:
+            return {graph_input.name: load_batch(jpegs, preprocess)}
 
-            training_step = TrainingStep(model=model)
-            preprocess = source_preprocess(model, self.request)
-            (graph_input,) = model.inputs
-
-            def feeds(jpegs: Sequence[bytes]) -> dict[str, AnyArray]:
-                return {graph_input.name: load_batch(jpegs, preprocess)}
-
-            yield Predictor(
-                run_one=lambda jpeg: training_step.repeat(feeds([jpeg]), by_input=self.request.gradient),
-                predict=lambda jpegs: self._predict(model, feeds(jpegs)),
-                parameter_gradients=lambda jpeg: _parameter_gradients(training_step, feeds([jpeg])),
-            )
-
-    def _predict(self, model: TorchModel, feeds: Mapping[str, AnyArray]) -> Predictions:
-        from graphkiln_converters.gradient import add_gradient
-        from graphkiln_converters.runnable import run_in_batches
-
-        model.module.to("cpu")
-        if not self.request.gradient:
-            (scores,) = run_in_batches(model.run, feeds, size=_BATCH).values()
-            return Predictions(scores=scores)
-        derived = add_gradient(model, self.derivative)
-        scores, gradients = run_in_batches(derived.run, feeds, size=_BATCH).values()
-        noise = derived.gradient_noise({name: array[:_BATCH] for name, array in feeds.items()})
-        return Predictions(scores=scores, gradients=gradients, noise=noise)
+        yield Predictor(
+            run_one=lambda jpeg: step.repeat(feeds([jpeg]), by_input=request.gradient),
+            predict=lambda jpegs: _predict_eagerly(model, feeds(jpegs), derivative if request.gradient else ""),
+            parameter_gradients=lambda jpeg: _parameter_gradients(step, feeds([jpeg])),
+        )
 
 
-def _parameter_gradients(training_step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
+def _predict_eagerly(model: TorchModel, feeds: Mapping[str, AnyArray], derivative: str) -> Predictions:
+    from graphkiln_converters.gradient import add_gradient
+    from graphkiln_converters.runnable import run_in_batches
+
+    model.module.to("cpu")
+    if not derivative:
+        (scores,) = run_in_batches(model.run, feeds, size=_BATCH).values()
+        return Predictions(scores=scores)
+    derived = add_gradient(model, derivative)
+    scores, gradients = run_in_batches(derived.run, feeds, size=_BATCH).values()
+    noise = derived.gradient_noise({name: array[:_BATCH] for name, array in feeds.items()})
+    return Predictions(scores=scores, gradients=gradients, noise=noise)
+
+
+def _parameter_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
     """The gradients, and their relative change when the image changes by fp32's own error."""
     from graphkiln_converters.gradient import perturb
 
-    training_step.model.module.to("cpu")
-    steady = flatten_gradients(training_step.run(feeds)[1])
+    step.model.module.to("cpu")
+    steady = flatten_gradients(step.run(feeds)[1])
     generator = np.random.default_rng(0)
-    perturbed = {name: perturb(array, generator) for name, array in feeds.items()}
-    changed = flatten_gradients(training_step.run(perturbed)[1])
+    changed = flatten_gradients(step.run({name: perturb(array, generator) for name, array in feeds.items()})[1])
     return steady, float(np.linalg.norm(np.subtract(changed, steady)) / np.linalg.norm(steady))
 
 
-# Step 1: as step 0, with saved graphs instead of PyTorch.
+@contextmanager
+def static_workload(
+    training_graph: Path, forward_graph: Path, preprocess: Preprocess, device: Device
+) -> Iterator[Predictor]:
+    """Step 1: as step 0, with saved graphs instead of PyTorch, one image at a time.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StaticWorkload:
-    """A saved training step, then a saved forward graph; one image at a time.
-
-    Attributes:
+    Args:
         training_graph: Scores, then gradients with respect to the parameters.
         forward_graph: Scores.
         preprocess: Preprocessing of an image.
         device: Device.
     """
+    with open_session(training_graph, device) as training, open_session(forward_graph, device) as forward:
 
-    training_graph: Path
-    forward_graph: Path
-    preprocess: Preprocess
-    device: Device
+        def run_one(jpeg: bytes) -> None:
+            feeds = {"INPUT_0": load_batch([jpeg], preprocess)}
+            training.run(feeds)
+            forward.run(feeds)
 
-    @contextmanager
-    def open(self) -> Iterator[Predictor]:
-        """See `Workload`."""
-        with (
-            open_session(self.training_graph, self.device) as training,
-            open_session(self.forward_graph, self.device) as forward,
-        ):
+        def parameter_gradients(jpeg: bytes) -> tuple[AnyArray, float]:
+            return parameter_gradients_of(training.run({"INPUT_0": load_batch([jpeg], preprocess)})), 0.0
 
-            def run_one(jpeg: bytes) -> None:
-                feeds = {"INPUT_0": load_batch([jpeg], self.preprocess)}
-                training.run(feeds)
-                forward.run(feeds)
-
-            def parameter_gradients(jpeg: bytes) -> tuple[AnyArray, float]:
-                return parameter_gradients_of(training.run({"INPUT_0": load_batch([jpeg], self.preprocess)})), 0.0
-
-            yield Predictor(
-                run_one=run_one,
-                predict=lambda jpegs: predict_one_by_one(training, jpegs, self.preprocess, outputs=1),
-                parameter_gradients=parameter_gradients,
-            )
+        yield Predictor(
+            run_one=run_one,
+            predict=lambda jpegs: _predict_one_by_one(training, jpegs, preprocess, outputs=1),
+            parameter_gradients=parameter_gradients,
+        )
 
 
-# Steps 3 to 5: a Triton server with dynamic batching; callers preprocess while it computes.
+@contextmanager
+def session_workload(graph: Path, preprocess: Preprocess, device: Device) -> Iterator[Predictor]:
+    """Step 2: a session in the process, one image at a time: scores, and the gradient by the image where requested."""
+    with open_session(graph, device) as session:
+        yield Predictor(
+            run_one=lambda jpeg: session.run({"INPUT_0": load_batch([jpeg], preprocess)}),
+            predict=lambda jpegs: _predict_one_by_one(session, jpegs, preprocess, outputs=2),
+        )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServedWorkload:
-    """Requests to a server that runs.
+@contextmanager
+def served_workload(url: str, model: str, callers: int, *, top_k: int, gradient: bool) -> Iterator[Predictor]:
+    """Steps 3 to 5: requests to a running Triton server; callers preprocess while it computes.
 
-    Attributes:
+    Args:
         url: gRPC address of the server.
         model: Model name.
         callers: Concurrent requests.
-        top_k: Answers for each image where the graph ranks its scores; 0 where it does not.
+        top_k: Answers for each image where the graph ranks its scores, else 0.
         gradient: Whether the graph has the gradient as an output.
     """
+    from graphkiln_client import Client
 
-    url: str
-    model: str
-    callers: int
-    top_k: int
-    gradient: bool
+    with Client(url, timeout_s=600) as client:
+        served = client.model(model)
 
-    @contextmanager
-    def open(self) -> Iterator[Predictor]:
-        """See `Workload`."""
-        from graphkiln_client import Client
+        def infer(jpeg: bytes) -> Mapping[str, AnyArray]:
+            return served.infer({"INPUT_0": load_batch([jpeg], served.preprocess)})
 
-        with Client(self.url, timeout_s=600) as client:
-            model = client.model(self.model)
+        def classify(jpeg: bytes) -> object:
+            return served.classify(jpeg, top_k=top_k)
 
-            def infer(jpeg: bytes) -> Mapping[str, AnyArray]:
-                return model.infer({"INPUT_0": load_batch([jpeg], model.preprocess)})
+        def predict(jpegs: Sequence[bytes]) -> Predictions:
+            with ThreadPoolExecutor(callers) as pool:
+                return Predictions.concatenate(list(pool.map(infer, jpegs)))
 
-            def classify(jpeg: bytes) -> object:
-                return model.classify(jpeg, top_k=self.top_k)
-
-            def predict(jpegs: Sequence[bytes]) -> Predictions:
-                with ThreadPoolExecutor(self.callers) as pool:
-                    return Predictions.concatenate(list(pool.map(infer, jpegs)))
-
-            yield Predictor(
-                run_one=classify if self.top_k and not self.gradient else infer, predict=predict, callers=self.callers
-            )
+        # A gradient beside the ranking is a tensor: `classify` would leave it out, and measure less work.
+        yield Predictor(run_one=classify if top_k and not gradient else infer, predict=predict, callers=callers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from graphkiln.story.results import (
     Observation,
     Record,
     Round,
-    build_rows,
+    build_document,
     judge,
     judge_parameter_gradients,
 )
@@ -25,40 +26,47 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.policy import BF16, INT8, OTHER_ENGINE
 
 
+def steps(**seen: Observation) -> list[Any]:
+    """The steps of a story's document."""
+    document = build_document(CHAIN, Record(facts={}, seen=seen), {variant.key: () for variant in CHAIN})
+    return [SimpleNamespace(**step) for step in document["steps"]]
+
+
 class TestFactors:
     def test_are_medians_of_rounds_not_of_rates(self) -> None:
         """The machine is ten times slower in the second round: the factor does not see it."""
-        found = build_rows(
-            CHAIN, Record(facts={}, seen={"eager": make_observation(1, 0.1, 1), "static": make_observation(2, 0.2, 2)})
-        )
-        assert found[1].own == pytest.approx(2)
-        assert found[1].cumulative == pytest.approx(2)
+        _, static, *_ = steps(eager=make_observation(1, 0.1, 1), static=make_observation(2, 0.2, 2))
+        assert static.own == static.cumulative == pytest.approx(2)
 
-    def test_a_step_that_fails_the_policy_does_not_count_and_is_passed_over(self) -> None:
-        record = Record(
-            facts={},
-            seen={
-                "eager": make_observation(1),
-                "static": make_observation(5, passed=False),
-                "reduced": make_observation(10),
-            },
-        )
-        _, static, reduced, _ = build_rows(CHAIN, record)
+    def test_only_rounds_count_that_the_baseline_has(self) -> None:
+        """After Ctrl-C one variant may have a round more than the other."""
+        assert steps(eager=make_observation(1, 2), static=make_observation(2, 6, 100))[1].own == pytest.approx(2.5)
+        late = Round(number=4, per_second=9, latencies_ms=(1,), cores=1, memory_mb=1)
+        row = steps(eager=make_observation(1), static=Observation(judgment=make_judgment(), rounds=(late,)))[1]
+        assert (row.per_second, row.own, row.cumulative) == (9, None, None)
+
+    def test_steps_that_do_not_count_are_passed_over(self) -> None:
+        failed = make_observation(5, passed=False)
+        _, static, reduced, _ = steps(eager=make_observation(1), static=failed, reduced=make_observation(10))
         assert (static.counts, static.own, static.cumulative) == (False, None, None)
         assert (reduced.beside, reduced.own, reduced.cumulative) == ("eager", 10, 10)
+        refused = Observation(refused="no")
+        switch = steps(eager=make_observation(1), static=failed, reduced=refused, int8=make_observation(8))[3]
+        assert (switch.beside, switch.own) == ("eager", 8)
 
     def test_a_switch_is_no_part_of_the_chain(self) -> None:
-        record = Record(
-            facts={},
-            seen={
-                "eager": make_observation(1),
-                "static": make_observation(2),
-                "reduced": make_observation(4),
-                "int8": make_observation(12),
-            },
-        )
-        switch = build_rows(CHAIN, record)[3]
+        switch = steps(eager=make_observation(1), reduced=make_observation(4), int8=make_observation(12))[3]
         assert (switch.own, switch.cumulative) == (3, None)
+
+    def test_figures_are_medians(self) -> None:
+        rounds = tuple(
+            Round(number=n, per_second=rate, latencies_ms=(ms,), cores=cores, memory_mb=mb)
+            for n, (rate, ms, cores, mb) in enumerate([(1, 10, 1, 100), (9, 20, 3, 300), (4, 30, 2, 200)])
+        )
+        row = steps(eager=Observation(judgment=make_judgment(), rounds=rounds))[0]
+        assert (row.per_second, row.cores, row.memory_mb) == (4, 2, 200)
+        assert (row.p50_ms, row.p99_ms) == (20, pytest.approx(29.8))
+        assert (row.own, row.cumulative) == (None, 1)
 
 
 class TestRecord:
@@ -110,46 +118,6 @@ class TestRecord:
         with pytest.raises(TypeError):
             Record(facts={"model": object()}).write(tmp_path / "record.json")
         assert Record.read(tmp_path / "record.json").facts == {"model": "m"}
-
-
-class TestRows:
-    def test_medians_of_rounds(self) -> None:
-        rounds = tuple(
-            Round(number=n, per_second=rate, latencies_ms=(ms,), cores=cores, memory_mb=mb)
-            for n, (rate, ms, cores, mb) in enumerate([(1, 10, 1, 100), (9, 20, 3, 300), (4, 30, 2, 200)])
-        )
-        record = Record(facts={}, seen={"eager": Observation(judgment=make_judgment(), rounds=rounds)})
-        row = build_rows(CHAIN, record)[0]
-        assert (row.per_second, row.cores, row.memory_mb) == (4, 2, 200)
-        assert (row.p50_ms, row.p99_ms) == (20, pytest.approx(29.8))
-        assert (row.own, row.cumulative) == (None, 1)
-
-    def test_rounds_that_the_baseline_lacks_do_not_count(self) -> None:
-        """After Ctrl-C one variant may have a round more than the other."""
-        record = Record(facts={}, seen={"eager": make_observation(1, 2), "static": make_observation(2, 6, 100)})
-        assert build_rows(CHAIN, record)[1].own == pytest.approx(2.5)
-
-    def test_without_a_common_round_there_is_no_factor(self) -> None:
-        late = Observation(
-            judgment=make_judgment(),
-            rounds=(Round(number=4, per_second=9, latencies_ms=(1,), cores=1, memory_mb=1),),
-        )
-        record = Record(facts={}, seen={"eager": make_observation(1), "static": late})
-        row = build_rows(CHAIN, record)[1]
-        assert (row.per_second, row.own, row.cumulative) == (9, None, None)
-
-    def test_a_baseline_of_a_baseline(self) -> None:
-        """Two that do not count are both passed over."""
-        record = Record(
-            facts={},
-            seen={
-                "eager": make_observation(1),
-                "static": make_observation(5, passed=False),
-                "reduced": Observation(refused="no"),
-                "int8": make_observation(8),
-            },
-        )
-        assert (build_rows(CHAIN, record)[3].beside, build_rows(CHAIN, record)[3].own) == ("eager", 8)
 
 
 # Predictions beside those of eager PyTorch, by the numeric policy.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,25 +15,20 @@ from PIL import Image
 from stories import ON_CPU, story_request
 
 from graphkiln.story import runner as module
+from graphkiln.story.preparation import ImageSet, choose_images
 from graphkiln.story.request import Platform
 from graphkiln.story.results import Record, Round
 from graphkiln.story.runner import (
     ROUNDS,
-    ImageSet,
     Progress,
     RunningVariant,
     StoryRunner,
-    choose_images,
     start_variant,
 )
 from graphkiln.story.server import LocalServer
 from graphkiln.story.variants import GraphSpec, Variant, final_variants, initial_variants
 from graphkiln.story.worker import Throughput
-from graphkiln.story.workloads import (
-    Predictions,
-    ServedWorkload,
-    Workload,
-)
+from graphkiln.story.workloads import Predictions, Workload, served_workload
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -412,13 +408,15 @@ def start(variant: Variant, model: Any = None) -> RunningVariant:
         return running
 
 
-class TestServed:
-    @pytest.mark.parametrize(("key", "top_k"), [("parallel", 0), ("compiled", 0), ("served", 5)])
-    def test_only_the_last_step_takes_images(self, started: Started, key: str, top_k: int) -> None:
-        start(VARIANTS[key], FakeModel(request=story_request(gradient=True)))
-        ((workload, _),) = started.workloads
-        name = {"parallel": "base"}.get(key, key)
-        assert workload == ServedWorkload(url="grpc://h:2", model=name, callers=24, top_k=top_k, gradient=True)
+@pytest.mark.parametrize(("key", "top_k"), [("parallel", 0), ("compiled", 0), ("served", 5)])
+def test_only_the_last_step_takes_images(started: Started, key: str, top_k: int) -> None:
+    start(VARIANTS[key], FakeModel(request=story_request(gradient=True)))
+    ((workload, _),) = started.workloads
+    assert isinstance(workload, partial)
+    assert workload.func is served_workload
+    assert workload.args == ("grpc://h:2", {"parallel": "base"}.get(key, key), 24)
+    assert workload.keywords == {"top_k": top_k, "gradient": True}
+    assert started.events == ["worker", "server"]
 
 
 def test_a_round_is_what_was_measured_and_what_it_took(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:

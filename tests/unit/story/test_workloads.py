@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -17,24 +17,25 @@ from PIL import Image
 from stories import FakeSession, story_request
 
 import graphkiln_client
-from graphkiln.story import workloads as static_module
+from graphkiln.story import workloads as module
 from graphkiln.story.digits import Digits
 from graphkiln.story.workloads import (
-    EagerWorkload,
     Predictions,
-    ServedWorkload,
-    SessionWorkload,
-    StaticWorkload,
+    Predictor,
+    eager_workload,
     flatten_gradients,
     load_batch,
     open_session,
     open_source_model,
     parameter_gradients_of,
+    served_workload,
+    session_workload,
     source_preprocess,
+    static_workload,
 )
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
+from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 
@@ -83,114 +84,73 @@ class TestGradients:
         np.testing.assert_array_equal(saved, [0, 1, 2])
 
 
-# Eager PyTorch, in the process that opens it.
+def test_eager_pytorch(tmp_path: Path, held_out: Digits) -> None:
+    """A linear model, whose gradients are known."""
+    (tmp_path / "linear.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "def net():\n"
+        "    torch.manual_seed(0)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
+    )
+    request = story_request(source=f"python:{tmp_path / 'linear.py'}:net", image_size=2, preprocess=SPEC_OF_SOURCE)
+    jpegs = held_out.jpegs
+    with eager_workload(request, "output:input") as predictor:
+        predictor.run_one(jpegs[0])
+        assert predictor.parameter_gradients is not None
+        predictions, (gradients, noise) = predictor.predict(jpegs), predictor.parameter_gradients(jpegs[0])
+    sample = load_batch(jpegs[:1], Preprocess(resize=2, crop=(2, 2))).ravel()
+    assert predictions.scores.shape == (4, 2)
+    assert predictions.gradients is None
+    # The sum of all scores is differentiated: by a bias that is 1, by a weight its input.
+    np.testing.assert_allclose(gradients, [1, 1, *sample, *sample], rtol=1e-6)
+    assert 0 < noise < 1e-5
 
 
-class TestEager:
-    """The eager workload on a linear model in PyTorch, whose gradients are known."""
-
-    @pytest.fixture
-    def source(self, tmp_path: Path) -> str:
-        (tmp_path / "linear.py").write_text(
-            "import torch\n"
-            "from torch import nn\n"
-            "def net():\n"
-            "    torch.manual_seed(0)\n"
-            "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))\n"
-        )
-        return f"python:{tmp_path / 'linear.py'}:net"
-
-    def predictions(self, source: str, jpegs: Sequence[bytes], *, gradient: bool) -> Any:
-        spec = {"resize": 2, "crop": [2, 2]}
-        request = story_request(source=source, image_size=2, preprocess=spec, gradient=gradient)
-        with EagerWorkload(request=request, derivative="output:input").open() as predictor:
-            predictor.run_one(jpegs[0])
-            assert predictor.parameter_gradients is not None
-            return predictor.predict(jpegs), *predictor.parameter_gradients(jpegs[0])
-
-    def test_scores_and_gradients_by_parameters(self, source: str, held_out: Digits) -> None:
-        predictions, gradients, noise = self.predictions(source, held_out.jpegs, gradient=False)
-        sample = load_batch(held_out.jpegs[:1], Preprocess(resize=2, crop=(2, 2))).ravel()
-        assert predictions.scores.shape == (4, 2)
-        assert predictions.gradients is None
-        # The sum of all scores is differentiated: by a bias that is 1, by a weight its input.
-        np.testing.assert_allclose(gradients, [1, 1, *sample, *sample], rtol=1e-6)
-        assert 0 < noise < 1e-5
+def test_a_session_classifies_real_digits(digits: Path, preprocess: Preprocess, held_out: Digits) -> None:
+    with session_workload(digits / "1" / "model.onnx", preprocess, CPU) as predictor:
+        predictions = predictor.predict(held_out.jpegs)
+        predictor.run_one(held_out.jpegs[0])
+        assert predictor.callers == 1
+        assert predictor.parameter_gradients is None
+    assert predictions.scores.shape == (4, 10)
+    assert predictions.gradients is None
+    np.testing.assert_array_equal(predictions.scores.argmax(axis=1), held_out.targets)
 
 
-# A session in the process that opens it.
+def test_a_session_runs_in_fp32_by_default(digits: Path) -> None:
+    with open_session(digits / "1" / "model.onnx", CPU) as session:
+        placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
+    assert placement is not None
+    assert set(placement.products) == {Precision.FP32}
 
 
-class TestSession:
-    def test_classifies_real_digits(self, digits: Path, preprocess: Preprocess, held_out: Digits) -> None:
-        workload = SessionWorkload(graph=digits / "1" / "model.onnx", preprocess=preprocess, device=CPU)
-        with workload.open() as predictor:
-            predictions = predictor.predict(held_out.jpegs)
-            predictor.run_one(held_out.jpegs[0])
-            assert predictor.callers == 1
-            assert predictor.parameter_gradients is None
-        assert predictions.scores.shape == (4, 10)
-        assert predictions.gradients is None
-        np.testing.assert_array_equal(predictions.scores.argmax(axis=1), held_out.targets)
+def test_a_saved_step_is_a_training_step_and_a_second_forward(
+    monkeypatch: pytest.MonkeyPatch, held_out: Digits, preprocess: Preprocess
+) -> None:
+    scores = {"OUTPUT_0": np.full((1, 2), 5.0)}
+    sessions = {
+        "training.onnx": FakeSession({**scores, "w_gradient": np.array([1.0, 2.0]), "a_gradient": np.array([0.0])}),
+        "forward.onnx": FakeSession(scores),
+    }
 
-    def test_runs_in_fp32_by_default(self, digits: Path) -> None:
-        with open_session(digits / "1" / "model.onnx", CPU) as session:
-            placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
-        assert placement is not None
-        assert set(placement.products) == {Precision.FP32}
+    @contextmanager
+    def open_fake(graph: Path, device: Device) -> Iterator[FakeSession]:
+        assert device == CPU
+        with sessions[graph.name] as session:
+            yield session
 
-    def test_a_graph_that_is_damaged(self, tmp_path: Path, preprocess: Preprocess) -> None:
-        (tmp_path / "model.onnx").write_bytes(b"nonsense")
-        workload = SessionWorkload(graph=tmp_path / "model.onnx", preprocess=preprocess, device=CPU)
-        with pytest.raises(GraphkilnError), workload.open():
-            pytest.fail("it cannot be opened")
-
-
-# A saved training step, then a saved forward graph.
-
-
-class TestStatic:
-    @pytest.fixture
-    def sessions(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeSession]:
-        found = {
-            "training.onnx": FakeSession(
-                {"OUTPUT_0": np.full((1, 2), 5.0), "w_gradient": np.array([1.0, 2.0]), "a_gradient": np.array([0.0])}
-            ),
-            "forward.onnx": FakeSession({"OUTPUT_0": np.full((1, 2), 5.0)}),
-        }
-
-        @contextmanager
-        def open_fake(graph: Path, device: Device) -> Iterator[FakeSession]:
-            assert device == CPU
-            with found[graph.name] as session:
-                yield session
-
-        monkeypatch.setattr(static_module, "open_session", open_fake)
-        return found
-
-    @pytest.fixture
-    def workload(self, preprocess: Preprocess) -> StaticWorkload:
-        return StaticWorkload(
-            training_graph=Path("training.onnx"), forward_graph=Path("forward.onnx"), preprocess=preprocess, device=CPU
-        )
-
-    def test_an_image_is_a_training_step_and_a_second_forward(
-        self, workload: StaticWorkload, sessions: dict[str, FakeSession], held_out: Digits, preprocess: Preprocess
-    ) -> None:
-        with workload.open() as predictor:
-            predictor.run_one(held_out.jpegs[0])
-        expected = load_batch(held_out.jpegs[:1], preprocess)
-        for session in sessions.values():
-            (fed,) = session.fed
-            np.testing.assert_array_equal(fed, expected)
-            assert session.closed
-
-    @pytest.mark.usefixtures("sessions")
-    def test_gradients_by_parameters_are_one_row(self, workload: StaticWorkload, held_out: Digits) -> None:
-        with workload.open() as predictor:
-            assert predictor.parameter_gradients is not None
-            gradients, noise = predictor.parameter_gradients(held_out.jpegs[0])
-        assert (gradients.tolist(), noise) == ([0, 1, 2], 0)
+    monkeypatch.setattr(module, "open_session", open_fake)
+    with static_workload(Path("training.onnx"), Path("forward.onnx"), preprocess, CPU) as predictor:
+        predictor.run_one(held_out.jpegs[0])
+        assert predictor.parameter_gradients is not None
+        gradients, noise = predictor.parameter_gradients(held_out.jpegs[0])
+    expected = load_batch(held_out.jpegs[:1], preprocess)
+    assert [len(session.fed) for session in sessions.values()] == [2, 1]
+    for session in sessions.values():
+        np.testing.assert_array_equal(session.fed[0], expected)
+        assert session.closed
+    assert (gradients.tolist(), noise) == ([0, 1, 2], 0)  # one row, by the parameters' names
 
 
 # Requests to a server that is not there.
@@ -242,14 +202,13 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[FakeClient]:
     return clients
 
 
-def workload(**fields: Any) -> ServedWorkload:
-    usual = {"url": "grpc://h:1", "model": "compiled", "callers": 3, "top_k": 0, "gradient": False}
-    return ServedWorkload(**{**usual, **fields})
+def workload(*, top_k: int = 0, gradient: bool = False) -> AbstractContextManager[Predictor]:
+    return served_workload("grpc://h:1", "compiled", 3, top_k=top_k, gradient=gradient)
 
 
 def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], held_out: Digits) -> None:
     """Although several are under way at once, and answered in another order."""
-    with workload().open() as predictor:
+    with workload() as predictor:
         found = predictor.predict(held_out.jpegs)
     means = [load_batch([jpeg], Preprocess(resize=2, crop=(2, 2))).mean() for jpeg in held_out.jpegs]
     np.testing.assert_allclose(found.scores[:, 0], means, rtol=1e-6)
@@ -264,14 +223,14 @@ def test_images_come_back_with_labels_where_the_graph_ranks(
     opened: list[FakeClient], held_out: Digits, top_k: int, gradient: bool, labeled: bool
 ) -> None:
     """A gradient beside the ranking is a tensor: `classify` would leave it out, and measure less work."""
-    with workload(top_k=top_k, gradient=gradient).open() as predictor:
+    with workload(top_k=top_k, gradient=gradient) as predictor:
         found = predictor.run_one(held_out.jpegs[0])
     assert (found == "seven") is labeled
     assert opened[0].classified == ([(held_out.jpegs[0], 5)] if labeled else [])
 
 
 def test_the_server_says_how_an_image_becomes_the_input(opened: list[FakeClient], held_out: Digits) -> None:
-    with workload().open() as predictor:
+    with workload() as predictor:
         opened[0].preprocess = Preprocess(resize=2, crop=(2, 2), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
         shifted = predictor.predict(held_out.jpegs[:1]).scores[0, 0]
     plain = load_batch(held_out.jpegs[:1], Preprocess(resize=2, crop=(2, 2))).mean()
@@ -292,7 +251,7 @@ class TestPreprocess:
         found = source_preprocess(model(Preprocess(resize=3, crop=(3, 3))), story_request(preprocess=SPEC_OF_SOURCE))
         assert found == Preprocess(resize=2, crop=(2, 2))
 
-    def test_that_nobody_knows_says_how_to_give_it(self) -> None:
+    def test_that_is_not_known_says_how_to_give_it(self) -> None:
         with pytest.raises(ConversionError, match=r"how an image .*resnet18.*--preprocess '\{"):
             source_preprocess(model(None), story_request())
 
