@@ -46,14 +46,6 @@ def test_redirects_are_followed(context: ssl.SSLContext, status: str) -> None:
         assert [request.split(b" ")[1] for request in server.requests] == [b"/here", b"/there"]
 
 
-def test_to_another_server_as_well(context: ssl.SSLContext) -> None:
-    with (
-        CannedHttp([http(b"content")], context=context) as second,
-        CannedHttp([moved(f"{second.url}/there")], context=context) as first,
-    ):
-        assert download(f"{first.url}/here", 5) == b"content"
-
-
 def test_but_not_for_ever(context: ssl.SSLContext) -> None:
     with (
         CannedHttp([moved("/here")], context=context) as server,
@@ -101,19 +93,6 @@ def test_no_more_than_the_limit(
                 download(f"{server.url}/here", 5)
 
 
-def test_the_limit_is_in_the_message(context: ssl.SSLContext) -> None:
-    assert module._DOWNLOAD_LIMIT == 64 << 20
-    endless = http(b"x" * (1 << 20), length=10**12)
-
-    def send(connection: Any) -> None:
-        connection.sendall(endless)
-        for _ in range(64):
-            connection.sendall(b"x" * (1 << 20))
-
-    with CannedHttp([send], context=context) as server, pytest.raises(InvalidInput, match="larger than 64 MiB"):
-        download(f"{server.url}/here", 20)
-
-
 @pytest.mark.parametrize(
     "answer", [hang_up, b"nonsense\r\n\r\n", lambda connection: connection.sendall(http(b"x", length=9))]
 )
@@ -134,12 +113,6 @@ def test_a_server_that_says_nothing(context: ssl.SSLContext) -> None:
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(ConnectionFailed, match="cannot fetch"):
         download("https://127.0.0.1:9/here", 5)
-
-
-@pytest.mark.usefixtures("context")
-def test_a_server_without_tls() -> None:
-    with CannedHttp([http(b"")]) as server, pytest.raises(ConnectionFailed, match="cannot fetch"):
-        download(f"https://127.0.0.1:{server.port}/here", 5)
 
 
 def test_a_server_that_sends_byte_after_byte(context: ssl.SSLContext) -> None:

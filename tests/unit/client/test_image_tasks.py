@@ -169,11 +169,6 @@ def test_batches_of_mixed_sizes_with_a_damaged_image_among_them() -> None:
     assert [len(request.inputs["x"]) for request in server.inferred()] == [3]  # 4 images at most, one of them damaged
 
 
-def test_an_error_is_raised_unless_it_is_wanted() -> None:
-    with pytest.raises(InvalidInput):
-        list(model(DETECTION)[0].detect_many([b""]))
-
-
 def test_event_loops_get_the_same() -> None:
     async def ask(task: Task, name: str) -> list[Any]:
         connection = Connection(Server(task, contract=True), 5.0, 0)
@@ -186,12 +181,6 @@ def test_event_loops_get_the_same() -> None:
     segmented = asyncio.run(ask(TASKS["segmentation"], "segment"))
     assert [each.share(1) for each in segmented] == [16 / 1024] * 6
     assert {each.shape for each in asyncio.run(ask(TASKS["embedding"], "embed"))} == {(3,)}
-
-
-def test_all_verbs_go_in_threads_too() -> None:
-    segmented = list(model(TASKS["segmentation"])[0].segment_many([image(8, 8)] * 3))
-    assert all(isinstance(each, SegmentedImage) for each in segmented)
-    assert len(list(model(TASKS["embedding"])[0].embed_many([Image.new("RGB", (9, 5))] * 3))) == 3
 
 
 @pytest.mark.parametrize(
@@ -255,14 +244,6 @@ def test_images_as_they_are_are_answered_the_same_bit_for_bit(kind: str, verb: s
             models == {"tensor": {"m"}, "encoded": {"m.images"}, "auto": {"m", "m.images"}}[form]
         )  # the TIFF is large
     assert answers["encoded"] == answers["tensor"] == answers["auto"]
-
-
-def test_boxes_are_in_pixels_of_the_upright_image() -> None:
-    found = list(model(DETECTION, form="encoded", encoded=True)[0].detect_many(FILES))
-    boxes = [[each.box for each in row] for row in found if not isinstance(row, ClientError)]
-    assert boxes[:2] == [[Box(8, 16, 16, 32)], []]
-    assert boxes[3:] == [[Box(16, 16, 24, 32)], [Box(0, 0, 8000, 40)], [Box(32, 16, 48, 24)]]
-    assert boxes[2] == [Box(2000, 0, 6000, 1)]
 
 
 @pytest.mark.parametrize("form", ["encoded", "auto"])

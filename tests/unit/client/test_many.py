@@ -119,33 +119,12 @@ class TestInThreads:
         with pytest.raises(ValueError, match="third"):
             next(results)
 
-    def test_an_error_of_the_items_is_the_callers(self) -> None:
-        def items() -> Iterator[int]:
-            yield 1
-            raise OSError("no such folder")
-
-        with pytest.raises(OSError, match="no such folder"):
-            list(map_in_threads(str, items(), 2))
-
     def test_closing_it_leaves_no_thread(self) -> None:
         before = threading.active_count()
         results = map_in_threads(lambda number: number, numbers([]), 4)
         next(results)
         results.close()
         assert threading.active_count() == before
-
-    def test_what_has_not_begun_is_not_done_after_closing(self) -> None:
-        done: list[int] = []
-
-        def work(number: int) -> int:
-            time.sleep(0.1 if number else 0)
-            done.append(number)
-            return number
-
-        results = map_in_threads(work, range(100), 2)
-        next(results)
-        results.close()
-        assert 3 not in done, "it waited for a thread"
 
 
 class TestInTasks:

@@ -35,11 +35,6 @@ class TestClassification:
         with contextlib.suppress(ProtocolError):
             Classification.parse(text)
 
-    def test_json_has_no_nan(self) -> None:
-        answer = Classification(index=0, label="", score=float("nan"))
-        result = Result(source="s", model="m", version="1", request_id="", latency_ms=1.0, outputs={"y": (answer,)})
-        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["classifications"][0]["score"] is None
-
     def test_a_number_that_is_not_a_number_is_one(self) -> None:
         assert math.isnan(Classification.parse("nan:1").score)
         assert Classification.parse("-inf:1:x").score == -math.inf
@@ -48,11 +43,6 @@ class TestClassification:
     def test_what_is_something_else(self, text: str) -> None:
         with pytest.raises(ProtocolError, match=r"score:index\[:label\]"):
             Classification.parse(text)
-
-    def test_the_error_shows_no_more_than_needed(self) -> None:
-        with pytest.raises(ProtocolError) as caught:
-            Classification.parse("x" * 10_000)
-        assert len(str(caught.value)) < 200
 
 
 def result(**outputs: tuple[Classification, ...]) -> Result:
@@ -91,28 +81,14 @@ class TestResult:
         document = result(y=(dataclasses.replace(ANT, score=score),)).to_dict()
         assert json.loads(json.dumps(document, allow_nan=False))["classifications"][0]["score"] is None
 
-    def test_it_cannot_be_changed(self) -> None:
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            result(y=(ANT,)).model = "other"  # type: ignore[misc]
-
 
 class TestClassifications:
-    def test_of_a_plain_output(self) -> None:
-        assert classifications(np.array([1, 0]), np.array([0.25, 0.75]), ("ant", "bee")) == (
-            dataclasses.replace(BEE, score=0.25),
-            dataclasses.replace(ANT, score=0.75),
-        )
-
     def test_each_position_has_its_own_ranking(self) -> None:
         indices, scores = np.array([[[1], [0]], [[0], [1]]]), np.arange(4.0).reshape(2, 2, 1)
         rows = classifications(indices, scores, ("ant", "bee"))
         assert [row.position for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
         assert [row.label for row in rows] == ["bee", "ant", "ant", "bee"]
         assert [row.score for row in rows] == [0, 1, 2, 3]
-
-    def test_values_are_pythons_own(self) -> None:
-        (row,) = classifications(np.array([3]), np.array([0.5], np.float16), ())
-        assert (type(row.index), type(row.score), row.label) == (int, float, "")
 
     def test_of_no_class(self) -> None:
         assert classifications(np.zeros((2, 0), np.int64), np.zeros((2, 0)), ()) == ()

@@ -79,27 +79,11 @@ class TestRetryPolicy:
     def test_these_are_final(self, kind: type[ClientError]) -> None:
         assert RetryPolicy(9).delay_s(kind("never", retry_after_s=0), 0, self.FAR) is None
 
-    def test_every_kind_of_error_is_decided(self) -> None:
-        kinds = set(ClientError.__subclasses__())
-        retried = {kind for kind in kinds if RetryPolicy(1).delay_s(kind("x"), 0, self.FAR) is not None}
-        assert retried == {ConnectionFailed, ModelNotReady, Overloaded}
-
-    @pytest.mark.parametrize("most", [0, 1, 5])
-    def test_as_many_as_allowed(self, most: int) -> None:
-        policy = RetryPolicy(most)
-        allowed = [policy.delay_s(Overloaded("busy"), attempt, self.FAR) is not None for attempt in range(7)]
-        assert allowed == [attempt < most for attempt in range(7)]
-
     @given(attempt=st.integers(0, 60))
     def test_the_delay_is_jittered_below_a_bound_that_doubles(self, attempt: int) -> None:
         delay = RetryPolicy(100).delay_s(ConnectionFailed("gone"), attempt, self.FAR)
         assert delay is not None
         assert 0 <= delay <= min(5.0, 0.1 * 2**attempt)
-
-    def test_the_whole_range_is_used(self) -> None:
-        delays = [RetryPolicy(9).delay_s(Overloaded("busy"), 3, self.FAR) or 0.0 for _ in range(400)]
-        assert min(delays) < 0.1
-        assert max(delays) > 0.7, "full jitter: from nothing to 0.8 s at the fourth attempt"
 
     def test_the_servers_own_delay_is_kept(self) -> None:
         assert RetryPolicy(1).delay_s(Overloaded("busy", retry_after_s=7.0), 0, self.FAR) == 7.0

@@ -20,22 +20,6 @@ def test_the_result_is_returned() -> None:
     assert run(outer()) == 10
 
 
-def test_none_is_a_result() -> None:
-    async def nothing() -> None:
-        pass
-
-    assert run(nothing()) is None
-
-
-def test_an_error_passes_through() -> None:
-    async def fail() -> None:
-        await add(1, 2)
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        run(fail())
-
-
 def test_a_coroutine_that_waits_is_refused_and_cleaned_up() -> None:
     ended = []
 

@@ -37,16 +37,6 @@ def test_what_happened_and_what_to_do(error: ClientError, kind: type[ClientError
     assert ("no route" in error.message) == (kind is not DeadlineExceeded)
 
 
-def test_a_deadline_says_how_long() -> None:
-    assert "within 0.25 s" in str(failures.deadline_exceeded(ENDPOINT, Deadline.after(0.25)))
-    assert "within 30 s" in str(failures.deadline_exceeded(ENDPOINT, Deadline.after(30.0)))
-
-
-def test_grpc_adds_its_status() -> None:
-    assert failures.deadline_exceeded(ENDPOINT, Deadline.after(1), "DEADLINE_EXCEEDED").status == "DEADLINE_EXCEEDED"
-    assert failures.unreachable(ENDPOINT, "gone", "UNAVAILABLE").status == "UNAVAILABLE"
-
-
 @pytest.mark.parametrize(("url", "words"), [("grpc://h:8000", "without TLS"), ("grpcs://h:8001", "with TLS")])
 def test_grpc_asks_whether_it_is_its_port(url: str, words: str) -> None:
     assert words in failures.unreachable(Endpoint.parse(url), "refused").hint

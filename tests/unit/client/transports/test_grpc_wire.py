@@ -125,10 +125,6 @@ class TestResponses:
         assert document["inputs"] == [tensor], "shapes are numbers, where protobuf's JSON has strings"
         assert (document["name"], document["versions"], "outputs" in document) == ("m", ["1"], False)
 
-    def test_a_scalar_has_an_empty_shape(self) -> None:
-        message = pb.ModelMetadataResponse(outputs=[{"name": "Y", "datatype": "FP32"}])
-        assert WIRE.model_metadata("m", "").read(message)["outputs"][0]["shape"] == []
-
     def test_the_configuration(self) -> None:
         message = pb.ModelConfigResponse(config={"name": "m", "max_batch_size": 8})
         assert WIRE.model_config("m", "").read(message) == {"name": "m", "max_batch_size": 8}

@@ -86,10 +86,6 @@ class TestHttp:
         with CannedHttp([cut]) as server, pytest.raises(ConnectionFailed, match="closed the connection"):
             infer(server.url, max_retries=0)
 
-    def test_a_length_beyond_all_memory_waits_for_no_byte_of_it(self, infer: Infer) -> None:
-        with CannedHttp([http(b"{}", length=10**15)]) as server, pytest.raises(ClientError):
-            infer(server.url, max_retries=0, timeout_s=0.5)
-
     def test_a_length_that_is_too_short_spoils_one_answer_not_the_next(self) -> None:
         with CannedHttp([http(b'{"outputs": []}', length=2), INFERRED]) as server, Client(server.url) as client:
             with pytest.raises(ProtocolError):
@@ -126,21 +122,6 @@ class TestHttp:
             Client(server.url) as client,
         ):
             assert [client.model("m").infer(X)["Y"].tolist() for _ in range(3)] == [[2]] * 3
-
-    def test_nothing_is_left_open(self, infer: Infer) -> None:
-        with CannedHttp([http(b"{}", "500 Oh")]) as server:
-            with pytest.raises(ServerError):
-                infer(server.url)
-            deadline = time.monotonic() + 5
-            while server.open_connections and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert server.open_connections == 0
-
-    def test_connections_are_used_again(self) -> None:
-        with CannedHttp([INFERRED]) as server, Client(server.url) as client:
-            for _ in range(5):
-                client.model("m").infer(X)
-            assert server.open_connections == 1
 
     def test_headers_are_sent_and_never_shown(self, infer: Infer) -> None:
         with CannedHttp([http(b"{}", "401 No"), INFERRED]) as server:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from canned import CannedHttp, http, silence
 
-from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
+from graphkiln_backend.graph.errors import DeadlineExceeded, ServerError
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.http_async import AsyncHttpTransport
@@ -40,19 +40,6 @@ def test_requests_wait_together_not_one_after_the_other() -> None:
 
     with CannedHttp([answer]) as server:
         assert asyncio.run(main(server.url)) == [[]] * 8
-
-
-def test_connections_are_used_again() -> None:
-    async def main(url: str) -> int:
-        transport = open_transport(url)
-        for _ in range(5):
-            await index(transport)
-        open_connections = server.open_connections
-        await transport.close()
-        return open_connections
-
-    with CannedHttp([OK]) as server:
-        assert asyncio.run(main(server.url)) == 1
 
 
 def test_a_cancelled_request_spoils_no_other() -> None:
@@ -114,22 +101,6 @@ def test_a_path_before_the_protocols_own_is_not_quoted_again() -> None:
     with CannedHttp([OK]) as server:
         asyncio.run(main(f"{server.url}/gateway"))
         assert server.requests[0].startswith(b"POST /gateway/v2/repository/models/a%20b%2Fc/load HTTP/1.1")
-
-
-def test_closing_what_was_never_used() -> None:
-    asyncio.run(open_transport("http://127.0.0.1:9").close())
-
-
-def test_nobody_listens() -> None:
-    async def main() -> None:
-        transport = open_transport("http://127.0.0.1:9")
-        try:
-            await index(transport)
-        finally:
-            await transport.close()
-
-    with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1:9"):
-        asyncio.run(main())
 
 
 def test_work_of_the_cpu_does_not_block_the_loop() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import threading
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 from canned import CannedHttp, http
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ServerError
 from graphkiln_client import Client
@@ -18,7 +21,8 @@ from graphkiln_client.runner import run
 from graphkiln_client.transports import http_blocking
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
-from graphkiln_client.transports.http_blocking import HttpTransport
+from graphkiln_client.transports.http_blocking import HttpConnection, HttpTransport
+from graphkiln_client.transports.http_wire import HttpRequest
 
 OK = http(b"[]")
 
@@ -143,6 +147,72 @@ class TestPool:
         run(transport.close())
         assert index(transport) == []
         wait_until(lambda: server.open_connections == 0)
+
+
+PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: plain\r\n\r\n[]"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n[\r\n1;x=y\r\n]\r\n0\r\nT: t\r\n\r\n"
+
+
+class TestResponses:
+    @pytest.mark.parametrize("answer", [PLAIN, CHUNKED], ids=["plain", "chunked"])
+    @settings(max_examples=25, deadline=None)
+    @given(data=st.data())
+    def test_in_whatever_pieces_it_comes(self, answer: bytes, data: st.DataObject) -> None:
+        cuts = sorted(data.draw(st.sets(st.integers(1, len(answer) - 1), max_size=5)))
+        pieces = [answer[i:j] for i, j in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+
+        def send(connection: Any) -> None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for piece in pieces:
+                connection.sendall(piece)
+                time.sleep(0.001)
+
+        with CannedHttp([send]) as server, Client(server.url) as client:
+            assert [client.models() for _ in range(2)] == [(), ()]
+
+    @pytest.mark.parametrize(
+        "answer", [b"HTTP/1.1 200 OK\r\n\r\n[]", PLAIN.replace(b"X-Kind: plain", b"Connection: close")]
+    )
+    def test_a_connection_that_ends_with_the_response(self, server: Counting, answer: bytes) -> None:
+        def send(connection: Any) -> None:
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_RDWR)
+
+        server._answers = [send]
+        transport = open_transport(server.url)
+        assert [index(transport) for _ in range(2)] == [[], []]
+        assert server.opened == 2
+
+    @pytest.mark.parametrize("answer", [b"HTTP/1.1 ", PLAIN[:-1], CHUNKED[:-4], PLAIN[:20]])
+    def test_an_end_in_the_middle(self, server: Counting, transport: HttpTransport, answer: bytes) -> None:
+        def send(connection: Any) -> None:
+            connection.sendall(answer)
+            connection.shutdown(socket.SHUT_RDWR)
+
+        server._answers = [send]
+        with pytest.raises(ConnectionFailed, match="closed the connection"):
+            index(transport)
+
+
+class TestRequests:
+    def test_a_server_that_does_not_read(self) -> None:
+        """A send waits for room in the other side's buffers, but no longer than the deadline."""
+        near, far = socket.socketpair()
+        connection = HttpConnection(near, "", "")
+        request = HttpRequest(method="POST", path="/", body=(b"x" * (64 << 20),))
+        with far, contextlib.closing(connection), pytest.raises(TimeoutError):
+            connection.exchange(request, Deadline.after(0.2))
+
+    @pytest.mark.parametrize("size", [(1 << 16) - 2, 1 << 16, (1 << 16) + 1, 1 << 20])
+    def test_bodies_of_every_size(self, server: Counting, transport: HttpTransport, size: int) -> None:
+        connection = transport._open(Deadline.after(5))
+        body = (b"a" * (size // 2), memoryview(b"b" * (size - size // 2)))
+        connection.exchange(HttpRequest(method="POST", path="/x", body=body), Deadline.after(5))
+        connection.close()
+        head, _, received = server.requests[0].partition(b"\r\n\r\n")
+        assert head.startswith(b"POST /x HTTP/1.1\r\n")
+        assert f"Content-Length: {size}".encode() in head
+        assert received == b"".join(body)
 
 
 class TestReaching:

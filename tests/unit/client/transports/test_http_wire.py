@@ -18,11 +18,8 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import (
     ClientError,
-    ConnectionFailed,
-    DeadlineExceeded,
     InvalidInput,
     ModelNotFound,
-    ModelNotReady,
     Overloaded,
     ProtocolError,
     ServerError,
@@ -30,7 +27,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.text import bounded
 from graphkiln_client.transports.base import Call, InferRequest
-from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress, http_error
+from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, http_error
 
 WIRE = HttpWire()
 
@@ -182,33 +179,6 @@ class TestInferResponse:
 
 class TestErrors:
     @pytest.mark.parametrize(
-        ("status", "kind"),
-        [
-            (400, InvalidInput),
-            (401, Unauthorized),
-            (403, Unauthorized),
-            (404, ModelNotFound),
-            (408, DeadlineExceeded),
-            (429, Overloaded),
-            (499, DeadlineExceeded),
-            (500, ServerError),
-            (501, ServerError),
-            (502, ConnectionFailed),
-            (503, ModelNotReady),
-            (504, ConnectionFailed),
-            (201, ServerError),
-            (302, ServerError),
-            (418, ServerError),
-        ],
-    )
-    def test_status_to_error(self, status: int, kind: type[ClientError]) -> None:
-        error = http_error(response(b'{"error": "because"}', status), "7")
-        assert type(error) is kind
-        assert (error.status, error.request_id) == (status, "7")
-        assert error.message == f"the server returned {status}: because"
-        assert ("lists what is served" in error.hint) is (kind is ModelNotFound)
-
-    @pytest.mark.parametrize(
         ("body", "reason"),
         [
             (b"", "no reason given"),
@@ -247,32 +217,6 @@ class TestErrors:
     def test_when_to_try_again(self, header: str, seconds: float | None) -> None:
         error = http_error(HttpResponse(status=429, headers={"Retry-After": header}, body=b""), None)
         assert error.retry_after_s == seconds
-
-
-class TestDecompress:
-    @pytest.mark.parametrize("encoding", ["", "identity"])
-    def test_what_is_plain_stays(self, encoding: str) -> None:
-        assert decompress(b"\x1f\x8b", encoding) == b"\x1f\x8b"
-
-    def test_both_encodings(self) -> None:
-        assert decompress(gzip.compress(b"abc"), "gzip") == b"abc"
-        assert decompress(zlib.compress(b"abc"), "deflate") == b"abc"
-
-    @pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-    @pytest.mark.parametrize("keep", [0, 5, -1])
-    def test_a_damaged_body(self, encoding: str, keep: int) -> None:
-        packed = gzip.compress(b"abc" * 100) if encoding == "gzip" else zlib.compress(b"abc" * 100)
-        damaged = packed[:keep]
-        if encoding == "gzip" and not damaged:
-            assert decompress(damaged, encoding) == b"", "no members, no content"
-            return
-        with pytest.raises(ProtocolError, match=f"decompressed as {encoding}"):
-            decompress(damaged, encoding)
-
-    @pytest.mark.parametrize("encoding", ["br", "zstd", "GZIP", "gzip, deflate"])
-    def test_an_unknown_one(self, encoding: str) -> None:
-        with pytest.raises(ProtocolError, match=f"decompressed as {encoding}"):
-            decompress(b"", encoding)
 
 
 @settings(max_examples=300, deadline=None)

@@ -90,20 +90,11 @@ class TestToRaw:
         expected = b"".join(struct.pack("<I", len(text)) + text for text in expected_texts(array))
         assert bytes(to_raw(array)) == expected
 
-    def test_fixed_width_strings_too(self) -> None:
-        assert bytes(to_raw(np.array(["ab", "c"]))) == b"\2\0\0\0ab\1\0\0\0c"
-
     def test_a_large_array_is_not_copied(self) -> None:
         array = np.zeros(100_000, np.float32)
         view = to_raw(array)
         array[0] = 1.0
         assert bytes(view[:4]) == struct.pack("<f", 1.0)
-
-    def test_a_small_one_is(self) -> None:
-        array = np.zeros(4, np.float32)
-        raw = to_raw(array)
-        array[0] = 1.0
-        assert bytes(raw) == b"\0" * 16
 
     @pytest.mark.parametrize("size", [4, 400])
     def test_order_is_rows_first_whatever_the_memory(self, size: int) -> None:
@@ -118,10 +109,6 @@ class TestFromRaw:
         array = from_raw(raw, "FP32", (3,))
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
-
-    def test_of_a_view_of_a_larger_response(self) -> None:
-        body = memoryview(b"head" + struct.pack("<2f", 1, 2) + b"tail")
-        assert from_raw(body[4:12], "FP32", (2,)).tolist() == [1, 2]
 
     @pytest.mark.parametrize("shape", [(0,), (2, 0), (0, 5)])
     def test_of_no_elements(self, shape: tuple[int, ...]) -> None:
@@ -151,11 +138,6 @@ class TestFromRaw:
         with pytest.raises(ProtocolError, match=f"{len(raw)} bytes are not a {datatype} tensor"):
             from_raw(raw, datatype, shape)
 
-    @pytest.mark.parametrize("shape", [(-1,), (2, -2), (-1, -4)])
-    def test_a_shape_below_zero(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ProtocolError, match="has the shape"):
-            from_raw(b"\0" * 16, "FP32", shape)
-
 
 class TestFromValues:
     @pytest.mark.parametrize(
@@ -176,10 +158,6 @@ class TestFromValues:
         array = from_values(values, datatype, (2, 1))
         assert array.ravel().tolist() == expected
         assert (array.shape, array.dtype) == ((2, 1), DType(datatype).numpy)
-
-    @pytest.mark.parametrize("datatype", list(DType))
-    def test_no_elements(self, datatype: DType) -> None:
-        assert from_values([], datatype.value, (0, 3)).shape == (0, 3)
 
     @pytest.mark.parametrize(
         ("values", "datatype"),
@@ -205,7 +183,3 @@ class TestFromValues:
     def test_values_that_are_not_the_tensor(self, values: Any, datatype: str) -> None:
         with pytest.raises(ProtocolError, match=f"not a {datatype} tensor of shape"):
             from_values(values, datatype, (1,))
-
-    def test_a_shape_below_zero(self) -> None:
-        with pytest.raises(ProtocolError, match="has the shape"):
-            from_values([1.0], "FP32", (-1,))
