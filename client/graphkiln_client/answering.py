@@ -285,7 +285,7 @@ class ImageRequests:
             return False
 
     async def _served_version(self) -> ServedVersion:
-        """What is published about the version that answers; requested once for each.
+        """The version that answers, as it is published; requested once for each.
 
         Raises:
             InvalidInput: The model takes the encoded images of another model.

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ModelOptions(TypedDict, total=False):
-    """How a client uses a model.
+    """Options of a client for one model.
 
     Attributes:
         preprocess: In place of the spec that the server publishes.

@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady, Overloaded, ProtocolError
 from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse, Transport
 
-# Which failures are worth another attempt, and how long to wait before it.
-
 _BASE_S, _CAP_S = 0.1, 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """When a client tries again.
+    """Decides when a client tries again.
 
     Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are retried; every other
     error of the server is final, and so is a deadline.
@@ -34,7 +32,7 @@ class RetryPolicy:
         """Seconds to wait before the next attempt; None when the error is final.
 
         Args:
-            error: What the attempt ended with.
+            error: The end of the attempt.
             attempt: How many attempts were made before it.
             deadline: Of the whole call; a delay that would pass it is not begun.
         """
@@ -50,10 +48,10 @@ T = TypeVar("T")
 
 
 class Connection:
-    """Sends calls until they succeed, fail for good, or the time is over.
+    """Send calls until they succeed, fail for good, or the time is over.
 
     Args:
-        transport: What sends them.
+        transport: Sends them once.
         timeout_s: Seconds that one call may take, all its attempts together.
         max_retries: Further attempts after a failure that may pass.
     """
@@ -66,7 +64,7 @@ class Connection:
         self._extensions: frozenset[str] | None = None
 
     async def call(self, call: Call[T]) -> T:
-        """Sends a call that looks the same at every attempt, and returns its value.
+        """Send a call that looks the same at every attempt, and returns its value.
 
         Raises:
             ClientError: The call failed.
@@ -74,7 +72,7 @@ class Connection:
         return await self._attempt(lambda _: call)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Sends an inference; the server is told how much of the time is left.
+        """Send an inference, with what is left of its time for the server.
 
         Raises:
             ClientError: The request failed.
@@ -83,10 +81,10 @@ class Connection:
         return await self._attempt(lambda left_s: self.wire.infer(request, left_s, binary=binary))
 
     async def prepare(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
-        """Encodes an inference once.
+        """Encode an inference once.
 
         Returns:
-            Sends it, as often as it is called, without retries.
+            A function that sends it, as often as it is called, without retries.
 
         Raises:
             ClientError: The server cannot be reached, or the request cannot be encoded.

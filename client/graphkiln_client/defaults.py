@@ -1,4 +1,4 @@
-"""What a client uses unless it is told otherwise. Imports nothing, so that the command line can show it at no cost."""
+"""Defaults of the clients. Imports nothing, so that the command line can show them at no cost."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class ManyOptions(TypedDict, total=False):
 
 @dataclass(kw_only=True)
 class Many:
-    """How many images are asked about at once, and how their answers are handed out.
+    """Options of a call with many images, and the count of its answers.
 
     Attributes:
         batch_size: Most images in one request.

@@ -160,7 +160,7 @@ def _to_array(name: str, given: Any) -> AnyArray:
         InvalidInput: numpy makes no array of it, or it has dimensions that no server could hold.
     """
     try:
-        array: AnyArray = np.atleast_1d(np.asarray(given))  # Triton has no scalars: [1] stands for []
+        array: AnyArray = np.atleast_1d(np.asarray(given))  # Triton has no scalars: [1] instead of []
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidInput(
             f"input '{name}' is no array: {str(error)[:200]}", hint="give a numpy array, or nested lists of one depth"

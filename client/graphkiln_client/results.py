@@ -1,4 +1,4 @@
-"""What the clients return: classifications, and the state of a server and its models."""
+"""Results of the clients: classifications, and the state of a server and its models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Classification:
         index: Class index, 0 is the first.
         label: The class's name, or empty when the model has no labels.
         score: The model's score, in the model's own unit (logit or probability), or a probability of the softmax.
-        position: Which row of a per-position output this ranks, for example `(y, x)`; empty for a plain one.
+        position: The row of a per-position output that this ranks, for example `(y, x)`; empty for a plain output.
     """
 
     index: int
@@ -33,7 +33,7 @@ class Classification:
 
     @classmethod
     def parse(cls, text: str) -> Classification:
-        """Parses one element of a classification output: `score:index` or `score:index:label`.
+        """Parse one element of a classification output: `score:index` or `score:index:label`.
 
         Source: Triton's classification extension.
 
@@ -128,8 +128,8 @@ class Health:
     """The state of a server.
 
     Attributes:
-        live: Whether it responds.
-        ready: Whether every model is ready.
+        live: True if it responds.
+        ready: True if every model is ready.
         server: The server's name and version, for example `triton 2.51.0`; empty while it is not live.
         not_ready: The model versions that are not ready, with their reasons.
     """
@@ -158,12 +158,12 @@ class ServedModel:
 
     @property
     def ready(self) -> bool:
-        """Whether it can serve requests."""
+        """True if it can serve requests."""
         return self.state == "READY"
 
     @classmethod
     def parse(cls, row: dict[str, Any]) -> ServedModel:
-        """Parses a row of the server's repository index.
+        """Parse a row of the server's repository index.
 
         Source: Triton's model repository extension.
 

@@ -1,4 +1,4 @@
-"""Runs the asynchronous client's coroutines without an event loop.
+"""Run the asynchronous client's coroutines without an event loop.
 
 The client is written once, as coroutines. A blocking transport is never suspended: its coroutines do their work when
 they are driven and are over. So the synchronous client is the asynchronous one, driven to its end in one step, in
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine that never waits for anything but a blocking transport, and returns its result.
+    """Run a coroutine that never waits for anything but a blocking transport, and return its result.
 
     Raises:
         RuntimeError: It does wait.

@@ -68,13 +68,13 @@ class Region:
         self.memory = np.frombuffer(self._map, np.uint8)
 
     def unlink(self) -> None:
-        """Removes the name; what is mapped stays mapped."""
+        """Remove the name; the memory stays mapped."""
         if self._path:
             self._path.unlink(missing_ok=True)
             self._path = None
 
     def close(self) -> None:
-        """Frees the memory, once nothing refers to it."""
+        """Free the memory, once nothing refers to it."""
         self.unlink()
         del self.memory
         with suppress(BufferError):  # an array of the caller still refers to it: it is freed with that array
@@ -90,7 +90,7 @@ class RegionPool:
         self._all: list[Region] = []
 
     async def infer(self, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> InferResponse:
-        """Sends a request whose tensors lie in shared memory.
+        """Send a request whose tensors are in shared memory.
 
         Args:
             request: With arrays, and with every requested output by name. Strings and outputs of unknown size travel in
@@ -119,7 +119,7 @@ class RegionPool:
         return response
 
     async def close(self) -> None:
-        """Unregisters all regions and frees their memory, whatever fails on the way."""
+        """Unregister all regions and frees their memory, whatever fails on the way."""
         self._idle.clear()
         for region in list(self._all):
             await self._discard(region)
@@ -144,7 +144,7 @@ class RegionPool:
         return InferResponse(model=response.model, version=response.version, outputs=arrays)
 
     async def _is_known(self, region: Region) -> bool:
-        """Whether the server still knows the region: one that was restarted does not."""
+        """True if the server still knows the region: one that was restarted does not."""
         try:
             await self._connection.call(self._connection.wire.region_status(region.name))
         except (InvalidInput, ModelNotFound):
@@ -176,9 +176,9 @@ class RegionPool:
         region.close()
 
     async def _unregister(self, region: Region) -> None:
-        """Makes the server forget the region, as soon as it has let go of the last request that lay in it.
+        """Make the server forget the region, as soon as it has released the last request in it.
 
-        It lets go of a request a little after it has answered it, or much later after a deadline of the client's.
+        It releases a request a little after it has answered it, or much later after a deadline of the client's.
         """
         connection = self._connection
         deadline = Deadline.after(min(connection.timeout_s, _RELEASE_S))
@@ -194,7 +194,7 @@ class RegionPool:
 def _write_inputs(
     region: Region, arrays: Mapping[str, AnyArray | SharedTensor]
 ) -> tuple[dict[str, AnyArray | SharedTensor], int]:
-    """Copies the inputs into the region; returns where they lie, and the first free byte behind them."""
+    """Copy the inputs into the region; return their places, and the first free byte behind them."""
     written: dict[str, AnyArray | SharedTensor] = {}
     offset = 0
     for name, array in arrays.items():
@@ -212,10 +212,10 @@ def _write_inputs(
 
 
 def _read_output(region: Region, name: str, tensor: SharedTensor, shape: tuple[int, ...]) -> AnyArray:
-    """Copies an output out of the region.
+    """Copy an output out of the region.
 
     Raises:
-        ProtocolError: A tensor of that shape does not fit where the server was told to put it.
+        ProtocolError: A tensor of that shape does not fit into its place.
     """
     dtype = tensor.datatype.numpy
     size_bytes = math.prod(shape) * dtype.itemsize

@@ -11,8 +11,7 @@ import numpy as np
 from fake_transport import FakeTransport
 from PIL import Image
 
-from graphkiln.page.server import ShownServer
-from graphkiln.page.stores import Stores
+from graphkiln.page.server import ShownServer, Stores
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess

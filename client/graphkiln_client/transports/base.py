@@ -1,4 +1,4 @@
-"""What every transport offers, and the values that pass through it.
+"""The interface of every transport, and the values that pass through it.
 
 A protocol has two halves. Its `Wire` builds requests and reads responses, and does no I/O. Its transports send them:
 one blocks, one waits in an event loop; both are written as coroutines (see `graphkiln_client.runner`).
@@ -15,16 +15,14 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 
-# One deadline for a whole call, however many attempts it takes.
-
 
 @dataclass(kw_only=True, slots=True)
 class Deadline:
-    """A point in time.
+    """One point in time for a whole call, however many attempts it takes.
 
     Attributes:
-        timeout_s: Seconds that were given.
-        at: When they are over, on the clock of `time.monotonic()`.
+        timeout_s: Seconds from the start of the call.
+        at: The end, on the clock of `time.monotonic()`.
     """
 
     timeout_s: float
@@ -46,7 +44,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTensor:
-    """Where a tensor lies in a shared-memory region that the server knows.
+    """A tensor's place in a shared-memory region that the server knows.
 
     Attributes:
         region: The region's name.
@@ -65,11 +63,11 @@ class SharedTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedOutput:
-    """How an output is to be returned.
+    """An output that a request asks for.
 
     Attributes:
-        class_count: How many classes of the classification extension; 0 for the plain tensor.
-        shared: Where in shared memory the server puts it; None for "in the response".
+        class_count: Number of classes by the classification extension; 0 for the plain tensor.
+        shared: Its place in shared memory; None to return it in the response.
     """
 
     class_count: int = 0
@@ -86,10 +84,10 @@ class InferRequest:
     Attributes:
         model: Model name.
         version: Model version, or empty for the one that the server chooses.
-        inputs: Arrays by input name, or where they lie in shared memory.
+        inputs: Arrays by input name, or their places in shared memory.
         outputs: The requested outputs. Empty: all outputs, plain.
         request_id: Echoed by the server and shown in its logs.
-        contract: Digest of the contract that it is made for; the server refuses it where another holds. Empty for any.
+        contract: Digest of the contract that it is made for: the server refuses it where another holds. Empty for any.
     """
 
     model: str
@@ -100,7 +98,7 @@ class InferRequest:
     contract: str = ""
 
     def is_shared(self, output: str) -> bool:
-        """Whether the server was told to put an output into shared memory."""
+        """True if the server puts an output into shared memory."""
         return output in self.outputs and self.outputs[output].shared is not None
 
 
@@ -126,8 +124,8 @@ class Call(Generic[T]):
     """One call in a protocol's own form.
 
     Attributes:
-        request: What the protocol's transport sends.
-        read: From the response that it receives to the call's value; raises the `ClientError` family only.
+        request: For the protocol's transport.
+        read: Turns the transport's response into the call's value; raises the `ClientError` family only.
     """
 
     request: Any
@@ -138,11 +136,11 @@ class Wire(Protocol):
     """The calls of KServe v2 and Triton's extensions in one protocol. Pure: builds and reads, never sends."""
 
     def ready(self) -> Call[bool]:
-        """Whether every model of the server is ready."""
+        """True if every model of the server is ready."""
         ...
 
     def live(self) -> Call[bool]:
-        """Whether the server responds at all."""
+        """True if the server responds at all."""
         ...
 
     def server_metadata(self) -> Call[dict[str, Any]]:
@@ -166,32 +164,32 @@ class Wire(Protocol):
         ...
 
     def load(self, model: str, config: str = "") -> Call[None]:
-        """Loads or reloads a model, with this configuration (JSON) in place of its own; empty for its own."""
+        """Load or reload a model; `config` (JSON) replaces its configuration, unless it is empty."""
         ...
 
     def unload(self, model: str) -> Call[None]:
-        """Unloads a model; returns before it is gone."""
+        """Unload a model; return before it is gone."""
         ...
 
     def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
-        """Makes a shared-memory region known to the server."""
+        """Make a shared-memory region known to the server."""
         ...
 
     def region_status(self, name: str) -> Call[None]:
-        """Fails where the server does not know the region."""
+        """Fail if the server does not know the region."""
         ...
 
     def unregister_region(self, name: str) -> Call[None]:
-        """Makes the server forget a shared-memory region."""
+        """Make the server forget a shared-memory region."""
         ...
 
     def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
-        """An inference; the server is told how long the client waits.
+        """An inference; the server learns how long the client waits.
 
         Args:
             request: The request.
-            timeout_s: What is left of the call's time.
-            binary: Whether tensors may travel as bytes beside the JSON header; gRPC always does so.
+            timeout_s: Seconds that are left of the call's time.
+            binary: Send tensors as bytes beside the JSON header; gRPC always does so.
         """
         ...
 
@@ -204,11 +202,11 @@ class Transport(Protocol):
 
     @property
     def wire(self) -> Wire:
-        """What builds and reads this transport's calls."""
+        """Builds and reads this transport's calls."""
         ...
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
-        """Sends a call once, waits for the response and returns the call's value."""
+        """Send a call once, wait for the response and return the call's value."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -216,9 +214,9 @@ class Transport(Protocol):
         ...
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Runs CPU-bound work where it does not block other calls."""
+        """Run CPU-bound work where it does not block other calls."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections."""
+        """Close all connections."""
         ...

@@ -1,4 +1,4 @@
-"""Where a server is, and how a connection to it is secured: what every transport is made from."""
+"""The address of a server, and the security of a connection to it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _SECRET_PART = re.compile(r"[?#]")
 
 
 class Security(TypedDict, total=False):
-    """How a connection is secured, as the clients take it.
+    """Security options of a connection, as the clients take them.
 
     Attributes:
         headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
         ca_file: Certificate authorities to trust in place of the system's.
-        client_cert: The client's own certificate, for a server that asks for one (mutual TLS).
+        client_cert: The client's certificate, for a server that asks for one (mutual TLS).
         client_key: Its private key; left out where the certificate's file holds it, too.
         admin_key: For what changes the server; left out for a server of the same user on this machine.
     """
@@ -79,7 +79,7 @@ class Endpoint:
         client_key: str | Path | None = None,
         admin_key: str = "",
     ) -> Self:
-        """Reads a URL; `user:password@` in it becomes a header.
+        """Read a URL; `user:password@` in it becomes a header.
 
         Raises:
             InvalidInput: The URL, a header or the admin key cannot be used, or there is a private key alone.
@@ -117,12 +117,12 @@ class Endpoint:
 
     @property
     def is_secure(self) -> bool:
-        """Whether the connection is encrypted."""
+        """True if the connection is encrypted."""
         return self.scheme in ("https", "grpcs")
 
     @property
     def is_local(self) -> bool:
-        """Whether it is on this machine, so that no proxy is asked for it, whatever the environment names.
+        """True if it is on this machine: no proxy is asked for it, even if the environment names one.
 
         Source: Go's net/http, `ProxyFromEnvironment`.
         """
@@ -150,7 +150,7 @@ class Endpoint:
         return context
 
     def admin_headers(self) -> dict[str, str]:
-        """What a call that changes the server carries: the key in the protocol's header; nothing where none is known.
+        """Headers of a call that changes the server: its admin key; none where none is known.
 
         Raises:
             InvalidInput: The environment names a file that holds no key.

@@ -90,7 +90,7 @@ class _GrpcTransport:
 
 
 class GrpcTransport(_GrpcTransport):
-    """Blocks the calling thread. Thread-safe."""
+    """Block the calling thread. Thread-safe."""
 
     _library = grpc
     _closed_errors = ValueError
@@ -116,7 +116,7 @@ class GrpcTransport(_GrpcTransport):
 
 
 class AsyncGrpcTransport(_GrpcTransport):
-    """Waits in an event loop. Task-safe; belongs to the loop of its first call."""
+    """Wait in an event loop. Task-safe; belongs to the loop of its first call."""
 
     _library = grpc.aio
     _closed_errors = grpc.aio.UsageError

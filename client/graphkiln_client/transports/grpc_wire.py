@@ -31,14 +31,12 @@ from graphkiln_client.transports.base import Call, InferRequest, InferResponse, 
 from graphkiln_client.transports.limits import DOCUMENT_LIMIT, WHAT_IS_SERVED, too_large
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
-# Messages of KServe v2 over gRPC: tensors as bytes behind the message, in its own numbers, or in shared memory.
-
-# An input but for its bytes: where it lies in shared memory, or its datatype and shape.
+# An input without its bytes: its place in shared memory, or its datatype and shape.
 _Tensor = SharedTensor | tuple[str, tuple[int, ...]]
 
 
 def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
-    """Serializes a `ModelInferRequest`.
+    """Serialize a `ModelInferRequest`.
 
     The tensors are joined to the rest in one copy. As fields of a message they would be copied three times (into bytes,
     into the message, out of it), which costs more than the journey: 0.17 ms of 0.96 ms for 600 kB. What is the same for
@@ -120,7 +118,7 @@ def _varint(number: int) -> bytes:
 
 
 def decode_response(message: Any, request: InferRequest) -> InferResponse:
-    """Reads the response to a request, with raw, typed or shared-memory tensors.
+    """Read the response to a request, with raw, typed or shared-memory tensors.
 
     Raises:
         ProtocolError: The message does not follow the protocol.
@@ -138,7 +136,7 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
 
 
 def _decode_mixed(message: Any, request: InferRequest) -> InferResponse:
-    """Reads a response whose tensors are not all raw: some in shared memory, or in the message's own numbers."""
+    """Read a response whose tensors are not all raw: some in shared memory, or in the message's own numbers."""
     shared = {output.name: tuple(output.shape) for output in message.outputs if request.is_shared(output.name)}
     outputs = [output for output in message.outputs if output.name not in shared]
     contents = list(message.raw_output_contents)

@@ -47,8 +47,6 @@ from graphkiln_client.transports.limits import (
 )
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
-# Bodies of KServe v2 over HTTP: tensors as bytes behind a JSON header, as JSON, or in shared memory.
-
 
 def encode_request(
     request: InferRequest, timeout_s: float | None, *, binary: bool = True
@@ -131,7 +129,7 @@ def _json_data(name: str, array: AnyArray) -> list[Any]:
 
 
 def decode_response(body: bytes, header_length: int | None, request: InferRequest) -> InferResponse:
-    """Reads the response to a request, with binary, JSON or shared-memory tensors.
+    """Read the response to a request, with binary, JSON or shared-memory tensors.
 
     Raises:
         ProtocolError: The body does not follow the protocol.
@@ -168,7 +166,7 @@ def _slice(body: bytes, offset: int, size: int) -> memoryview:
 
 
 def parse_json(body: bytes) -> Any:
-    """Parses the JSON of a response.
+    """Parse the JSON of a response.
 
     Raises:
         ProtocolError: It is something else, or too large.
@@ -184,7 +182,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parses the JSON object of a response.
+    """Parse the JSON object of a response.
 
     Raises:
         ProtocolError: It is something else.
@@ -214,7 +212,7 @@ class HttpRequest:
         path: Path on the server, quoted.
         body: Buffers that make up the body, in order.
         headers: Beside those of the connection.
-        is_admin: Whether it changes the server, and needs its admin key.
+        is_admin: True if it changes the server, and needs its admin key.
         limit_bytes: Most bytes of the response's body.
     """
 
@@ -245,7 +243,7 @@ class HttpResponse:
     Attributes:
         status: Status code.
         headers: Its headers.
-        body: As it came, or decompress.
+        body: Decompressed.
     """
 
     status: int
@@ -335,7 +333,7 @@ _COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
-    """Decompresses the body of a response.
+    """Decompress the body of a response.
 
     Args:
         body: The body.

@@ -1,4 +1,7 @@
-"""How much of a response is read. A server may be broken, or not the one that it was taken for."""
+"""Bounds of what is read of a response, and the errors of a connection, in the same words for every transport.
+
+A server may be broken, or another one than the user took it for.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,6 @@ from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, I
 from graphkiln_backend.graph.files import KIB, MIB, format_size
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
-
-# The errors of a connection, in the same words for every transport: a table of what can go wrong on the way.
 
 # With TLS 1.3 all that a client sees of it is a connection that is closed.
 _NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
@@ -51,7 +52,7 @@ def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -
 
 
 def not_http(endpoint: Endpoint, error: Exception) -> ProtocolError:
-    """What the server sent is not HTTP."""
+    """The response is not HTTP."""
     return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}", hint="is it the gRPC port? grpc://HOST:PORT")
 
 
@@ -95,7 +96,7 @@ def too_large(limit_bytes: int) -> ProtocolError:
 
 
 def check_json(body: bytes) -> None:
-    """Refuses JSON that would take a multiple of its size in memory.
+    """Refuse JSON that would take a multiple of its size in memory.
 
     Raises:
         ProtocolError: It is too large, or holds too many lists and objects.
@@ -107,7 +108,7 @@ def check_json(body: bytes) -> None:
 
 
 def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """Decompresses a body, of which gzip may have several members.
+    """Decompress a body, of which gzip may have several members.
 
     Args:
         body: The compressed bytes.
@@ -135,7 +136,7 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
 
 
 class BoundedBody:
-    """Collects the body of a response as it comes in, however small the pieces are.
+    """Collect the body of a response as it comes in, however small the pieces are.
 
     Args:
         limit_bytes: Most bytes.
@@ -148,7 +149,7 @@ class BoundedBody:
         self._joined = bytearray()
 
     def expect(self, length: str | None) -> None:
-        """Looks at the length that the server declares.
+        """Check the length that the server declares.
 
         Raises:
             ProtocolError: It is over the limit.
@@ -157,7 +158,7 @@ class BoundedBody:
             raise too_large(self._limit)
 
     def add(self, piece: bytes) -> None:
-        """Takes a piece; one that is too much is only counted, for `check`."""
+        """Add a piece; one beyond the limit is only counted, for `check`."""
         self.size += len(piece)
         if self.size > self._limit:
             return
@@ -167,7 +168,7 @@ class BoundedBody:
             self._pieces.clear()
 
     def check(self, received: int = 0) -> None:
-        """Refuses what went over the limit.
+        """Refuse what went over the limit.
 
         Args:
             received: Bytes that came in for this body, with all that was around it.

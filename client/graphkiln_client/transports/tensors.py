@@ -64,7 +64,7 @@ def from_raw(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> 
     """The tensor of a raw representation.
 
     Returns:
-        A read-only view of `raw`; for BYTES an array of its own.
+        A read-only view of `raw`; for BYTES a new array.
 
     Raises:
         ProtocolError: The bytes do not fit the datatype and the shape.
@@ -125,7 +125,7 @@ def _check_shape(shape: tuple[int, ...]) -> None:
 # Cached, because members of an enumeration are found by Python code, at each request anew.
 @functools.cache
 def _layout(datatype: str) -> np.dtype[np.generic] | None:
-    """How the elements of a datatype lie in memory; None for BYTES."""
+    """Memory layout of the elements of a datatype; None for BYTES."""
     dtype = parse_datatype(datatype)
     return None if dtype is DType.BYTES else dtype.numpy
 

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due: at random, at even distances, in bursts, or as they once came.
+"""Due times of the requests of an open loop: at random, at even distances, in bursts, or recorded.
 
 Each function returns seconds after the start, in ascending order.
 """
@@ -25,7 +25,7 @@ _WHAT = "one time for each line: seconds, or a date with a time"
 
 
 def poisson(rate: float, seconds: float, seed: int = 0) -> Moments:
-    """Requests that know nothing of each other: exponential times between them, the same at every call.
+    """A Poisson process: exponential times between requests, the same at every call.
 
     Args:
         rate: Requests per second, on average.
@@ -48,7 +48,7 @@ def bursts(rate: float, seconds: float, size: int, seed: int = 0) -> Moments:
 
 
 def read_trace(file: Path) -> Moments:
-    """Reads recorded arrival times; the first request is due at 0.
+    """Read recorded arrival times; the first request is due at 0.
 
     The file has one line for each request: a number of seconds, a date with a time (ISO 8601), a row of a CSV file
     whose first column is one of these, or a JSON object with one of these as `time`. A first line of other text is the
@@ -98,7 +98,7 @@ def _parse_line(line: str, column: int) -> float:
 
 
 def _cells(line: str) -> list[str]:
-    """Of a row of a CSV file: a comma in quotes ends none. What no reader takes has none."""
+    """Cells of a row of a CSV file; none of a malformed row."""
     try:
         row = next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error:

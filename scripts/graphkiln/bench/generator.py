@@ -1,4 +1,4 @@
-"""Generates load and measures it: closed loops (so many callers) and open loops (so many requests a second).
+"""Generate load and measure it: closed loops (so many callers) and open loops (so many requests a second).
 
 In an open loop a request's latency counts from the moment when it was due, not from when a caller was free to send it:
 a stall of the server counts for every request that had to wait (no coordinated omission).
@@ -30,7 +30,7 @@ MAX_CALLERS = 256  # of an open loop: requests that can be in flight; those due 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """What was measured between the end of the warm-up and the end. The names are keys of `graphkiln bench --json`.
+    """Measurement from the end of the warm-up to the end. The names are keys of `graphkiln bench --json`.
 
     Attributes:
         seconds: How long that was.
@@ -67,7 +67,7 @@ class _Trace:
     errors: list[tuple[float, float, str]] = field(default_factory=list)
 
     def record(self, send: Send, due: float) -> None:
-        """Sends one request and records how it ended."""
+        """Send one request and records how it ended."""
         try:
             send()
         except ClientError as error:
@@ -78,7 +78,7 @@ class _Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """When requests are sent, and which of them count; moments are of `time.perf_counter()`, the same in all processes.
+    """Times of a load, on the clock of `time.perf_counter()`, which all processes share.
 
     Attributes:
         seconds: How long to measure.
@@ -94,7 +94,7 @@ class Timing:
 
 
 def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recording:
-    """Has callers each send their next request when they have the last response.
+    """Let each caller send its next request when it has the last response.
 
     Args:
         send: Sends one request.
@@ -112,7 +112,7 @@ def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recordin
 
 
 def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, callers: int = MAX_CALLERS) -> Recording:
-    """Sends requests when they are due, whatever the server does.
+    """Send requests when they are due, whatever the server does.
 
     Args:
         send: Sends one request.
@@ -148,7 +148,7 @@ def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, call
 
 
 def _sleep_until(moment: float, stop: threading.Event) -> bool:
-    """Whether there was anything to wait for."""
+    """Sleep until a moment; return False if it was over already."""
     is_early = moment > time.perf_counter()
     stop.wait(max(moment - time.perf_counter(), 0))
     return is_early
@@ -156,7 +156,7 @@ def _sleep_until(moment: float, stop: threading.Event) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """What all callers recorded, and which part of it counts.
+    """The records of all callers, and the part of them that counts.
 
     Attributes:
         traces: Of each caller.
@@ -164,7 +164,7 @@ class Recording:
         end: End of the measurement.
         cpu_s: CPU seconds of the callers' processes between these.
         processes: How many processes that were.
-        unsent: When requests of an open loop were due that nobody was free to send.
+        unsent: Due times of requests of an open loop for which no caller was free.
     """
 
     traces: list[_Trace]
@@ -201,7 +201,7 @@ class Recording:
         return self._measurement(self._latencies_s() * 1e3, self.errors(is_open=False))
 
     def of_open_loop(self) -> Measurement:
-        """The measurement: a request counts when it was due in time, also where nobody was free to send it."""
+        """The measurement: a request counts when it was due in time, even if no caller was free to send it."""
         waited_s, errors = self.waited_s, self.errors(is_open=True)
         return self._measurement(waited_s * 1e3, errors, due=len(waited_s) + len(errors))
 

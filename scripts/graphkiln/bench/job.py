@@ -1,4 +1,4 @@
-"""What a process of the load generator is told, and how it is told and answers: pickled, through its own pipes."""
+"""Messages between the load generator and its processes: pickled, through their pipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Feeds = Mapping[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """What is loaded.
+    """The model that is loaded.
 
     Attributes:
         client: Arguments of `Client`, with the `url`.
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """How much.
+    """The amount of load.
 
     Attributes:
         callers: Requests that may be in flight at once; in a closed loop, that always are.
@@ -69,13 +69,13 @@ class Job:
 
 
 def tell(pipe: IO[bytes], value: object) -> None:
-    """Writes a value."""
+    """Write a value."""
     pickle.dump(value, pipe)
     pipe.flush()
 
 
 def hear(pipe: IO[bytes]) -> Any:
-    """Reads a value of a process that this program has started, or was started by.
+    """Read a value of a process that this program has started, or was started by.
 
     Raises:
         EOFError: The other side has ended.

@@ -35,7 +35,7 @@ Worker = subprocess.Popen[bytes]
 def measure_load(
     target: Target, samples: Sequence[Feeds], load: Load, at_start: Callable[[], None] = lambda: None
 ) -> Measurement:
-    """Loads a model from several processes; arguments and errors as for `record_load`."""
+    """Load a model from several processes; arguments and errors as for `record_load`."""
     recording = record_load(target, samples, load, at_start)
     return recording.of_closed_loop() if load.arrivals is None else recording.of_open_loop()
 
@@ -47,7 +47,7 @@ def record_load(
     at_start: Callable[[], None] = lambda: None,
     when_ready: Callable[[], None] = lambda: None,
 ) -> Recording:
-    """Loads a model from several processes, and keeps every request.
+    """Load a model from several processes, and keeps every request.
 
     Args:
         target: What to load.

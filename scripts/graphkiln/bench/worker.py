@@ -1,4 +1,4 @@
-"""One process of the load generator, told by `load_processes` what to do."""
+"""One process of the load generator, controlled by `processes` through its pipes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TERMINATED = 128 + signal.SIGTERM  # as shells say it
 
 
 def work(orders: IO[bytes], reports: IO[bytes]) -> None:
-    """Prepares the requests, says None (or what went wrong), waits for the start, and hands over what it recorded."""
+    """Prepare the requests, report None (or an error), wait for the start, and report the recording."""
     job: Job = hear(orders)
     with ExitStack() as stack:
         try:
@@ -63,21 +63,21 @@ def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
 
 
 def main() -> None:
-    """Does the work of the process that started this one, and ends with it.
+    """Work for the process that started this one, and end with it.
 
-    Ctrl-C is for that process. When it asks this one to end, what is under way is waited for, so that shared memory is
+    Ctrl-C is for that process. When it terminates this one, requests under way are waited for, so that shared memory is
     given back.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     watch = threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True)
     watch.start()
-    with suppress(EOFError):  # the one that started this process is gone before it said what to do
+    with suppress(EOFError):  # the parent ended before it sent a job
         work(sys.stdin.buffer, sys.stdout.buffer)
 
 
 def _end_with_parent(orders: int) -> None:
-    """Asks this process to end when the other end of its pipe is closed: nobody else would stop the load.
+    """Terminate this process when the other end of its pipe is closed, which stops the load.
 
     Source: poll(2): where no event is asked for, it returns when the other end is gone.
     """

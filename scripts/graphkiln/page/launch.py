@@ -1,4 +1,4 @@
-"""Starts the page beside a server, in a process of its own."""
+"""Start the page beside a server, in a separate process."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from graphkiln_backend.server.tls import TlsFiles
 _log = logging.getLogger("graphkiln.page")
 
 DEFAULT_PORT = 8003  # Triton's own are 8000 to 8002
-# Environment variable: where the page listens when its address names no host. Images set it: in a container, 127.0.0.1
-# is reached by nobody.
+# Environment variable: the host of an address that names none. Images set it: 127.0.0.1 of a container cannot be
+# reached from outside.
 HOST_VARIABLE = "GRAPHKILN_PAGE_HOST"
 _PROTOCOL = "page"
 _NEEDED = ("starlette", "uvicorn")
@@ -31,21 +31,21 @@ _NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\])?:\d+", re.ASCII)
 _QUANTILES = "summary_latencies=true"
 _OPEN = (
-    "whoever reaches %s sees the models with a golden sample of each, and an admin key that is typed there travels in "
-    "the clear (--tls-cert FILE --tls-key FILE, or --page-address 127.0.0.1 and a tunnel)"
+    "everyone who can reach %s sees the models with a golden sample of each, and an admin key that is typed there "
+    "travels in the clear (--tls-cert FILE --tls-key FILE, or --page-address 127.0.0.1 and a tunnel)"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageFacts:
-    """What the process of the page is told. Nothing of it is secret.
+    """The argument of the process of the page. Nothing of it is secret.
 
     Attributes:
-        inner_url: Of the server, as this machine reaches it.
-        url: As people reach it; snippets name it.
-        metrics_url: Of its metrics; empty where they are off.
+        inner_url: URL of the server, as this machine reaches it.
+        url: Its public URL, which snippets name.
+        metrics_url: URL of its metrics; empty where they are off.
         stores: Folders of models.
-        everywhere: Whether the server listens at every address of this machine.
+        everywhere: True if the server listens at every address of this machine.
         names: Host names by which the page may be called.
         tls: Certificate, key and client authorities, as `TlsFiles.words` names them; empty for plain HTTP.
     """
@@ -60,12 +60,12 @@ class PageFacts:
 
 
 def is_address(word: str) -> bool:
-    """Whether a word behind `--page` says where it listens: `HOST:PORT`, `:PORT`, an IP address or `localhost`."""
+    """True for `HOST:PORT`, `:PORT`, an IP address or `localhost`."""
     return bool(_ADDRESS.fullmatch(word)) or word == "localhost" or _is_ip(word)
 
 
 def page_address(address: str) -> ListenAddress:
-    """Where the page listens.
+    """Parse the address of the page.
 
     Args:
         address: `HOST`, `HOST:PORT` or `:PORT`; empty for 127.0.0.1:8003, or for the host of the environment.
@@ -88,15 +88,15 @@ def page_address(address: str) -> ListenAddress:
 
 
 def chosen_address(option: str, words: Sequence[str], *, wanted: bool) -> ListenAddress | None:
-    """Where the page listens; None for no page.
+    """Choose the address of the page; None for no page.
 
     Args:
-        option: What `--page-address` says; empty where it is not given.
-        words: What stands behind `--page`.
-        wanted: Whether there is a page where neither says where.
+        option: Value of `--page-address`; may be empty.
+        words: Words behind `--page`.
+        wanted: Serve a page even where both are empty.
 
     Raises:
-        ServerSetupError: There are several addresses, or it is none.
+        ServerSetupError: There are several addresses, or it is malformed.
     """
     given = [*filter(None, (option,)), *words]
     if len(given) > 1:
@@ -105,7 +105,7 @@ def chosen_address(option: str, words: Sequence[str], *, wanted: bool) -> Listen
 
 
 def page_name(text: str) -> str:
-    """A host name by which the page may be called.
+    """Check a host name by which the page may be called.
 
     Raises:
         ServerSetupError: It is something else, such as an address with a port.
@@ -116,12 +116,12 @@ def page_name(text: str) -> str:
 
 
 def page_url(address: ListenAddress, *, secure: bool) -> str:
-    """What a person on this machine opens."""
+    """URL of the page for a browser on this machine."""
     return _url(address, secure=secure)
 
 
 def with_quantiles(flags: TritonFlags) -> TritonFlags:
-    """The flags of a server with a page: it measures the quantiles of latencies, unless it was told how to."""
+    """The flags of a server with a page: it measures the quantiles of latencies, unless metrics are configured."""
     if "metrics-config" in flags.values or not flags.listen_address("metrics"):
         return flags
     return replace(flags, arguments=(*flags.arguments, f"--metrics-config={_QUANTILES}"))
@@ -136,11 +136,11 @@ def open_page(
     *,
     names: Sequence[str] = (),
 ) -> AbstractContextManager[object]:
-    """Serves the page until the end of the block.
+    """Serve the page until the end of the block.
 
     Args:
-        address: Where; None for no page.
-        flags: The user's, which say where people reach the server.
+        address: Address of the page; None for no page.
+        flags: The user's, with the public address of the server.
         inner: tritonserver's own (see `behind_tls`).
         tls: Certificate and key, which the page uses, too.
         stores: Folders of models that are served.
@@ -173,10 +173,10 @@ def facts_of(
     *,
     names: Sequence[str] = (),
 ) -> PageFacts:
-    """What the page is told of a server.
+    """The argument of the process of the page.
 
     Raises:
-        ServerSetupError: The server has no HTTP, or a name is none.
+        ServerSetupError: The server has no HTTP, or a name is malformed.
     """
     public, private, metrics = (
         flags.listen_address("http"),
@@ -197,7 +197,7 @@ def facts_of(
 
 
 def _check_port(address: ListenAddress, flags: TritonFlags) -> None:
-    """Otherwise tritonserver would find its own port taken, start after start."""
+    """Refuse a port of the server: tritonserver would find it taken, start after start."""
     for own in flags.listen_addresses():
         if own.overlaps(address):
             raise ServerSetupError(f"port {own.port} is the server's own ({own.protocol})", hint=_other_port(address))
@@ -208,7 +208,7 @@ def _other_port(address: ListenAddress) -> str:
 
 
 def _warn_if_open(address: ListenAddress, tls: TlsFiles | None) -> None:
-    """Where somebody chose it; of an image's own host, whoever starts the container says who may reach it."""
+    """Warn of an open page, unless an image opens it: there, the ports of the container decide who reaches it."""
     if address.is_public and not tls and address.host != os.environ.get(HOST_VARIABLE):
         _log.warning(_OPEN, f"{_bracketed(address.host)}:{address.port}")
 

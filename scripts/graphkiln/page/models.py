@@ -1,4 +1,4 @@
-"""The models of the page: what is served, and all that is known of one version."""
+"""The list of models, and the description of one version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any
 
 
 async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:
-    """All that the server and the store say of a version now: nothing that was read before is used.
+    """Describe a version from the server and the store as they are now.
 
     Returns:
         `inputs` and `outputs` of the signature, `max_batch_size`, `kind` of task (empty for a model that takes no
@@ -63,7 +63,7 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
 
 
 def kind_of(served: ServedVersion) -> str:
-    """What a version answers about an image: `classification`, ..., or empty where it takes none.
+    """Task of a version: `classification`, `detection`, ...; empty for a model that takes no images.
 
     Raises:
         ProtocolError: What it publishes cannot be read.

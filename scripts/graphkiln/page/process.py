@@ -19,15 +19,14 @@ import uvicorn
 
 from graphkiln.page.app import build_app
 from graphkiln.page.launch import PageFacts
-from graphkiln.page.server import ShownServer
-from graphkiln.page.stores import Stores
+from graphkiln.page.server import ShownServer, Stores
 from graphkiln_backend.server.listening_child import run_until_orphaned
 from graphkiln_client import AsyncClient
 
 _MOST_CONNECTIONS = 256
 _IDLE_S = 60
-_RETRIES = 0  # A person who waits sees what happened, and tries again
-# Otherwise the client would find the key of a server of this user, and whoever sees the page could use it.
+_RETRIES = 0  # a person who waits sees the error, and tries again
+# Otherwise the client would find the key of a server of this user, and everyone who sees the page could use it.
 _NO_KEY = "none"
 
 
@@ -43,7 +42,7 @@ def shown_server(facts: PageFacts) -> ShownServer:
 
 
 def configure(facts: PageFacts) -> uvicorn.Config:
-    """How the application is served."""
+    """Configuration of the ASGI server."""
     certificate, key, authorities = facts.tls or ("", "", "")
     return uvicorn.Config(
         build_app(shown_server(facts), facts.names),
@@ -60,7 +59,7 @@ def configure(facts: PageFacts) -> uvicorn.Config:
 
 
 async def run(arguments: Sequence[str]) -> None:
-    """Serves until the parent is gone."""
+    """Serve until the parent is gone."""
     descriptor, document = arguments
     server = uvicorn.Server(configure(PageFacts(**json.loads(document))))
     await run_until_orphaned(server.serve([socket.socket(fileno=int(descriptor))]))

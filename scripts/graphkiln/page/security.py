@@ -1,8 +1,8 @@
-"""Who may ask the page: requests to this machine by its name or address, from the page itself, with bounded bodies.
+"""Guard the page against other web pages, and bound its requests.
 
-A web page of somebody else can send requests to a server on this machine, and a name of its own can be made to lead
-there (DNS rebinding). So a request names the page by an address or by a name that the page knows, and where a browser
-says which page sent it, that is this one.
+A foreign web page can send requests to a server on this machine, and a foreign name can be resolved to it (DNS
+rebinding). So a request must name the page by an address or by a name that the page knows, and where a browser names
+the page that sent it, that must be this one.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _OWN = {"same-origin", "none"}
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is refused.
+    """The reason to refuse a request.
 
     Attributes:
         status: HTTP status code.
@@ -63,7 +63,7 @@ class Refusal:
     hint: str
 
     def response(self) -> JSONResponse:
-        """As all errors of the page are told."""
+        """The refusal in the form of all errors of the page."""
         document = {"error": {"kind": "Refused", "message": self.message, "hint": self.hint}}
         return JSONResponse(document, self.status)
 
@@ -81,7 +81,7 @@ class Guard:
         self._names = {"localhost", *(name.lower().removesuffix(".") for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles one request. Source: ASGI specification 3.0."""
+        """Handle one request. Source: ASGI specification 3.0."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,7 +91,7 @@ class Guard:
 
 
 def find_fault(headers: Headers, scheme: str, names: Collection[str]) -> Refusal | None:
-    """Why a request is refused; None where it is not.
+    """The reason to refuse a request; None to accept it.
 
     Args:
         headers: Of the request.
@@ -116,7 +116,7 @@ async def read_body(request: Request) -> bytes:
     """The body of a request, as far as its limit.
 
     Raises:
-        InvalidInput: It is larger than it said.
+        InvalidInput: It is larger than its limit.
     """
     body = bytearray()
     async for piece in request.stream():
@@ -127,7 +127,7 @@ async def read_body(request: Request) -> bytes:
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:
-    """Whether a `Host` is an address or a known name: neither can be made to lead here by a name server of others."""
+    """True if a `Host` is an address or a known name: foreign name servers control neither."""
     try:
         parts = urlsplit(f"//{host}")
         parts.port  # noqa: B018 - raises where it is none

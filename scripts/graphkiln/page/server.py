@@ -1,139 +1,93 @@
-"""The server that the page shows, as its views use it: the client, the metrics, the stores."""
+"""The server that the page shows: its client, its metrics and its model stores."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
-from graphkiln.page.stores import Stores
-from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady
-from graphkiln_backend.server.ports import fetch_metrics
+from graphkiln.page.metrics import parse_metrics, placements, read_metrics, traffic
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import ClientError, ModelNotReady
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.text import fault_in_served_name
+from graphkiln_backend.repository.version import read_manifest
+from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_client import AsyncClient, AsyncModel
 from graphkiln_client.published import ServedVersion
 
-# The metrics of a running server, as the page's charts take them: counters by model version, never reset here.
-#
-# A rate is the difference of two readings. The browser makes it, so that the page keeps no state.
-
-_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_ESCAPED = re.compile(r"\\(.)")
-_COUNTERS = {
-    "nv_inference_request_success": "answered",
-    "nv_inference_request_failure": "failed",
-    "graphkiln_failed_requests_total": "failed",
-    "nv_inference_count": "samples",
-    "nv_inference_exec_count": "batches",
-    "nv_inference_request_duration_us": "request_us",
-    "nv_inference_queue_duration_us": "queue_us",
-    "nv_inference_pending_request_count": "waiting",
-}
-_QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
-_SUMMARY = "nv_inference_request_summary_us"
-_BATCHES = "graphkiln_batch_size_bucket"
-_GIVEN_UP = {"CANCELED", "CANCELLED"}  # as Triton and instances call requests whose clients hung up
-_INFO = "graphkiln_instance_info"
-_FACTS = {
-    "graphkiln_self_test_error": "self_test_error",
-    "graphkiln_self_test_timestamp_seconds": "self_test_at_s",
-    "graphkiln_self_test_failures_total": "self_test_failures",
-    "graphkiln_self_test_replays_total": "self_test_replays",
-    "graphkiln_load_seconds": "load_s",
-}
+_SHOWN = ("sha256", "digest", "verification", "weights")
+_HIDDEN = {"..", "."}
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One line of Prometheus' text format.
+class Stores:
+    """Read the folders that a server serves from.
 
-    Attributes:
-        name: Of the metric.
-        labels: By name.
-        value: May be NaN.
+    Args:
+        folders: Of models.
     """
 
-    name: str
-    labels: Mapping[str, str]
-    value: float
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders = folders
+
+    def manifest(self, model: str, version: str) -> Manifest | None:
+        """The manifest of a version; None where it has none, or is not in these stores.
+
+        Raises:
+            ManifestError: It is damaged.
+        """
+        folder = self._find(model, version)
+        return read_manifest(folder) if folder else None
+
+    def proof(self, model: str, version: str) -> dict[str, Any] | None:
+        """The proof in a version's manifest, as plain data; None as above.
+
+        Not the recipe nor the command: they name folders of the machine that converted the model.
+
+        Raises:
+            ManifestError: The manifest is damaged.
+        """
+        manifest = self.manifest(model, version)
+        if manifest is None:
+            return None
+        facts: Mapping[str, Any] = encode(manifest)
+        provenance = {key: facts["provenance"][key] for key in ("source", "versions", "metrics")}
+        return {**{key: facts[key] for key in _SHOWN}, "provenance": provenance, **_conversion(manifest)}
+
+    def golden(self, model: str, version: str) -> GoldenSamples | None:
+        """The golden samples of a version; None where it has none.
+
+        Raises:
+            ManifestError: They are damaged.
+        """
+        folder, manifest = self._find(model, version), self.manifest(model, version)
+        if folder is None or manifest is None or manifest.golden is None:
+            return None
+        return GoldenSamples.read(folder / manifest.golden.file)
+
+    def _find(self, model: str, version: str) -> Path | None:
+        """The folder of a version, whose name comes from a URL."""
+        if fault_in_served_name(model) or model in _HIDDEN or not is_version(version):
+            return None
+        candidates = (store / model / version for store in self._folders)
+        return next((folder for folder in candidates if folder.is_dir()), None)
 
 
-def parse_metrics(text: str) -> Iterator[Sample]:
-    """The samples of a text. Source: Prometheus, "Exposition formats", text format 0.0.4."""
-    for name, labels, value in _SAMPLE.findall(text):
-        found = {key: _ESCAPED.sub(_unescaped, escaped) for key, escaped in _LABEL.findall(labels)}
-        try:
-            yield Sample(name, found, float(value))
-        except ValueError:
-            continue
-
-
-def read_metrics(url: str) -> str:
-    """The text that a server publishes.
-
-    Raises:
-        ConnectionFailed: Nobody answers, or what answers is no metrics port.
-    """
-    try:
-        return fetch_metrics(url)
-    except (OSError, ValueError) as error:
-        raise ConnectionFailed(f"the metrics cannot be read: {error}", hint="is the server running?") from error
-
-
-def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
-    """What each version has done since it was loaded, by name and version.
-
-    Returns:
-        Rows of `model`, `version`, the counters (durations in microseconds, `failed` without clients that cancelled;
-        of `answered`, those too that an instance answered with an error, which are among `failed`),
-        `p50_us` and `p99_us` where the server has them, and `sizes`: how many batches had at most so many rows.
-    """
-    rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"sizes": defaultdict(float)})
-    for sample in samples:
-        key = sample.labels.get("model", ""), sample.labels.get("version", "")
-        if name := _name_of(sample):
-            rows[key][name] = rows[key].get(name, 0.0) + sample.value
-        elif sample.name == _BATCHES:
-            rows[key]["sizes"][sample.labels.get("le", "")] += sample.value
-    return [{"model": model, "version": version, **rows[model, version]} for model, version in sorted(rows)]
-
-
-def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any]]:
-    """By model and version: with what it is served, and what its self-tests said; the worst of its instances."""
-    facts: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"instances": 0})
-    for sample in samples:
-        row = facts[sample.labels.get("model", ""), sample.labels.get("version", "")]
-        if sample.name == _INFO:
-            row |= {key: sample.labels.get(key, "") for key in ("engine", "device", "precision")}
-            row["instances"] += 1
-        elif name := _FACTS.get(sample.name):
-            worst = min if name == "self_test_at_s" else max
-            row[name] = worst(row.get(name, sample.value), sample.value)
-    return {key: row for key, row in facts.items() if row["instances"]}
-
-
-def _name_of(sample: Sample) -> str:
-    """What a sample is called in a row of `traffic`; empty for one that is not part of it."""
-    if math.isnan(sample.value) or {sample.labels.get("reason"), sample.labels.get("code")} & _GIVEN_UP:
-        return ""
-    if sample.name == _SUMMARY:
-        return _QUANTILES.get(sample.labels.get("quantile", ""), "")
-    return _COUNTERS.get(sample.name, "")
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return "\n" if match[1] == "n" else match[1]
+def _conversion(manifest: Manifest) -> dict[str, Any]:
+    made = manifest.conversion
+    return {"notes": list(made.notes), "output_errors": dict(made.output_errors)} if made else {}
 
 
 T = TypeVar("T")
 _MOST_MODELS = 64  # whose metadata is kept; one more is requested anew
-_KEPT_S = 10.0  # A version may be replaced in its place, by whomever
+_KEPT_S = 10.0  # a version may be replaced under its number
 _PORT = re.compile(r":\d+$")
 
 
@@ -142,11 +96,11 @@ class ShownServer:
     """One running server.
 
     Attributes:
-        connect: Opens a client; with an admin key, or with an empty one for what needs none.
-        stores: What the server serves from.
-        url: Where people reach the server over HTTP.
-        everywhere: Whether that is at every address of its machine.
-        metrics_url: Of its metrics, as this machine reaches them; empty where they are switched off.
+        connect: Opens a client with an admin key, which may be empty.
+        stores: The model stores that it serves from.
+        url: Its public HTTP address.
+        everywhere: True if it listens at every address of its machine.
+        metrics_url: Its metrics, as this machine reaches them; empty where they are off.
         now: A clock, in seconds.
     """
 
@@ -167,16 +121,12 @@ class ShownServer:
         return self._client
 
     def url_for(self, host: str) -> str:
-        """The server as somebody reaches it who reached the page.
-
-        Args:
-            host: What he called the page, with its port or without it: `192.0.2.1:8003`.
-        """
+        """URL of the server for a browser that reached the page at `host`, with its port or without it."""
         scheme, _, authority = self.url.partition("://")
         return f"{scheme}://{_PORT.sub('', host)}:{authority.rpartition(':')[2]}" if self.everywhere else self.url
 
     def model(self, name: str, version: str) -> AsyncModel:
-        """A version; what was read of it is kept for some seconds."""
+        """A version, whose metadata are kept for some seconds."""
         model, until = self._models.pop((name, version), (None, 0.0))
         if model is None or until < self.now():
             model, until = self.client.model(name, version, images="tensor"), self.now() + _KEPT_S
@@ -186,12 +136,12 @@ class ShownServer:
         return model
 
     def forget(self, name: str, version: str = "") -> None:
-        """Has everything of a model, or of one version, requested anew: it was loaded or unloaded."""
+        """Request everything of a model, or of one version, again: it was loaded or unloaded."""
         for key in [key for key in self._models if key[0] == name and version in ("", key[1])]:
             del self._models[key]
 
     async def served(self, name: str, version: str) -> ServedVersion:
-        """What the server publishes about a version.
+        """A version as the server publishes it.
 
         Raises:
             ClientError: The request failed.
@@ -209,22 +159,22 @@ class ShownServer:
         return await self._of_metrics(lambda text: traffic(parse_metrics(text)))
 
     async def placements(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-        """See `metrics.placements`; empty where nobody tells."""
+        """See `metrics.placements`; empty where the metrics cannot be read."""
         with suppress(ClientError):
             return await self._of_metrics(lambda text: placements(parse_metrics(text)))
         return {}
 
     async def precision(self, name: str, version: str) -> str:
-        """What a version computes in; empty where nobody tells."""
+        """Precision of a version; empty where the metrics cannot be read."""
         return str((await self.placements()).get((name, version), {}).get("precision", ""))
 
     async def close(self) -> None:
-        """Closes its connections."""
+        """Close its connections."""
         if self._client:
             await self._client.close()
 
     async def _of_metrics(self, read: Callable[[str], T]) -> T:
-        """What is read of the metrics, beside the event loop: a server of 1,000 models has megabytes of them."""
+        """Read the metrics beside the event loop: a server of 1,000 models has megabytes of them."""
         if not self.metrics_url:
             raise ModelNotReady("the server publishes no metrics", hint="start it without --allow-metrics=false")
         return await asyncio.to_thread(lambda: read(read_metrics(self.metrics_url)))

@@ -1,4 +1,4 @@
-"""The same request from code: programs that work as they stand, with the names and shapes of one version."""
+"""The same request from code: complete programs with the names and shapes of one version."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.graph.text import in_path
 from graphkiln_client.published import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"
-# By kind of task: the method, and what is printed of its answer.
+# By kind of task: the method, and a statement that prints its answer.
 _VERBS = {
     "classification": ("classify", f"for found in answer.classifications:\n        {_BY_SCORE}"),
     "detection": ("detect", f"for found in answer:\n        {_BY_SCORE}"),
@@ -38,7 +38,7 @@ _SIDE = 224
 
 
 def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Programs that ask a version, by the name of what they are written for.
+    """Programs that send a request to a version, by the client that they use.
 
     Args:
         url: Of the server.
@@ -82,7 +82,7 @@ def _has_half(served: ServedVersion) -> bool:
 
 
 def _sequence(config: Mapping[str, Any]) -> _Sequence:
-    """A sequence of this request alone, under an id that nobody else has; empty where the model takes none."""
+    """Parameters of a sequence of this request alone, under a random id; empty for a model without sequences."""
     batching = config.get("sequence_batching")
     if batching is None:
         return {}
@@ -93,7 +93,7 @@ def _sequence(config: Mapping[str, Any]) -> _Sequence:
 
 
 def _image_program(url: str, served: ServedVersion, kind: str) -> str:
-    verb, told = _VERBS[kind]
+    verb, shown = _VERBS[kind]
     return f"""\
 import numpy as np
 from graphkiln_client import Client
@@ -101,7 +101,7 @@ from graphkiln_client import Client
 image = np.full(({_SIDE}, {_SIDE}, 3), 128, np.uint8)  # or a path: "photo.jpg"
 with Client({url!r}) as client:
     answer = client.model({served.model!r}, {served.version!r}).{verb}(image)
-    {told}
+    {shown}
 """
 
 

@@ -1,4 +1,4 @@
-"""Tensors in a browser: the golden sample of a version to begin with, a request made of a form, and what came back."""
+"""Tensors in a browser: the golden sample of a version as a form, and the outputs for a form."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from graphkiln.page.answers import timed
 from graphkiln.page.security import BODY_LIMIT
 from graphkiln.page.server import ShownServer
-from graphkiln.page.timing import timed
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import format_size
@@ -20,7 +20,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof import policy
 from graphkiln_client.transports.tensors import from_values
 
-# Most elements of a tensor that a form shows; a larger golden one is sent as it is, and nobody types one.
+# Most elements of a tensor that a form shows; a larger golden one is sent unchanged.
 EDITED = 20_000
 _EXACT = 1 << 53  # integers beyond it are no numbers of JavaScript: they travel as text
 _SHOWN = 1000  # elements of an output
@@ -33,7 +33,7 @@ async def golden_sample(server: ShownServer, name: str, version: str) -> dict[st
 
     Returns:
         By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited, or
-        holds what nobody could type (NaN, infinity). Empty where the version has no golden samples.
+        holds values that cannot be typed (NaN, infinity). Empty where the version has no golden samples.
 
     Raises:
         ManifestError: They are damaged.
@@ -43,7 +43,7 @@ async def golden_sample(server: ShownServer, name: str, version: str) -> dict[st
 
 
 async def answer_tensors(server: ShownServer, name: str, version: str, document: Any) -> dict[str, Any]:
-    """What a version computes from tensors.
+    """Run a version on tensors.
 
     Args:
         server: The server.
@@ -89,7 +89,7 @@ def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> An
 
 
 def _values(name: str, datatype: str, shape: Sequence[int], data: Any) -> AnyArray:
-    """What was typed. A number that its type rounds to infinity would be computed with, and nobody would see it."""
+    """The typed values; refuse a number that its type rounds to infinity."""
     with np.errstate(over="ignore"):
         array = from_values(data, datatype, tuple(shape))
     if not _is_finite(array):
@@ -106,7 +106,7 @@ def _zeros(name: str, datatype: str, shape: Sequence[int]) -> AnyArray:
 
 
 def _expected(inputs: _Arrays, golden: GoldenSamples | None) -> _Arrays:
-    """The golden outputs where the inputs are the golden ones, whoever sent them; else nothing."""
+    """The golden outputs if the inputs are the golden ones; else nothing."""
     if golden is None or set(inputs) != set(golden.inputs):
         return {}
     if not all(np.array_equal(inputs[name], array) for name, array in golden.feeds[0].items()):
@@ -125,7 +125,7 @@ def _described(array: AnyArray, expected: AnyArray | None, limit: float | None) 
 
 
 def _verdict(numbers: Any, expected: AnyArray | None, limit: float | None) -> dict[str, Any]:
-    """How far an output is from the golden one, and whether that is allowed."""
+    """Distance of an output from the golden one, beside its limit."""
     if expected is None or expected.shape != numbers.shape:
         return {}
     reference = expected.astype(np.float64)
@@ -136,19 +136,19 @@ def _verdict(numbers: Any, expected: AnyArray | None, limit: float | None) -> di
 
 
 def _limit(precision: str) -> float | None:
-    """What a precision may be off the saved graph's own outputs, relative L2; None for one that is not known."""
+    """Limit of a precision beside the saved graph's outputs, relative L2; None for an unknown precision."""
     rows = {**policy.BY_PRECISION, Precision.FP32: policy.OTHER_ENGINE}
     row = next((row for known, row in rows.items() if known.value == precision), None)
     return row.relative_l2 if row else None
 
 
 def _form_row(array: AnyArray) -> dict[str, Any]:
-    """A golden tensor for a form; without data where what is typed again would not be what is golden."""
+    """A golden tensor for a form; without data where it could not be typed again."""
     return _row(array, EDITED if _is_finite(array) else -1)
 
 
 def _is_finite(array: AnyArray) -> bool:
-    """Whether it holds neither NaN nor infinity; also of what holds no floating-point numbers."""
+    """True if a tensor holds neither NaN nor infinity."""
     return not DType.from_numpy(array.dtype).is_float or bool(np.isfinite(array.astype(np.float64)).all())
 
 

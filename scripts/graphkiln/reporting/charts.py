@@ -90,10 +90,10 @@ class Bar:
         end: Value at which it ends.
         label: Beside it.
         number: Before the title.
-        switch: Whether it is drawn pale and thin, beside the others.
+        switch: Draw it pale and thin, beside the others.
         total: After the label; empty for none.
-        source: Value at which a diamond stands; None for none.
-        source_label: What the diamond says.
+        source: Value of a diamond; None for no diamond.
+        source_label: Label of the diamond.
     """
 
     title: str
@@ -117,7 +117,7 @@ class Span:
         high: Value of the ring.
         label: Beside it.
         number: Before the title.
-        switch: Whether it is drawn pale.
+        switch: Draw it pale.
     """
 
     title: str
@@ -139,7 +139,7 @@ def linear_across(values: Sequence[float]) -> Axis:
 
 
 def bar_chart(bars: Sequence[Bar], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Bars as the macro `bars` draws them.
+    """Data of the macro `bars`.
 
     Args:
         bars: From the top down.
@@ -150,7 +150,7 @@ def bar_chart(bars: Sequence[Bar], axis: Axis, unit: str = "") -> dict[str, Any]
 
 
 def span_chart(spans: Sequence[Span], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Spans as the macro `spans` draws them.
+    """Data of the macro `spans`.
 
     Args:
         spans: From the top down.

@@ -14,7 +14,7 @@ def json_text(document: Any, *, indent: int | None = None, compact: bool = False
     Args:
         document: Of dictionaries, lists, texts and numbers.
         indent: Spaces of each level; None for one line.
-        compact: Whether no space stands between its parts.
+        compact: No space between its parts.
     """
     separators = (",", ":") if compact else None
     try:

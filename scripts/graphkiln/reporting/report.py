@@ -9,13 +9,11 @@ from typing import Any
 
 import jinja2
 
-# Templates of reports: those of this room, and those of the room that asks.
-
 _HERE = "graphkiln.reporting"
 
 
 def environment(room: str = _HERE) -> jinja2.Environment:
-    """Templates with text escaped and nothing undefined.
+    """Template environment with escaped text, which refuses undefined names.
 
     Args:
         room: Package whose templates go before those of this one.
@@ -50,7 +48,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if not all(self.columns):
-            raise ValueError(f"a column without a title, which nobody hears who cannot see it: {self.columns}")
+            raise ValueError(f"a column without a title, which screen readers need: {self.columns}")
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise ValueError(f"a row of {len(row)} cells in a table of {len(self.columns)} columns: {row}")
@@ -58,12 +56,12 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """What is told of one thing. There is no chart without its table.
+    """A section of a report. There is no chart without its table.
 
     Attributes:
         name: For the ids of its parts.
         title: Its heading.
-        text: What the figures mean.
+        text: The meaning of the figures.
         table: The figures.
         chart: As `charts.bar_chart` or `charts.span_chart` makes it; None for a table alone.
     """
@@ -81,10 +79,10 @@ class Report:
 
     Attributes:
         title: Of the page.
-        about: Below it: of what, where, when.
+        about: Subtitle: subject, place and time.
         sections: In order.
         facts: Name -> value, at the end.
-        command: What repeats it; empty for nothing.
+        command: Command that repeats the measurement; may be empty.
     """
 
     title: str

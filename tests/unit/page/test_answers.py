@@ -10,7 +10,8 @@ import pytest
 from shown_server import PIXELS, Shown, config, encoded
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
 
-from graphkiln.page.app import answer_image
+from graphkiln.page import answers
+from graphkiln.page.answers import answer_image, timed
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
@@ -127,3 +128,27 @@ def test_a_model_that_takes_no_images(shown: Shown) -> None:
 def test_too_many_classes(shown: Shown, top_k: int) -> None:
     with pytest.raises(InvalidInput, match="top_k"):
         ask(shown, encoded(), top_k)
+
+
+def times_of(shown: Shown, *counts: int) -> dict[str, Any]:
+    shown.answer_in_turn(*counts)
+
+    async def ask() -> str:
+        return "it"
+
+    answer, times = asyncio.run(timed(shown.server().model("m", "1"), ask))
+    assert answer == "it"
+    assert times.pop("total_ms") >= 0
+    return times
+
+
+@pytest.mark.parametrize(("counts", "requests"), [((7, 8), 1), ((7, 7, 7, 8), 1), ((7, 10), 3)])
+def test_times_are_the_mean_of_the_requests_that_were_counted(
+    shown: Shown, counts: tuple[int, ...], requests: int
+) -> None:
+    assert times_of(shown, *counts) == {"queue_ms": 2, "compute_ms": 5, "requests": requests}
+
+
+def test_a_server_that_never_counts(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "_READINGS", 2)
+    assert times_of(shown, 7) == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.page.stores import Stores
+from graphkiln.page.server import Stores
 from graphkiln_backend.graph.errors import ManifestError
 
 
