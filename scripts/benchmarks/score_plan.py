@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln_backend.scoring.plan import PlanTotals, read_plan, write_plan
+from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.sources.reader import Columns
 from graphkiln_backend.scoring.units import InputRange
 
 ROWS_PER_UNIT = 1000

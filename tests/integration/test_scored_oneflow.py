@@ -19,7 +19,7 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.units import Row
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from running import StartServer, run_here
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.units import Row
 from graphkiln_client import AsyncClient, Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

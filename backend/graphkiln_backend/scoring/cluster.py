@@ -1,4 +1,4 @@
-"""The Ray of a run: one of its own on this machine, or a cluster that is there."""
+"""The Ray of a run: a private one on this machine, or an existing cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """What the workers of a node get.
+    """Resources of the workers of a node.
 
     Attributes:
         workers: How many there are.
@@ -91,7 +91,7 @@ def room_of(node: Node, cores_per_worker: int, *, on_gpu: bool) -> Room:
 
 
 def on_node(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Makes Ray run something on a node, or not at all."""
+    """Make Ray run something on a node, or not at all."""
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
@@ -102,7 +102,7 @@ _LONGEST_PARENT = 18  # characters: Ray puts sockets 89 characters below it, and
 
 @contextmanager
 def connect(address: str) -> Iterator[None]:
-    """Connects this process to a Ray, and leaves it whatever happens. A Ray that it is connected to already is used.
+    """Connect this process to a Ray, and leave it whatever happens. A Ray that it is connected to already is used.
 
     Args:
         address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
@@ -134,7 +134,7 @@ def _silent() -> Iterator[None]:
 
 
 def _check_connected(address: str) -> None:
-    """Refuses another cluster than the one in use: the run would go to that one, and nobody would notice."""
+    """Refuse another cluster than the one in use, to which the run would go silently."""
     used = ray.get_runtime_context().gcs_address
     if address not in {"", "auto"} and not _is_same(address, used):
         raise ScoringError(
@@ -144,7 +144,7 @@ def _check_connected(address: str) -> None:
 
 
 def _is_same(address: str, other: str) -> bool:
-    """Whether two addresses are of one Ray; a loopback address is of any on this machine."""
+    """Compare two addresses of Ray; a loopback address equals any on this machine."""
     (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
     resolved = _resolve(host)
     return port == other_port and (resolved.startswith("127.") or resolved == _resolve(other_host))
@@ -176,7 +176,7 @@ def _attached(address: str) -> Iterator[None]:
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself takes minutes to find out that nobody is there."""
+    """Connect once first: Ray itself takes minutes to find out that there is no server."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
@@ -188,7 +188,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def _started() -> Iterator[None]:
-    """Ray on this machine: for this run alone, reached by nobody else, silent, and gone with it."""
+    """Start a private, silent Ray on this machine, which ends with the block."""
     environment = {
         "RAY_AUTH_TOKEN": _token(),  # without it Ray writes one into the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -223,7 +223,7 @@ def _start_ray(folder: str) -> None:
 
 @cache
 def _token() -> str:
-    """Of this process: Ray reads it once."""
+    """The token of this process: Ray reads it once."""
     return secrets.token_hex(32)
 
 
@@ -236,7 +236,7 @@ def _folder() -> Iterator[str]:
 
 @contextmanager
 def _environment(values: Mapping[str, str], **always: str) -> Iterator[None]:
-    """Sets variables that are not set, and others always, and puts back what was there."""
+    """Set variables that are not set, and others always, and put back what was there."""
     before = {name: os.environ.get(name) for name in (*values, *always, "RAY_AUTH_MODE")}
     os.environ.update({name: value for name, value in values.items() if before[name] is None} | always)
     try:

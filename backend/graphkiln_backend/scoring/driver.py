@@ -17,8 +17,7 @@ from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ClaimLost, RunInterrupted
 from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
 from graphkiln_backend.scoring.fleet import RayFleet
-from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.model import read_model, with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.outcomes import Fleet
 from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_progress, settle_stale, write_plan

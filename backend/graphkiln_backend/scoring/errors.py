@@ -1,4 +1,4 @@
-"""What can go wrong with a whole data set, beside what can go wrong with a model."""
+"""Errors of whole data sets."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from graphkiln_backend.graph.errors import GraphkilnError
 
 
 class ScoringError(GraphkilnError):
-    """A data set cannot be scored as requested: its source, its destination, or what stands there already."""
+    """A data set cannot be scored as requested: its source, its destination, or existing results."""
 
     triton_code = "INVALID_ARG"
     exit_code = 2
 
 
 class InputChanged(ScoringError):
-    """What is read is no longer what was planned; the unit is planned anew."""
+    """The input is no longer what was planned; the unit is left to the next run."""
 
 
 class SourceUnavailable(ScoringError):

@@ -1,6 +1,6 @@
-"""What a run tells while it goes on: for a terminal, for machines, for metrics, for `_run.json`.
+"""Events of a run: for a terminal, for machines, for metrics, for `_run.json`.
 
-Each event is told once, in order, from the driver's thread. None of them holds anything that grows with the run.
+Each event is reported once, in order, from the driver's thread. None of them holds anything that grows with the run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from graphkiln_backend.scoring.outcomes import UnitReport, WorkerFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlanned:
-    """What there is to do is known; workers are started next, if anything is left.
+    """The plan is known; workers are started next, if anything is left.
 
     Attributes:
         configuration: Digest of the model and of all that changes an answer.
@@ -105,11 +105,11 @@ class WorkerEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCommitted:
-    """A unit has its result; told once of each.
+    """A unit has its result; reported once for each.
 
     Attributes:
         worker: Which one computed it.
-        report: The figures; `report.twin` where an earlier attempt was committed, and nobody lived to tell.
+        report: The figures; `report.twin` where an earlier attempt had committed it.
     """
 
     worker: str
@@ -138,7 +138,7 @@ class RowQuarantined:
     Attributes:
         unit_id: Of the unit.
         path: What it is a range of.
-        position: Of the row in its unit; its id stands in the result.
+        position: Position of the row in its unit; the result has its id.
         reason: What it does.
     """
 
@@ -176,7 +176,7 @@ class RunFinished:
 
 @dataclass(slots=True)
 class Summary:
-    """What became of a run.
+    """Figures of a run.
 
     Attributes:
         units: Of the input.

@@ -180,7 +180,7 @@ class RayFleet(Closeable):
     def _end_hanging(self, patience_s: float) -> list[Outcome]:
         """End workers that have something to do, and have not gone on for too long."""
         now = time.monotonic()
-        if now - self._watched > _SUSPENDED_S:  # this process was, or its machine: nobody was watched meanwhile
+        if now - self._watched > _SUSPENDED_S:  # this process was suspended, or its machine
             for member in self._members.values():
                 member.since = now
         self._watched = now

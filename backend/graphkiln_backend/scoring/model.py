@@ -16,7 +16,7 @@ from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
-from graphkiln_backend.graph.errors import ExecutionError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError, RepositoryError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -33,19 +33,22 @@ from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.repository.publication import check_published, complete_contract
+from graphkiln_backend.repository.remote_model import fetch_model
 from graphkiln_backend.repository.version import newest_version, read_version_signature
-from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import choose_encoder
+from graphkiln_backend.repository.version_folders import version_folders, version_number
+from graphkiln_backend.scoring.encoders import Encoder, choose_encoder
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, check_names
+from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
+from graphkiln_backend.storage.files import RemoteFiles
 
-# Whether a session still computes what it was proven by: asked when it fails, to tell a bad row from a bad worker.
+# The proof of a session that has failed, to tell a bad row from a bad worker.
 
 
 def check_session(replay: Replay | None) -> None:
-    """Computes the samples of a session's proof once more. Nothing else may run on it meanwhile.
+    """Compute the samples of a session's proof once more. Nothing else may run on it meanwhile.
 
     Args:
         replay: What to prove; None where nothing can be, which proves nothing.
@@ -59,7 +62,7 @@ def check_session(replay: Replay | None) -> None:
     replay.judge([replay.run(sample, outputs) for sample in range(len(replay.samples))])
 
 
-# How many rows are computed together: measured once for a session on a machine, and remembered in the artifact cache.
+# The batch size: measured once for a session on a machine, and kept in the artifact cache.
 #
 # More rows are faster only as long as what lies between two operators fits the processor's caches, and they need more
 # memory in any case: of sizes that are equally fast the smallest is taken.
@@ -158,7 +161,7 @@ class ScoringModel:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """Name of the model."""
         return self.folder.parent.name
 
     @property
@@ -167,7 +170,7 @@ class ScoringModel:
         return int(self.folder.name)
 
     def build(self, cache: ArtifactCache) -> ProvenSession:
-        """Builds and proves the session, golden self-test included.
+        """Build and prove the session, golden self-test included.
 
         Raises:
             LoweringError: No session of the plan works.
@@ -175,7 +178,7 @@ class ScoringModel:
         return self.deployment.build(cache)
 
     def scorer(self, proven: ProvenSession, request: ScoreRequest, cores: int, cache: ArtifactCache) -> Scorer:
-        """What answers rows.
+        """Build the scorer.
 
         Args:
             proven: What `build` built.
@@ -198,7 +201,7 @@ class ScoringModel:
         return Scorer(computation, Reader(self.preprocess, cores))
 
     def facts(self, request: ScoreRequest) -> Mapping[str, str]:
-        """What changes an answer: graph, preprocessing and labels, settings, and how answers are written."""
+        """List what changes an answer: graph, preprocessing, labels, settings, and how answers are written."""
         settings = self.deployment.settings
         lowering = (settings.engine, settings.precision, settings.layout, settings.fallback, settings.options)
         return {
@@ -215,7 +218,7 @@ class ScoringModel:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def encoder(self, request: ScoreRequest) -> Encoder:
-        """What turns outputs into columns.
+        """Choose the encoder of the outputs.
 
         Raises:
             ScoringError: The model has no such outputs, or none that can be ranked; or a column that is carried along
@@ -250,7 +253,7 @@ def describe_session(proven: ProvenSession) -> str:
 
 
 def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> ScoringModel:
-    """Finds and plans the model of a run.
+    """Find and plan the model of a run.
 
     Args:
         request: The run.
@@ -258,7 +261,7 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
         cores: Cores that a worker computes on, beside decoding images on them.
 
     Raises:
-        GraphkilnError: The version is not usable, or nobody knows how an image becomes its input.
+        GraphkilnError: The version is not usable, or does not say how an image becomes its input.
     """
     model = Path(request.model)
     folder = (model / str(request.version) if request.version else newest_version(model)).absolute()
@@ -293,7 +296,7 @@ def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
     """
     if any(override.key == _PARALLEL for override in request.overrides):
         raise ScoringError(
-            f"--set {_PARALLEL}: each worker of a run computes the whole graph on cores of its own",
+            f"--set {_PARALLEL}: each worker of a run computes the whole graph on its own cores",
             hint="leave it out; --workers says how many copies there are",
         )
     group = InstanceGroup(count=1, device=config.device)
@@ -314,7 +317,7 @@ def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
 
 
 def _check_independent(config: ModelConfigProto, folder: Path) -> None:
-    """Refuses models whose rows are no rows.
+    """Refuse models whose rows are no rows.
 
     Raises:
         ScoringError: What a request is answered depends on others, or its batches are described by other tensors.
@@ -326,3 +329,59 @@ def _check_independent(config: ModelConfigProto, folder: Path) -> None:
         problem = "it takes batches whose rows differ in size (allow_ragged_batch, batch_input)"
     if problem:
         raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it, and ask it by a client")
+
+
+# The model of a run on this node: a local folder, or fetched from a remote store.
+
+
+def with_version(request: ScoreRequest) -> ScoreRequest:
+    """The same request with the number of its version; a remote store is only listed.
+
+    Raises:
+        RepositoryError: There is no such model, or the store cannot be read.
+    """
+    if request.version:
+        return request
+    address = RemoteAddress.parse(str(request.model))
+    if address is None:
+        return replace(request, version=int(newest_version(Path(request.model)).name))
+    numbers = (version_number(path.partition("/")[0]) for path in RemoteFiles(address).list() if "/" in path)
+    newest = max((number for number in numbers if number is not None), default=None)
+    if newest is None:
+        raise RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME:VERSION")
+    return replace(request, version=newest)
+
+
+def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
+    """The same request with a model folder of this node, and the number of its version.
+
+    The driver does this first: what it finds to be the newest version is the one that every worker takes, also when
+    another one appears meanwhile.
+
+    Args:
+        request: The run.
+        folder: Where a model of a remote store is put; it must live as long as the model is used.
+
+    Raises:
+        RepositoryError: There is no such model or version, or the store cannot be read.
+    """
+    address = RemoteAddress.parse(str(request.model))
+    if address is None:
+        return _with_version_of(request, Path(request.model).absolute())
+    fetched = fetch_model(_version_address(address, request.version), folder)
+    version = fetched if request.version else newest_version(fetched)
+    return replace(request, model=version.parent, version=int(version.name))
+
+
+def _with_version_of(request: ScoreRequest, model: Path) -> ScoreRequest:
+    newest = int(newest_version(model).name)  # or says what is wrong with the model
+    if request.version and not (model / str(request.version)).is_dir():
+        there = ", ".join(map(str, version_folders(model.iterdir())))
+        raise RepositoryError(f"model '{model.name}' has no version {request.version}", hint=f"it has {there}")
+    return replace(request, model=model, version=request.version or newest)
+
+
+def _version_address(model: RemoteAddress, version: int | None) -> RemoteAddress:
+    if version is None:
+        return model
+    return replace(model, root=f"{model.root}/{version}", text=f"{model}/{version}")

@@ -1,4 +1,4 @@
-"""What travels between the driver and its workers: attempts to score a unit, and what became of them."""
+"""Messages between the driver and its workers: attempts to score a unit, and their outcomes."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Attempt:
 
 
 class Cause(StrEnum):
-    """Why an attempt came to nothing while its rows are not known to have ended a worker."""
+    """Reasons of attempts that came to nothing."""
 
     CHANGED = "changed"  # the input is no longer what was planned
     UNREADABLE = "unreadable"  # the unit cannot be read at all
@@ -129,7 +129,7 @@ class Ready:
 
 
 class Blame(StrEnum):
-    """What may be the reason that a worker ended."""
+    """Possible reasons of the end of a worker."""
 
     ROWS = "rows"  # it ended or hung while its node lives: a row may have done it
     WORKER = "worker"  # it computes wrongly, or cannot start: its rows have nothing to do with it

@@ -15,7 +15,7 @@ from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.units import InputRange, Unit
 
 PLAN = "_plan.parquet"  # the note that a destination keeps
-# What is held in memory: a unit of a listing is a few bytes, one of a folder names a thousand files.
+# Units that are held in memory: one of a listing is a few bytes, one of a folder names a thousand files.
 _PIECE_UNITS, _PIECE_BYTES = 1000, 4 * MIB
 _REMOVED_TOGETHER = 1000  # units between two looks at the lock
 _NAMED = 3  # units that a message names
@@ -88,7 +88,7 @@ def _batch(units: list[Unit]) -> pa.RecordBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What a destination holds when a run begins.
+    """The state of a destination when a run begins.
 
     Attributes:
         committed: Ids of all units that have a result.

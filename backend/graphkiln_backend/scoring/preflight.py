@@ -1,4 +1,4 @@
-"""What a node must have to take part. It is sent to the node as it stands: it imports nothing of graphkiln."""
+"""The check of a node. It is sent to the node by value, so that it imports nothing of graphkiln."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def examine_node(expected: str, model: str) -> str:
-    """Why this node cannot take part, and what to do; empty where it can.
+    """Return why this node cannot take part, and what to do; empty where it can.
 
     Args:
         expected: Version of graphkiln that the driver has.

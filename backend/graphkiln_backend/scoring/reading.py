@@ -22,10 +22,10 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
-from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable
 
-# How much may be held at once: bytes, whatever the number of the things that hold them.
+# The bound of memory: bytes, whatever the number of things that hold them.
 
 
 class MemoryGate:
@@ -42,11 +42,11 @@ class MemoryGate:
 
     @property
     def held_bytes(self) -> int:
-        """What is held now."""
+        """Bytes that are held now."""
         return self._held
 
     def acquire(self, size_bytes: int, is_urgent: Callable[[], bool] = lambda: False) -> None:
-        """Waits until there is room.
+        """Wait until there is room.
 
         Args:
             size_bytes: What is to be held.
@@ -60,14 +60,14 @@ class MemoryGate:
             self._held += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Gives back what was held; 0 to have everybody who waits look again."""
+        """Give back what was held; 0 to have everybody who waits look again."""
         with self._changed:
             self._held -= size_bytes
             self._changed.notify_all()
 
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
-        """Waits until there is room, and holds it during the block."""
+        """Wait until there is room, and hold it during the block."""
         self.acquire(size_bytes)
         try:
             yield
@@ -100,17 +100,17 @@ class Prepared:
 
     @property
     def sample(self) -> AnyArray | None:
-        """Of the image."""
+        """The sample of the image."""
         return self.image.sample if self.image else None
 
     @property
     def size_bytes(self) -> int:
-        """Of the sample."""
+        """Bytes of the sample."""
         return self.image.sample.nbytes if self.image else 0
 
 
 class Preparation(Closeable):
-    """The rows of a unit in their order, some of them ahead of whoever takes them.
+    """The rows of a unit in their order, some of them prepared before they are taken.
 
     Args:
         reader: Prepares them.
@@ -141,13 +141,13 @@ class Preparation(Closeable):
             yield self._take()
 
     def release(self, batch: Iterable[Prepared]) -> None:
-        """Gives back the memory of samples that are no longer needed."""
+        """Give back the memory of samples that are no longer needed."""
         size = sum(one.size_bytes for one in batch)
         self._held_bytes -= size
         self._reader.memory.release(size)
 
     def close(self) -> None:
-        """Nobody takes what is left: what is held for it is given back as soon as it is there."""
+        """Stop taking rows: memory that is held for the rest is given back as soon as it is prepared."""
         self._closed = True
         for future in self._waiting:
             future.cancel()
@@ -202,7 +202,7 @@ class Reader(Closeable):
         self._decoding = ThreadPoolExecutor(cores, thread_name_prefix="decoder")
 
     def prepare(self, rows: Iterable[Row], quarantined: Mapping[int, str], ahead: int) -> Preparation:
-        """Prepares the rows of a unit.
+        """Prepare the rows of a unit.
 
         Args:
             rows: The rows.
@@ -212,7 +212,7 @@ class Reader(Closeable):
         return Preparation(self, rows, quarantined, ahead + self._threads)
 
     def submit(self, row: Row, is_next: Callable[[], bool]) -> Future[Prepared]:
-        """Prepares a row on a thread that reads, then on one that decodes.
+        """Prepare a row on a thread that reads, then on one that decodes.
 
         Args:
             row: The row.
@@ -223,19 +223,19 @@ class Reader(Closeable):
         return done
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._reading.shutdown(cancel_futures=True)
         self._decoding.shutdown()
 
     def _read(self, row: Row, is_next: Callable[[], bool], done: Future[Prepared]) -> None:
-        """Reads a row, waits for memory for its pixels, and hands it to whoever decodes."""
+        """Read a row, wait for memory for its pixels, and pass it to a decoder thread."""
         if not done.set_running_or_notify_cancel():
             return
         begun, expected = time.perf_counter(), self._expected_bytes
         self.encoded.acquire(expected, is_next)
         try:
             content = row.load()
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the row is told
+        except BaseException as error:  # noqa: BLE001 - raised where the row is awaited
             self.encoded.release(expected)
             _settle(done, Prepared(row=row, read_s=time.perf_counter() - begun), error)
             return
@@ -246,11 +246,11 @@ class Reader(Closeable):
         self._decoding.submit(self._decode, read, content, done, _Held(pixels=size, encoded=expected))
 
     def _decode(self, read: Prepared, content: bytes, done: Future[Prepared], held: _Held) -> None:
-        """Settles a row with its sample, whose memory is held from now on."""
+        """Settle a row with its sample, whose memory is held from now on."""
         begun = time.thread_time()
         try:
             image = decoding.prepare(content, self._preprocess)
-        except BaseException as error:  # noqa: BLE001 - whoever waits for the row is told
+        except BaseException as error:  # noqa: BLE001 - raised where the row is awaited
             self._release(held)
             _settle(done, read, error)
             return
@@ -272,7 +272,7 @@ class _Held:
 
 
 def _settle(done: Future[Prepared], read: Prepared, error: BaseException) -> None:
-    """What is wrong with a row is its error; anything else concerns whoever waits for it."""
+    """Settle a row with its own error; anything else is raised where the row is awaited."""
     own = isinstance(error, GraphkilnError | OSError) and not isinstance(error, InputChanged | SourceUnavailable)
     if own:
         done.set_result(replace(read, error=str(error)))

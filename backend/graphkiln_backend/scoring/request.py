@@ -1,4 +1,4 @@
-"""What is requested of a run."""
+"""The request of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TOP_K = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRequest:
-    """What to score, with what, and where the answers go. It travels to each worker as it is.
+    """A run: source, model, destination, options. It is sent to each worker.
 
     Attributes:
         source: Text of the source, as `open_source` takes it; a path is absolute.
@@ -66,7 +66,7 @@ class ScoreRequest:
     replace: bool = False
 
     def facts(self) -> Mapping[str, str]:
-        """What of it changes an answer, or what is written of it; the model's own facts stand beside these."""
+        """List the options that change an answer or what is written of it, beside the facts of the model."""
         answers = f"outputs {self.outputs}" if self.outputs else "scores" if self.scores else f"top {self.top_k}"
         return {
             "settings": repr([(each.key, each.value) for each in self.overrides]),

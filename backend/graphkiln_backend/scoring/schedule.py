@@ -89,7 +89,7 @@ class RowSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is nothing left to probe."""
+        """True if there is nothing left to probe."""
         return self.inconclusive or self.guilty is not None
 
     @property
@@ -159,7 +159,7 @@ class _Case:
 
     @property
     def hopeless(self) -> str:
-        """Why nothing more is tried; empty while something is."""
+        """The reason to try nothing more; empty while something is tried."""
         if self.searches >= MOST_SEARCHES:
             return f"{self.reason}, and no row of it does so alone"
         if len(self.quarantined) > MOST_GUILTY_ROWS:
@@ -204,7 +204,7 @@ class Schedule:
 
     @property
     def is_over(self) -> bool:
-        """Whether every unit has its result, or has failed for good."""
+        """True if every unit has its result, or has failed for good."""
         return self._exhausted and not self._retries and not self._suspects and not self._running
 
     @property
@@ -218,7 +218,7 @@ class Schedule:
         return max(FLOOR_S, _FACTOR * max(self._seconds)) if self._seconds else FIRST_S
 
     def take(self, worker: str, now: float) -> tuple[int, Attempt] | None:
-        """What a ready worker should begin now, with its number; None where it should wait."""
+        """Give a ready worker an attempt and its number; None where it should wait."""
         busy = self._busy[worker]
         if any(self._running[number].alone for number in busy):
             return None
@@ -254,7 +254,7 @@ class Schedule:
                 self._end(outcome, now)
 
     def _keeps_free(self, worker: str, *, busy: bool) -> bool:
-        """Whether a worker is, or shall be, free for suspects: half of the workers at most, one at least."""
+        """Reserve a worker for suspects: half of the workers at most, one at least."""
         if worker in self._reserved or not busy:
             return True
         if len(self._reserved) >= min(len(self._suspects), max(1, len(self._nodes) // 2)):

@@ -16,10 +16,10 @@ from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, Signa
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images import decoding
-from graphkiln_backend.scoring.encoders.base import Encoder
+from graphkiln_backend.scoring.encoders import Encoder
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.reading import Prepared, Reader
-from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import trim_memory
 
@@ -46,7 +46,7 @@ class Answers:
         self._answered: list[list[pa.Array]] = [[] for _ in schema]
 
     def add(self, rows: Sequence[Row], errors: Sequence[str | None]) -> None:
-        """Adds rows in their order.
+        """Add rows in their order.
 
         Args:
             rows: The rows.
@@ -59,7 +59,7 @@ class Answers:
         self._errors += errors
 
     def add_columns(self, columns: Sequence[pa.Array]) -> None:
-        """Adds the answers of rows that have some, in their order.
+        """Add the answers of rows that have some, in their order.
 
         Args:
             columns: An array for each column of the schema.
@@ -108,7 +108,7 @@ class Answers:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Checks that no two columns have one name.
+    """Check that no two columns have one name.
 
     Raises:
         ScoringError: A column of the input has the name of another column.
@@ -119,7 +119,7 @@ def check_names(names: Sequence[str]) -> None:
             raise ScoringError(f"the input has a column '{name}', and so has the output", hint=hint)
 
 
-# What a graph takes of images: one input, batches of it or one image at a time.
+# The input of a graph: batches, or one image at a time.
 
 _SAMPLE_RANK = 3
 
@@ -169,7 +169,7 @@ class ImageInput:
             signature: Of the graph.
             preprocess: How an image becomes a sample.
             max_batch_size: Of the configuration. With 0 rows are computed one by one, whatever the graph would take:
-                nobody has said that they are independent.
+                they are not known to be independent.
 
         Raises:
             ScoringError: What images become is not what the graph takes.
@@ -197,7 +197,7 @@ class ImageInput:
         return Signature(inputs=signature.inputs, outputs=tuple(outputs))
 
     def feeds(self, samples: Sequence[AnyArray], batches: BatchBuffer) -> dict[str, AnyArray]:
-        """What a session is fed for some images.
+        """Make the feeds of some images.
 
         Args:
             samples: Of one shape, at most `most_rows`.
@@ -226,7 +226,7 @@ class ImageInput:
 
 
 def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
-    """Why samples do not fit an input; empty where they may."""
+    """Describe why samples do not fit an input; empty where they may."""
     sample = _sample_shape(preprocess)
     if preprocess.dtype is not spec.dtype:
         return f"they are {preprocess.dtype}, it is {spec}"
@@ -248,7 +248,7 @@ def _sample_shape(preprocess: Preprocess) -> tuple[int, int, int]:
 
 
 _BATCHES_AHEAD = 2
-# What is given back must be fetched again page by page: of units that take a second, each would pay 3% for it.
+# Memory that is given back must be fetched again page by page: each unit of a second would pay 3% for it.
 _RETURN_S = 10.0
 # Samples of a batch; a batch of fewer rows than usual is computed where rows are larger than usual.
 _BATCH_BYTES = 256 << 20
@@ -256,7 +256,7 @@ _BATCH_BYTES = 256 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTimes:
-    """What each stage of some units took, in seconds. Stages overlap: their sum is no elapsed time.
+    """Seconds of each stage of some units. Stages overlap: their sum is no elapsed time.
 
     Attributes:
         read_s: Elapsed while rows were read, summed over all readers: what a store takes to answer.
@@ -275,14 +275,14 @@ class StageTimes:
     commit_s: float = 0.0
 
     def __add__(self, other: StageTimes) -> StageTimes:
-        """Of the units of both."""
+        """Add the stages of other units."""
         names = [field.name for field in fields(self)]
         return StageTimes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """What a unit was answered.
+    """The answers of a unit.
 
     Attributes:
         table: A row per row of the unit, in its order: `id`, kept columns, the encoder's columns, `model`, `version`
@@ -296,7 +296,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computation:
-    """How rows become answers.
+    """Everything that turns samples into answers.
 
     Attributes:
         session: Computes; one thread at a time.
@@ -325,7 +325,7 @@ class Scorer(Closeable):
         reader: Prepares them; owned.
 
     Attributes:
-        rows_done: Rows that have an answer or an error, of all units so far: where it stands still, something hangs.
+        rows_done: Rows that have an answer or an error, of all units so far.
     """
 
     def __init__(self, computation: Computation, reader: Reader) -> None:
@@ -335,11 +335,11 @@ class Scorer(Closeable):
         self._computing = threading.Lock()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """End the threads."""
         self._reader.close()
 
     def score(self, rows: Iterable[Row], quarantined: Mapping[int, str] | None = None) -> Scored:
-        """Answers every row.
+        """Answer every row.
 
         Args:
             rows: The rows.
@@ -361,7 +361,7 @@ class Scorer(Closeable):
         return scored
 
     def _return_memory(self) -> None:
-        """Gives freed memory back to the system: what one unit needed, the next may need in other pieces."""
+        """Give freed memory back to the system: what one unit needed, the next may need in other pieces."""
         if time.monotonic() - self._returned_at > _RETURN_S:
             self._returned_at = time.monotonic()
             pa.default_memory_pool().release_unused()
@@ -383,7 +383,7 @@ class _Unit:
         self.seconds = dict.fromkeys(("read_s", "decode_s", "wait_s", "compute_s", "encode_s"), 0.0)
 
     def batches(self, rows: Iterable[Prepared]) -> Iterator[list[Prepared]]:
-        """Cuts rows into what is computed together: of one shape, and within what the graph takes."""
+        """Cut rows into what is computed together: of one shape, and within what the graph takes."""
         batch: list[Prepared] = []
         samples: list[AnyArray] = []
         begun = time.perf_counter()
@@ -405,14 +405,14 @@ class _Unit:
         return not full and sample.shape == samples[0].shape and (len(samples) + 1) * sample.nbytes <= _BATCH_BYTES
 
     def compute(self, batch: Sequence[Prepared]) -> None:
-        """Adds the answers of a batch."""
+        """Add the answers of a batch."""
         images = [one.image for one in batch if one.image]
         found = iter(self._answer(images)) if images else iter(())
         errors = [next(found) if one.image else one.error for one in batch]
         self.answers.add([one.row for one in batch], errors)
 
     def _answer(self, images: Sequence[decoding.Prepared]) -> list[str | None]:
-        """Computes images and adds their columns; the error of each that fails by itself, None of each that does not.
+        """Compute images and add their columns; the error of each that fails by itself, None of each that does not.
 
         Raises:
             GraphkilnError: All fail, and the session no longer computes what it was proven by either.

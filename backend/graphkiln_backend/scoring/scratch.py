@@ -14,7 +14,7 @@ MACHINE_TMP = Path("/tmp")  # noqa: S108 - where TMPDIR's path is too long for s
 
 
 class Scratch(StrEnum):
-    """What a folder is for; its name says it."""
+    """Purposes of temporary folders, which are part of their names."""
 
     ERRORS = "errors"
     IDS = "ids"
@@ -26,7 +26,7 @@ class Scratch(StrEnum):
 
 
 def scratch_folder(scratch: Scratch, parent: Path | None = None) -> OwnedFolder:
-    """Makes a folder; closing it removes it.
+    """Make a folder; closing it removes it.
 
     Args:
         scratch: What it is for.
@@ -39,7 +39,7 @@ def scratch_folder(scratch: Scratch, parent: Path | None = None) -> OwnedFolder:
 
 
 def remove_dead_scratch() -> None:
-    """Removes what runs of this user have left on this machine that were killed."""
+    """Remove what runs of this user have left on this machine that were killed."""
     places = {MACHINE_TMP}
     with suppress(OSError):
         places.add(Path(tempfile.gettempdir()))

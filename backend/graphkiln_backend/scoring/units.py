@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 ID_DIGITS = 32
 
@@ -29,7 +32,7 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputRange:
-    """What a source finds: a unit that does not know yet what it is computed by.
+    """A range that a source finds: a unit before its configuration is known.
 
     Attributes:
         path: As in `Unit`.
@@ -55,3 +58,24 @@ class InputRange:
         text = "\0".join((configuration, self.path, self.identity, str(self.rows)))
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
         return Unit(id=digest[:ID_DIGITS], path=self.path, part=self.part, rows=self.rows, size_bytes=self.size_bytes)
+
+
+# A row of the input, before anything was done with it.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One image of the input.
+
+    Attributes:
+        id: What the row is called in the output; no other row of the source has the same.
+        load: Reads the encoded image. Called by another thread than the one that found the row. Raises `InputChanged`
+            or `SourceUnavailable`, which concern the whole unit; any other `GraphkilnError` or `OSError` is the error
+            of this row alone.
+        kept: Columns of the input that are carried along: for each an array of one element, which has its type even
+            where the element is null.
+    """
+
+    id: str
+    load: Callable[[], bytes]
+    kept: Mapping[str, pa.Array] = field(default_factory=dict)

@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What was found at a destination.
+    """The comparison of a destination with its plan.
 
     Attributes:
         units: How many the plan has.
@@ -66,7 +66,7 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether every row of the plan is accounted for exactly once."""
+        """True if every row of the plan is accounted for exactly once."""
         return not self.findings and self.inputs == self.scored + self.errors
 
 
@@ -77,7 +77,7 @@ def verify(
     spill: Path | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Verification:
-    """Compares a destination with a plan. Memory holds the units, and never the rows.
+    """Compare a destination with a plan. Memory holds the units, and never the rows.
 
     Args:
         destination: What was written.
@@ -118,7 +118,7 @@ def _missing(planned: Mapping[str, tuple[int, str]], committed: Sequence[Committ
 
 
 def _examine(one: Committed, planned: Mapping[str, tuple[int, str]]) -> Iterator[Finding]:
-    """What is wrong with a unit by itself."""
+    """Examine a unit by itself."""
     if one.damage:
         yield _finding(one, f"it is damaged: {one.damage}", _REMOVE)
     elif one.unit_id not in planned:
@@ -141,7 +141,7 @@ def _mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
 def _unreadable(
     destination: Destination, committed: Sequence[Committed], hashes: RowHashes, report: Callable[[int], None]
 ) -> list[Finding]:
-    """Reads the ids of all rows into `hashes`; returns what cannot be read, or has other rows than it says."""
+    """Read the ids of all rows into `hashes`; returns what cannot be read, or has other rows than it says."""
     findings = []
     for piece in _read_ids(destination, committed):
         for one, ids in piece:
@@ -156,7 +156,7 @@ def _unreadable(
 
 
 def _repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> list[Finding]:
-    """Row ids that occur twice, told at each unit but the first that has them."""
+    """Find row ids that occur twice; reported at each unit but the first that has them."""
     if not len(repeated):
         return []
     first: dict[object, str] = {}
@@ -167,7 +167,7 @@ def _repeated(destination: Destination, committed: Sequence[Committed], repeated
             if again:
                 named = ", ".join(f"{value!r} (also in {unit_id})" for value, unit_id in again[:_NAMED])
                 message = f"{len(again)} of its rows occur twice: {named}"
-                findings.append(_finding(one, message, "give each row of the input an id of its own"))
+                findings.append(_finding(one, message, "give each row of the input its own id"))
     return findings
 
 

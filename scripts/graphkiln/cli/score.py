@@ -165,7 +165,7 @@ def _verify(destination: str, format_: str, ledger: str, *, as_json: bool) -> No
 
 
 def _estimate(request: ScoreRequest, *, as_json: bool) -> None:
-    from graphkiln.cli.score_estimate import print_estimate
+    from graphkiln.cli.score_summary import print_estimate
     from graphkiln.scoring.estimation import estimate_request
     from graphkiln_backend.graph.decoding import encode
 

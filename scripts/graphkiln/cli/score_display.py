@@ -1,4 +1,4 @@
-"""What `score` shows while it runs: a live table, plain lines, or JSON for programs."""
+"""The progress of `score`: a live table, plain lines, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _COLUMNS = 80
 
 
 class ProgressMode(StrEnum):
-    """How progress is told."""
+    """Forms of progress."""
 
     AUTO = "auto"
     JSON = "json"
@@ -39,14 +39,14 @@ class ProgressMode(StrEnum):
 
 
 class Display(Protocol):
-    """Shows how far a run is, until it is closed."""
+    """A display of the progress of a run."""
 
     def show(self, progress: Progress) -> None:
-        """Takes the next snapshot."""
+        """Take the next snapshot."""
         ...
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         ...
 
 
@@ -54,10 +54,10 @@ class NoDisplay(Closeable):
     """Says nothing."""
 
     def show(self, progress: Progress) -> None:
-        """Takes the next snapshot."""
+        """Take the next snapshot."""
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
 
 
 class JsonDisplay(Closeable):
@@ -71,7 +71,7 @@ class JsonDisplay(Closeable):
         self._pace = _Pace(_JSON_EVERY_S, clock)
 
     def show(self, progress: Progress) -> None:
-        """Prints it at once."""
+        """Print it at once."""
         from graphkiln_backend.graph.decoding import encode
 
         if progress.event != "unit" or progress.message or self._pace.is_due():
@@ -93,7 +93,7 @@ class LineDisplay(Closeable):
         self._pace = _Pace(_LINES_EVERY_S, clock)
 
     def show(self, progress: Progress) -> None:
-        """Says what is new."""
+        """Say what is new."""
         if progress.message:
             say(printable(progress.message))
         if progress.event in ("planned", "finished") or (progress.event == "unit" and self._pace.is_due()):
@@ -118,14 +118,14 @@ class TerminalDisplay(Closeable):
         self._messages: deque[str] = deque(maxlen=_MESSAGES)
 
     def show(self, progress: Progress) -> None:
-        """Draws it again, a few times a second."""
+        """Draw it again, a few times a second."""
         if progress.message:
             self._messages.append(printable(progress.message))
         if progress.message or self._pace.is_due():
             self._refresh(draw(progress, list(self._messages)))
 
     def close(self) -> None:
-        """Takes the table off the terminal."""
+        """Take the table off the terminal."""
         if self._live:
             self._live.stop()
             self._live = None
@@ -142,7 +142,7 @@ class TerminalDisplay(Closeable):
 
 
 class _Pace:
-    """Says when something that happens often is to be told again; the first time is one."""
+    """Limits how often something is shown; the first time is shown."""
 
     def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
         self._every_s, self._clock = every_s, clock
@@ -174,7 +174,7 @@ def open_display(
 
 
 def in_a_line(progress: Progress) -> str:
-    """How far a run is, in one line."""
+    """Describe the progress of a run in one line."""
     done, rows = progress.units_before + progress.units_done, progress.rows_before + progress.rows_done
     parts = [f"{done:,}/{progress.units:,} units", f"{rows:,}/{progress.rows:,} rows"]
     if progress.units_before and not progress.units_done:

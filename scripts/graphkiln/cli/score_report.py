@@ -1,4 +1,4 @@
-"""What a scoring run came to as a report: rows, where the time went, who computed them."""
+"""The HTML report of a scoring run: rows, stages, workers."""
 
 from __future__ import annotations
 

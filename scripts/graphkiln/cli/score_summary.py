@@ -1,4 +1,4 @@
-"""What `score` prints in the end: what became of the rows, by whom, where the time went, and what to do next."""
+"""The summary that `score` prints: rows, workers, stages, next steps; and the estimate of `--dry-run`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.table import Table
 from graphkiln.cli.console import print_result, printable
 from graphkiln.cli.score_display import in_time
 from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.files import format_size
 
 if TYPE_CHECKING:
     from graphkiln.scoring.record import RunRecord, WorkerRecord
@@ -35,7 +36,7 @@ STAGES = {
 
 
 def print_summary(record: RunRecord) -> None:
-    """Prints what a run came to, on standard output, 80 columns wide."""
+    """Print what a run came to, on standard output, 80 columns wide."""
     console = _console()
     with console.capture() as printed:
         console.print(_pairs(_figures(record)))
@@ -49,7 +50,7 @@ def print_summary(record: RunRecord) -> None:
 
 
 def print_verification(verification: Verification, destination: str) -> None:
-    """Prints whether a destination is whole, and what is wrong where it is not."""
+    """Print whether a destination is whole, and what is wrong where it is not."""
     counts = f"{verification.inputs:,} rows = {verification.scored:,} scored + {verification.errors:,} errors"
     units = f"{verification.units:,} units"
     if verification.ok:
@@ -158,7 +159,7 @@ def _next_steps(record: RunRecord) -> Iterator[str]:
 
 
 def _verify_command(record: RunRecord) -> str:
-    """What verifies the destination of a run, as a shell takes it."""
+    """The shell command that verifies the destination of a run."""
     request = record.request
     words = ["graphkiln", "score", "--verify", str(request["destination"])]
     for name in ("format", "ledger"):
@@ -169,3 +170,77 @@ def _verify_command(record: RunRecord) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# What `score --dry-run` prints.
+
+if TYPE_CHECKING:
+    from graphkiln.scoring.estimation import Estimate
+    from graphkiln.scoring.sampling import Rate
+    from graphkiln_backend.scoring.request import ScoreRequest
+
+_MOST_NODES = 10
+
+
+def print_estimate(estimate: Estimate, request: ScoreRequest) -> None:
+    """Print an estimate on standard output, 80 columns wide."""
+    console = Console()
+    console.width = min(console.width, _COLUMNS)
+    table = Table(show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in _rows(estimate, request):
+        table.add_row(name, escape(printable(text)))
+    with console.capture() as printed:
+        console.print(table)
+    print_result(printed.get())
+
+
+def _rows(estimate: Estimate, request: ScoreRequest) -> Iterator[tuple[str, str]]:
+    planned = estimate.planned
+    size = f", {format_size(planned.size_bytes)}" if planned.size_bytes else ""
+    yield "source", f"{planned.rows:,} rows in {planned.units:,} units{size}"
+    yield "done", f"{planned.rows_before:,} rows in {planned.units_before:,} units: {planned.rows_left:,} rows are left"
+    if planned.stale:
+        yield (
+            "other",
+            (
+                f"{planned.stale:,} units in the destination are not of this input and configuration: a run refuses, "
+                f"{'but removes' if request.replace else 'or with --replace removes'} those whose input changed"
+            ),
+        )
+    yield "model", f"{estimate.model}: {estimate.session}"
+    yield "workers", _workers(estimate)
+    if estimate.rate is None:
+        yield "time", "nothing is left to be scored"
+        return
+    yield "measured", _measured(estimate.rate)
+    yield "time", _time(estimate)
+
+
+def _workers(estimate: Estimate) -> str:
+    nodes = [f"{count} on {name}" for name, count in estimate.workers.by_node.items()]
+    more = f" and {len(nodes) - _MOST_NODES} more nodes" if len(nodes) > _MOST_NODES else ""
+    cores = f"{estimate.workers.cores} core{'' if estimate.workers.cores == 1 else 's'} each"
+    return f"{', '.join(nodes[:_MOST_NODES]) or 'none'}{more}, {cores}"
+
+
+def _measured(rate: Rate) -> str:
+    pieces = f"{rate.rows:,} rows in {rate.pieces} piece{'' if rate.pieces == 1 else 's'}"
+    interval = (
+        f"{rate.interval[0]:,.0f} to {rate.interval[1]:,.0f} with 95% confidence"
+        if rate.interval
+        else "too few rows for an interval"
+    )
+    errors = f", {rate.errors:,} with an error" if rate.errors else ""
+    return f"{pieces}{errors}, by one worker on this machine: {rate.per_s:,.0f} rows/s ({interval})"
+
+
+def _time(estimate: Estimate) -> str:
+    if not estimate.workers.total:
+        return "never: no node has room for a worker"
+    text = f"{in_time(estimate.seconds)}, of which {in_time(estimate.start_s)} until workers are ready"
+    if estimate.seconds_interval:
+        low, high = map(in_time, estimate.seconds_interval)
+        text += f" ({low} to {high})"
+    return f"{text}, if every worker is like this one"

@@ -1,4 +1,4 @@
-"""Whole data sets from Python: what `graphkiln score` does, with the same options.
+"""`graphkiln score` from Python, with the same options.
 
     from graphkiln.scoring import score
 
@@ -27,7 +27,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name from its home.
+    """Import a public name from its home.
 
     Raises:
         AttributeError: There is no such name.

@@ -44,7 +44,7 @@ class Workers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """What there is to do.
+    """The work of a run.
 
     Attributes:
         units: Of the input.
@@ -70,7 +70,7 @@ class Planned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a run would be.
+    """The estimate of a run.
 
     Attributes:
         configuration: Digest of all that changes an answer.
@@ -96,7 +96,7 @@ class Estimate:
 
 
 def estimate(source: str | Path, *, model: str | Path, out: str | Path, **options: Unpack[ScoreOptions]) -> Estimate:
-    """What a run would be, without running it; its arguments are those of `score`.
+    """Estimate a run without running it; the arguments are those of `score`.
 
     Raises:
         GraphkilnError: A mistake in the request.
@@ -108,7 +108,7 @@ def estimate(source: str | Path, *, model: str | Path, out: str | Path, **option
 
 
 def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda _: None) -> Estimate:
-    """What a run of a request would be.
+    """Estimate the run of a request.
 
     Args:
         request: The run.
@@ -152,7 +152,7 @@ def estimate_request(request: ScoreRequest, tell: Callable[[str], None] = lambda
 
 
 def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list[Unit]]:
-    """Lists source and destination.
+    """List source and destination.
 
     Args:
         request: The run.
@@ -199,14 +199,14 @@ def _committed(request: ScoreRequest) -> set[str]:
 
 
 def _keep(kept: list[Unit], unit: Unit) -> list[Unit]:
-    """The units of the smallest ids: digests, so that these stand anywhere in the source."""
+    """The units of the smallest ids: digests, so that they are spread over the source."""
     if len(kept) < _MOST_KEPT or unit.id < kept[-1].id:
         return sorted([*kept, unit], key=lambda each: each.id)[:_MOST_KEPT]
     return kept
 
 
 def _plan_workers(request: ScoreRequest, *, on_gpu: bool) -> Workers:
-    """As the driver places them."""
+    """Place workers as the driver does."""
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.scoring.cluster import Node, connect, living_nodes, room_of
     from graphkiln_backend.system.resources import usable_cores

@@ -1,4 +1,4 @@
-"""Whether what scoring needs is installed: asked before anything of it is imported."""
+"""The check that the extra `[score]` is installed, before anything of it is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NEEDED = ("ray", "pyarrow", "onnxruntime", "onnx")
 
 
 def check_extra(what: str = "scoring", needed: Sequence[str] = _NEEDED) -> None:
-    """Checks that the extra `[score]` is installed; imports nothing of it.
+    """Check that the extra `[score]` is installed; imports nothing of it.
 
     Args:
         what: Needs it.

@@ -1,6 +1,6 @@
 """Prometheus metrics of a run, through Ray's: every node of a cluster exports them beside Ray's own.
 
-Ray puts `ray_` before each name. They are told by the driver, which hears of every unit, so that a worker that ends
+Ray puts `ray_` before each name. The driver counts, which hears of every unit, so that a worker that ends
 takes no figure with it. Source: Ray's documentation, "Collecting and monitoring metrics" and `ray.util.metrics`.
 """
 
@@ -50,18 +50,18 @@ _ANYWHERE = ""  # the node of what happened to a unit on no particular one
 
 
 class Registry(Protocol):
-    """What takes the figures."""
+    """A registry of metrics."""
 
     def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Adds to a counter."""
+        """Add to a counter."""
         ...
 
     def show(self, name: str, value: float) -> None:
-        """Sets a gauge."""
+        """Set a gauge."""
         ...
 
     def measure_unit(self, seconds: float, tags: Mapping[str, str]) -> None:
-        """Adds to the histogram of what units take."""
+        """Add to the histogram of what units take."""
         ...
 
 
@@ -76,16 +76,16 @@ class RayRegistry:
         self._histogram = Histogram(UNIT_SECONDS, "From reading a unit to its commit.", _BOUNDARIES, ("node",))
 
     def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Adds to a counter; Ray takes nothing that is not above 0."""
+        """Add to a counter; Ray takes nothing that is not above 0."""
         if value > 0:
             self._counters[name].inc(value, dict(tags))
 
     def show(self, name: str, value: float) -> None:
-        """Sets a gauge."""
+        """Set a gauge."""
         self._gauges[name].set(value)
 
     def measure_unit(self, seconds: float, tags: Mapping[str, str]) -> None:
-        """Adds to the histogram."""
+        """Add to the histogram."""
         self._histogram.observe(seconds, dict(tags))
 
 
@@ -110,7 +110,7 @@ class RunMetrics:
         self._nodes: dict[str, str] = {}
 
     def observe(self, event: Event) -> None:
-        """Takes an event in."""
+        """Take an event in."""
         self._registry = self._registry or self._open()
         self._take(event)
         if self._registry:

@@ -1,4 +1,4 @@
-"""Mistakes in a request that are told before Ray is started and before anything is written."""
+"""Checks of a request before Ray is started and before anything is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG, object_nam
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
+from graphkiln_backend.scoring.sources.places import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.units import ID_DIGITS
 from graphkiln_backend.storage.address import RemoteAddress
 
@@ -23,12 +23,12 @@ _DATABASES = ("postgresql://", "postgres://")
 
 
 def check_places(request: ScoreRequest) -> None:
-    """Checks that source and destination do not lie in each other, and that the destination holds nothing else.
+    """Check that source and destination do not lie in each other, and that the destination holds nothing else.
 
     Raises:
         ScoringError: They do, or it does.
     """
-    if request.source.startswith(_DATABASES):  # one database may hold both, each in tables of its own
+    if request.source.startswith(_DATABASES):  # one database may hold both, each in its own tables
         return
     (where, source), (there, destination) = _located(request.source), _located(request.destination)
     if where == there:
@@ -41,7 +41,7 @@ def check_places(request: ScoreRequest) -> None:
 
 
 def check_source(request: ScoreRequest) -> None:
-    """Checks that the source can be read and holds a row; reads no further than its first range.
+    """Check that the source can be read and hold a row; read no further than its first range.
 
     Raises:
         ScoringError: It cannot, holds none, or has no column of a name that is given.
@@ -54,18 +54,16 @@ def check_source(request: ScoreRequest) -> None:
 
 
 def _check_apart(source: str, destination: str, request: ScoreRequest) -> None:
-    """Checks two paths of one file system or service."""
+    """Check two paths of one file system or service."""
     if source == destination:
         raise ScoringError(f"{request.source} is both source and destination", hint="name another --out")
     if destination.startswith(f"{source}/"):
         raise ScoringError(
-            f"the destination {request.destination} lies inside the source, and would be read as input",
+            f"the destination {request.destination} is inside the source, and would be read as input",
             hint=f"name an --out beside it, such as {request.source.rstrip('/')}-scored",
         )
     if source.startswith(f"{destination}/"):
-        raise ScoringError(
-            f"the source {request.source} lies inside the destination", hint="name an --out of its own, beside it"
-        )
+        raise ScoringError(f"the source {request.source} is inside the destination", hint="name an --out beside it")
     if is_pattern(source) and not Path(source).exists() and _means_results(source, destination):
         raise ScoringError(
             f"{request.source} means the files in {request.destination}, too: the next run would read them as input",
@@ -74,7 +72,7 @@ def _check_apart(source: str, destination: str, request: ScoreRequest) -> None:
 
 
 def _means_results(pattern: str, destination: str) -> bool:
-    """Whether files that a run writes match the pattern that is its source."""
+    """True if files that a run writes match the pattern that is its source."""
     folder, below = split_pattern(pattern)
     result = f"{destination}/{object_name('0' * ID_DIGITS)}"
     above = f"{folder.rstrip('/')}/"
@@ -98,7 +96,7 @@ def _check_foreign(folder: Path) -> None:
 
 
 def _located(text: str) -> tuple[str, str]:
-    """Where something lies, and its path there: the same for the same place. Links are followed, last slashes dropped.
+    """Split a text into its service and the path there. Links are followed, last slashes dropped.
 
     One server may have several names all the same; what a run finds there then tells it.
     """
@@ -106,7 +104,7 @@ def _located(text: str) -> tuple[str, str]:
         return "", os.path.realpath(text)  # of a loop of links, for which pathlib fails, it is what cannot be resolved
     try:
         address = RemoteAddress.parse(text)
-    except RepositoryError:  # of a database, or told elsewhere
+    except RepositoryError:  # of a database, or refused elsewhere
         address = None
     if address is None:
         return text.rstrip("/"), ""

@@ -21,7 +21,7 @@ _READ = ("settings", "outputs", "keep_columns", "cache")  # options that may be 
 
 
 class ScoreOptions(TypedDict, total=False):
-    """What a run may be told beside its source, model and destination; the command's flags have the same names.
+    """Options of a run beside its source, model and destination; the command's flags have the same names.
 
     Attributes:
         settings: Settings over the model's configuration: `{"precision": "bf16"}`, or `["precision=bf16"]`.
@@ -63,7 +63,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 def build_request(source: str | Path, model: str | Path, out: str | Path, options: ScoreOptions) -> ScoreRequest:
-    """Builds a request that means the same on every node.
+    """Build a request that means the same on every node.
 
     Args:
         source: As the user wrote it.
@@ -72,7 +72,7 @@ def build_request(source: str | Path, model: str | Path, out: str | Path, option
         options: The rest.
 
     Raises:
-        GraphkilnError: Options contradict each other, or a setting or version is none.
+        GraphkilnError: Options contradict each other, or a setting or version is malformed.
     """
     place, version = parse_model(str(model))
     plain = {name: value for name, value in options.items() if name not in _READ}
@@ -99,7 +99,7 @@ def absolute(text: str) -> str:
 
 
 def parse_model(text: str) -> tuple[str, int | None]:
-    """Reads the text of a model: its folder, and the number of the version where one is named.
+    """Read the text of a model: its folder, and the number of the version where one is named.
 
     Raises:
         RepositoryError: What follows the colon is no version.
@@ -129,7 +129,7 @@ def _as_list(values: Sequence[str] | str) -> Sequence[str]:
 
 
 def _column_names(columns: Sequence[str] | str) -> Iterable[str]:
-    """Each name once; in one text they stand between commas."""
+    """Split names at commas; each name once."""
     names = [name.strip() for name in columns.split(",")] if isinstance(columns, str) else columns
     return dict.fromkeys(filter(None, names))
 

@@ -1,6 +1,6 @@
 """`_run.json`: what a run was asked, what it was computed by, and what came of it, kept beside its results.
 
-The newest run stands there in full; those before it in a line each.
+It holds the newest run in full, and those before it in a line each.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from graphkiln.scoring.run_state import QuarantinedRow, RunState, WorkerTally
 from graphkiln_backend.graph.decoding import encode
@@ -19,6 +22,7 @@ from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import StageTimes
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 _log = logging.getLogger("graphkiln.scoring")
 
@@ -67,7 +71,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerRecord:
-    """Who computed what.
+    """A worker and what it computed.
 
     Attributes:
         name: In this run.
@@ -158,7 +162,7 @@ def summarize(state: RunState) -> Figures:
 
 
 def write_record(record: RunRecord, destination: Destination) -> None:
-    """Puts a record into its destination, with what is known there of the runs before it.
+    """Put a record into its destination, with what is known there of the runs before it.
 
     Raises:
         ScoringError: The store cannot be read or written.
@@ -168,7 +172,7 @@ def write_record(record: RunRecord, destination: Destination) -> None:
 
 
 def worker_records(state: RunState) -> tuple[WorkerRecord, ...]:
-    """Who computed what, in the order of the workers' starts."""
+    """Describe the workers in the order of their starts."""
     return tuple(_worker_record(name, tally) for name, tally in state.workers.items())
 
 
@@ -189,7 +193,7 @@ def describe_request(request: ScoreRequest) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """What this process runs on."""
+    """Versions of Python, the system and packages."""
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
@@ -225,6 +229,47 @@ def _earlier(content: bytes | None) -> list[Any]:
         figures = {name: last["figures"][name] for name in ("units_done", "scored", "errors", "rows_per_s")}
         line = {**{name: last[name] for name in ("begun", "ended", "outcome", "configuration")}, **figures}
         return [line, *last["earlier"]][:_MOST_EARLIER]
-    except (ValueError, KeyError, TypeError):  # whoever wrote into it: the end of a run is no time to fail for that
+    except (ValueError, KeyError, TypeError):  # foreign content: the end of a run is no time to fail for that
         _log.warning("%s was damaged: it says nothing of earlier runs any more", NOTE)
         return []
+
+
+# The rows with an error, of all units, in one file beside the results: what a person looks at first.
+
+ERRORS = "_errors.parquet"
+_SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("unit", pa.string()), pa.field("reason", pa.string())])
+
+
+def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Callable[[], None] = lambda: None) -> int:
+    """Write the note `_errors.parquet` (id, unit, reason); it is derived from the results, and written anew each time.
+
+    Args:
+        destination: Where the results are.
+        unit_ids: Units that have a result; memory holds the rows of one.
+        stay: Called for each: what must be done for the run to stay the only one.
+
+    Returns:
+        How many rows it has.
+
+    Raises:
+        ScoringError: A result cannot be read, or the note cannot be written.
+    """
+    count = 0
+    with scratch_folder(Scratch.ERRORS) as folder:
+        path = folder.path / ERRORS
+        with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
+            for one in destination.describe(unit_ids):
+                stay()
+                if one.errors:
+                    table = _errors_of(destination, one.unit_id)
+                    writer.write_table(table)
+                    count += len(table)
+        destination.write_note(ERRORS, path)
+    return count
+
+
+def _errors_of(destination: Destination, unit_id: str) -> pa.Table:
+    rows = destination.read(unit_id, ["id", "error"])
+    wrong = rows.filter(rows.column("error").is_valid())
+    columns = [wrong.column("id").cast(pa.string()), pa.repeat(unit_id, len(wrong)), wrong.column("error")]
+    return pa.table(columns, schema=_SCHEMA)

@@ -1,4 +1,4 @@
-"""What the events of a run add up to: counted once, for the terminal, `_run.json` and the summary alike."""
+"""Figures of a run, added up from its events once for the terminal, `_run.json` and the summary."""
 
 from __future__ import annotations
 
@@ -195,11 +195,11 @@ class RunState:
 
     @property
     def rows_per_s(self) -> float:
-        """Of the whole run, since the first worker was ready."""
+        """Rate of the whole run since the first worker was ready."""
         return self.rows / self.computing_s if self.rows and self.computing_s > 0 else 0.0
 
     def observe(self, event: Event) -> Progress:
-        """Takes an event in.
+        """Take an event in.
 
         Returns:
             The run with it.
@@ -208,7 +208,7 @@ class RunState:
         return self.progress()
 
     def progress(self) -> Progress:
-        """The run as it stands."""
+        """The progress now."""
         event, message = self._message
         planned = self.plan
         units_before, rows_before = (planned.done_units, planned.done_rows) if planned else (0, 0)
@@ -317,7 +317,7 @@ class RunState:
         self._message = ("finished", "")
 
     def _doubt(self, example: str) -> None:
-        """Says once that nothing is scored but errors: a path, a mount or a column may be another than was meant."""
+        """Say once that nothing is scored but errors: a path, a mount or a column may be another than was meant."""
         if not self._doubted and self.rows >= _MANY_ROWS and self.errors == self.rows:
             self._doubted = True
             self._tell("unit", f"all {self.rows:,} rows so far have an error, such as: {example}")

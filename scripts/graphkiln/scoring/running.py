@@ -29,7 +29,7 @@ def score(
     observe: Observer | None = None,
     **options: Unpack[ScoreOptions],
 ) -> RunRecord:
-    """Scores a data set: every row of the source gets an answer or an error in the destination, exactly once.
+    """Score a data set: every row of the source gets an answer or an error in the destination, exactly once.
 
     Called again with the same arguments it goes on where it was interrupted.
 
@@ -53,7 +53,7 @@ def score(
 
 
 def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verification:  # noqa: A002  as the command calls it
-    """Compares a destination with the plan that its last run left there.
+    """Compare a destination with the plan that its last run left there.
 
     Args:
         out: The destination.
@@ -86,7 +86,7 @@ def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verificati
 
 
 def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRecord:
-    """Runs a request; as `score`.
+    """Run a request; as `score`.
 
     Raises:
         GraphkilnError: As of `score`.
@@ -96,7 +96,7 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     from graphkiln.scoring.run_state import RunState
     from graphkiln_backend.scoring.driver import score as run
     from graphkiln_backend.scoring.events import Event
-    from graphkiln_backend.scoring.model_fetch import with_version
+    from graphkiln_backend.scoring.model import with_version
 
     check_places(request)
     check_source(request)
@@ -115,14 +115,14 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
 
 
 class _Conclusion:
-    """What a run leaves beside its results: the rows with an error, and its record."""
+    """Writes the notes of a run: the rows with an error, and its record."""
 
     def __init__(self, request: ScoreRequest, state: RunState) -> None:
         self._request, self._state, self._begun = request, state, datetime.now(UTC)
         self.record: RunRecord
 
     def write(self, destination: Destination, lock: Lock, error: BaseException | None) -> None:
-        """Writes both; of a run that failed the record alone, and nothing where it planned nothing.
+        """Write both; of a run that failed the record alone, and nothing where it planned nothing.
 
         Raises:
             ScoringError: One of them cannot be written. It is added to what the run failed for, where it did.
@@ -151,7 +151,7 @@ class _Conclusion:
 
 
 def collect(destination: Destination, lock: Lock, *, is_new: bool) -> None:
-    """Writes `_errors.parquet` where a run committed anything, or where the last one did not come to it.
+    """Write `_errors.parquet` where a run committed anything, or where the last one did not come to it.
 
     Args:
         destination: Where the results are.
@@ -161,7 +161,7 @@ def collect(destination: Destination, lock: Lock, *, is_new: bool) -> None:
     Raises:
         ScoringError: A result cannot be read, or the note cannot be written.
     """
-    from graphkiln_backend.scoring.collected_errors import ERRORS, collect_errors
+    from graphkiln.scoring.record import ERRORS, collect_errors
 
     if is_new or destination.read_note(ERRORS) is None:
         collect_errors(destination, destination.committed_ids(), lock.check)

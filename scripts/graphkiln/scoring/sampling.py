@@ -1,4 +1,4 @@
-"""How fast a worker is on this machine: rows from all over the source are really scored, and nothing is written."""
+"""Measure a worker on this machine: rows from all over the source are scored, and nothing is written."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.scoring.model import describe_session, read_model
-from graphkiln_backend.scoring.model_fetch import with_local_model
+from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
@@ -31,7 +30,7 @@ _STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rate:
-    """What a worker does.
+    """The measured rate of a worker.
 
     Attributes:
         rows: How many were measured.
@@ -128,7 +127,7 @@ class Sampler:
     def measure(
         self, units: Sequence[Unit], seconds: float = MEASURED_S, clock: Callable[[], float] = time.perf_counter
     ) -> Rate:
-        """Scores rows of some units for a while.
+        """Score rows of some units for a while.
 
         Args:
             units: Of the source, from all over it.
@@ -156,6 +155,6 @@ class Sampler:
 
 
 def _spans(units: Sequence[Unit], rows: int) -> Iterator[tuple[Unit, int]]:
-    """Where pieces of so many rows begin: the first ones of all units, then the second ones, ..."""
+    """Positions of pieces: the first ones of all units, then the second ones, ..."""
     for begin in range(0, max(unit.rows for unit in units), rows):
         yield from ((unit, begin) for unit in units if unit.rows > begin)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from graphkiln.cli.score_estimate import print_estimate
+from graphkiln.cli.score_summary import print_estimate
 from graphkiln.scoring.estimation import Estimate, Planned, Workers
 from graphkiln.scoring.sampling import Rate
 from graphkiln_backend.scoring.request import ScoreRequest

@@ -15,8 +15,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.scoring import scorer as module
-from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import AllScores, Tensors, TopK, Vectors
+from graphkiln_backend.scoring.encoders import AllScores, Encoder, Tensors, TopK, Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scorer import Answers
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.scoring.collected_errors import collect_errors
+from graphkiln.scoring.record import collect_errors
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.scoring.delta_location import delta_location
+from graphkiln_backend.scoring.sources.places import delta_location
 
 
 def test_a_path_is_one() -> None:

@@ -31,8 +31,8 @@ def test_places_of_their_own_are_fine(tmp_path: Path) -> None:
     [
         ("photos", "photos", "both source and destination"),
         ("photos", "link", "both source and destination"),
-        ("photos", "photos/answers", "lies inside the source"),
-        ("out/photos", "out", "lies inside the destination"),
+        ("photos", "photos/answers", "is inside the source"),
+        ("out/photos", "out", "is inside the destination"),
     ],
 )
 def test_source_and_destination_do_not_lie_in_each_other(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.scoring import model_fetch
-from graphkiln_backend.scoring.model_fetch import with_local_model, with_version
+from graphkiln_backend.scoring import model as model_fetch
+from graphkiln_backend.scoring.model import with_local_model, with_version
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.storage.address import RemoteAddress
 

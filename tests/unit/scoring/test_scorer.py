@@ -15,12 +15,11 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring import scorer as module
-from graphkiln_backend.scoring.encoders.base import Encoder, Size
-from graphkiln_backend.scoring.encoders.choice import Tensors
+from graphkiln_backend.scoring.encoders import Encoder, Size, Tensors
 from graphkiln_backend.scoring.errors import InputChanged
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.rows import Row
 from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, StageTimes
+from graphkiln_backend.scoring.units import Row
 
 
 def wrong() -> None:

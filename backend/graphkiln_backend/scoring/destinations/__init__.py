@@ -1,1 +1,1 @@
-"""Where answers go: each module commits a unit in one step, under its id."""
+"""Destinations: each module commits a unit in one step, under its id."""

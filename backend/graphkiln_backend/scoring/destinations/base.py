@@ -1,7 +1,7 @@
-"""What every destination module offers.
+"""Interfaces of destinations.
 
 A unit's result is visible whole or not at all, and once: `commit` is one atomic step of the store, and the second
-attempt of a unit is told that it was the second. Beside the results there are notes, whose names begin with `_`, and
+attempt of a unit is refused. Beside the results there are notes, whose names begin with `_`, and
 the claim of the run that is writing.
 """
 
@@ -10,16 +10,79 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.lock import Lock
 
 
+class Store(Protocol):
+    """Names and their contents. A content appears under its name whole or not at all.
+
+    All raise `StoreError` where the store fails.
+    """
+
+    def prepare(self) -> None:
+        """Make it ready to be written, and prove that `create` is exclusive.
+
+        Raises:
+            ScoringError: It is not, or nothing can be written.
+        """
+        ...
+
+    def place(self, name: str) -> str:
+        """The whole path or address of a name, for people."""
+        ...
+
+    def names(self, prefix: str = "") -> Iterator[str]:
+        """All names that begin with a prefix, but for hidden ones, which begin with a dot."""
+        ...
+
+    def create(self, name: str, content: memoryview) -> bool:
+        """Write a content under a new name; of several that try, one succeeds.
+
+        Args:
+            name: The name.
+            content: Unlike any other that is written under it: an attempt whose answer was lost knows its own by that.
+
+        Returns:
+            True if this content is there now; False where another one was.
+        """
+        ...
+
+    def replace(self, name: str, content: memoryview | Path) -> None:
+        """Write a content, or that of a file, under a name, in the place of any other."""
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """A content, or None where there is none."""
+        ...
+
+    def fetch(self, name: str, path: Path) -> bool:
+        """Copy a content to a path of this machine; False where there is none."""
+        ...
+
+    def open(self, name: str) -> Any:
+        """A content as pyarrow reads it: a path, or a file object that can seek.
+
+        Raises:
+            OSError: There is none.
+        """
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove a content, if there is one."""
+        ...
+
+    def age_s(self, name: str) -> float | None:
+        """Seconds since a content was written, by the clock of the store alone; None where there is none."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What a unit was answered.
+    """The answers of a unit.
 
     Attributes:
         unit_id: Of the unit.
@@ -62,7 +125,7 @@ class Destination(Protocol):
     """A store of results. It is opened by its text on the driver and again on each worker."""
 
     def prepare(self) -> None:
-        """Makes it ready for a run, and proves that it can commit as it must.
+        """Make it ready for a run, and prove that it can commit as it must.
 
         Raises:
             ScoringError: It cannot be written, or would lose or double results.
@@ -86,7 +149,7 @@ class Destination(Protocol):
         ...
 
     def commit(self, result: Result) -> None:
-        """Makes a result visible in one step.
+        """Make a result visible in one step.
 
         Raises:
             CommitConflict: The unit has one already.
@@ -96,7 +159,7 @@ class Destination(Protocol):
         ...
 
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """What the store says of units that have a result, in any order; one that is damaged is told as such.
+        """Describe units that have a result, in any order; `damage` marks those that cannot be read.
 
         Raises:
             StoreError: The store cannot be read at all.
@@ -112,7 +175,7 @@ class Destination(Protocol):
         ...
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Removes results; units without one are left out.
+        """Remove results; units without one are left out.
 
         Raises:
             StoreError: The store cannot be written.
@@ -120,7 +183,7 @@ class Destination(Protocol):
         ...
 
     def write_note(self, name: str, content: bytes | Path) -> None:
-        """Writes a file beside the results in one step; it replaces an older one.
+        """Write a file beside the results in one step; it replaces an older one.
 
         Args:
             name: Begins with `_`, such as `_run.json`.
@@ -140,7 +203,7 @@ class Destination(Protocol):
         ...
 
     def fetch_note(self, name: str, path: Path) -> bool:
-        """Copies a file beside the results to a path of this machine; False where there is none.
+        """Copy a file beside the results to a path of this machine; False where there is none.
 
         Raises:
             StoreError: The store cannot be read.

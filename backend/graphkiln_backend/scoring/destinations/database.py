@@ -20,7 +20,7 @@ from graphkiln_backend.scoring.errors import ScoringError, StoreError
 # Notes and claims in a table of a database, as a store of files.
 #
 # A value of a database has a gigabyte at most, and is held in memory as a whole, here and there: what is larger than a
-# piece stands in several rows, the second one called `NAME/000001`.
+# piece is kept in several rows, the second one called `NAME/000001`.
 
 _PIECE = 32 * MIB
 _TABLE = """
@@ -59,7 +59,7 @@ class DatabaseNotes:
         self._database, self._destination, self._called = database, destination, called or destination
 
     def prepare(self) -> None:
-        """Makes the table."""
+        """Make the table."""
         with self._database.making_tables() as connection:
             connection.execute(_TABLE)
 
@@ -81,7 +81,7 @@ class DatabaseNotes:
         return bool(created) or self.read(name) == bytes(content)
 
     def replace(self, name: str, content: memoryview | Path) -> None:
-        """Inserts or updates, all in one transaction; memory holds a piece."""
+        """Insert or update, all in one transaction; memory holds a piece."""
         kept: list[str] = []
         with self._database.transaction() as connection:
             for number, piece in enumerate(_pieces(content)):
@@ -95,7 +95,7 @@ class DatabaseNotes:
             return content.getvalue() if self._copy(name, content) else None
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Copies the content; memory holds a piece."""
+        """Copy the content; memory holds a piece."""
         with path.open("wb") as file:
             found = self._copy(name, file)
         if not found:
@@ -110,12 +110,12 @@ class DatabaseNotes:
         return io.BytesIO(content)
 
     def delete(self, name: str) -> None:
-        """Deletes its rows."""
+        """Delete its rows."""
         with self._database.transaction() as connection:
             connection.execute(_DELETE, self._named(name) | {"kept": []})
 
     def age_s(self, name: str) -> float | None:
-        """By the clock of the database."""
+        """Age by the clock of the database."""
         query = (
             "SELECT extract(epoch FROM now() - written_at) FROM graphkiln_notes WHERE destination = %s AND name = %s"
         )
@@ -123,7 +123,7 @@ class DatabaseNotes:
         return float(found[0][0]) if found else None
 
     def _copy(self, name: str, file: io.BytesIO | io.BufferedWriter) -> bool:
-        """Writes the pieces of a note to a file; False where there is none."""
+        """Write the pieces of a note to a file; False where there is none."""
         with self._database.transaction() as connection:
             if connection.execute("SELECT to_regclass('graphkiln_notes')").fetchone() == (None,):
                 return False
@@ -175,7 +175,7 @@ class Database:
         address: `postgresql://USER@HOST:PORT/DATABASE`; a password comes from there, PGPASSWORD or ~/.pgpass.
 
     Raises:
-        ScoringError: The address is none.
+        ScoringError: The address is malformed.
     """
 
     def __init__(self, address: str) -> None:
@@ -198,7 +198,7 @@ class Database:
 
         Raises:
             StoreError: The database fails; whether a transaction was committed may be unknown then.
-            ScoringError: The database refuses what it was told.
+                ScoringError: The database refuses the statement.
         """
         try:
             connection = self._connection()
@@ -240,7 +240,7 @@ class Database:
             self._idle.put(connection)
 
     def close(self) -> None:
-        """Closes the connections that nobody uses."""
+        """Close the idle connections."""
         while not self._idle.empty():
             self._idle.get_nowait().close()
 

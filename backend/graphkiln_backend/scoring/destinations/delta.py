@@ -18,9 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.base import Committed, Result, Store
 from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination, encode_result
-from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 
 # Arrow's types as Delta's: files and schema must agree, or other readers refuse the files, or read other values.
@@ -90,10 +89,10 @@ class DeltaDestination(ParquetDestination):
         self._table: Any = None
 
     def prepare(self) -> None:
-        """Makes and probes the store.
+        """Make and probe the store.
 
         Raises:
-            ScoringError: It holds the table of somebody else, or results that are in no table.
+            ScoringError: It holds a foreign table, or results that are in no table.
         """
         self._store.prepare()
         if any(map(RESULT.fullmatch, self._store.names())):
@@ -105,12 +104,12 @@ class DeltaDestination(ParquetDestination):
             self._files()
 
     def committed_ids(self) -> Iterator[str]:
-        """By the files of the log's newest version."""
+        """List the files of the log's newest version."""
         with self._lock:
             return iter(self._files())
 
     def commit(self, result: Result) -> None:
-        """Writes a file and adds it to the log."""
+        """Write a file and add it to the log."""
         attempt = uuid.uuid4().hex
         _delta_schema(result.table.schema)  # before anything is written
         typed = replace(result, table=as_delta(result.table))
@@ -140,7 +139,7 @@ class DeltaDestination(ParquetDestination):
         return self._read_file(name, columns)
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Removes their files from the log, all in one commit; readers of older versions still find them."""
+        """Remove their files from the log, all in one commit; readers of older versions still find them."""
         from deltalake.transaction import RemoveAction
 
         with self._lock:
@@ -221,7 +220,7 @@ class DeltaDestination(ParquetDestination):
             return deltalake.DeltaTable(self._location, storage_options=self._options)
 
     def _write(self, actions: list[Any], application: tuple[str, int] | None) -> None:
-        """Commits actions, as an application or as none.
+        """Commit actions, as an application or as none.
 
         Raises:
             StoreError: It was not committed, or that is unknown: another attempt of the unit came first, or the store

@@ -50,7 +50,7 @@ class FolderStore:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Makes the folder, removes what killed writers left, and writes a probe, twice under one name."""
+        """Make the folder, remove what killed writers left, and write a probe, twice under one name."""
         with _explained(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -69,14 +69,14 @@ class FolderStore:
         return str(self._folder / name)
 
     def names(self, prefix: str = "") -> Iterator[str]:
-        """By listing the folder once."""
+        """List the folder once."""
         with _explained(self._folder), os.scandir(self._folder) as entries:
             for entry in entries:
                 if entry.name.startswith(prefix) and not entry.name.startswith("."):
                     yield entry.name
 
     def create(self, name: str, content: memoryview) -> bool:
-        """Writes a hidden file and links it into its place."""
+        """Write a hidden file and link it into its place."""
         place = self._folder / name
         with _explained(place), self._unfinished(BytesIO(content)) as unfinished:
             created = _link(unfinished, place)
@@ -85,7 +85,7 @@ class FolderStore:
             return created
 
     def replace(self, name: str, content: memoryview | Path) -> None:
-        """Writes a hidden file and renames it."""
+        """Write a hidden file and rename it."""
         place = self._folder / name
         with (
             _explained(place),
@@ -104,7 +104,7 @@ class FolderStore:
                 return None
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Copies a file of the folder."""
+        """Copy a file of the folder."""
         with _explained(self._folder / name):
             try:
                 shutil.copyfile(self._folder / name, path)
@@ -117,7 +117,7 @@ class FolderStore:
         return self.place(name)
 
     def delete(self, name: str) -> None:
-        """Unlinks a file of the folder."""
+        """Unlink a file of the folder."""
         with _explained(self._folder / name):
             (self._folder / name).unlink(missing_ok=True)
 
@@ -165,7 +165,7 @@ def _link(unfinished: Path, place: Path) -> bool:
 
 
 def _rename_exclusively(unfinished: Path, place: Path) -> bool:
-    """Renames a file unless there is one of the new name. Source: renameat2(2), RENAME_NOREPLACE."""
+    """Rename a file unless there is one of the new name. Source: renameat2(2), RENAME_NOREPLACE."""
     library = ctypes.CDLL(None, use_errno=True)
     old, new = os.fsencode(unfinished), os.fsencode(place)
     if library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) == 0:
@@ -183,7 +183,7 @@ def _rename_exclusively(unfinished: Path, place: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Makes the names in a folder durable."""
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -19,7 +19,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.destinations.base import Store
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 from graphkiln_backend.system.closing import Closeable
 
@@ -59,7 +59,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the process is seen to have ended; False where this machine could not see it."""
+        """True if the process is seen to have ended; False where this machine could not see it."""
         return self.machine == _machine() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -181,7 +181,7 @@ def _holder(content: bytes | None) -> Holder | None:
 
 
 def _is_released(content: bytes) -> bool:
-    """Whether a numbered claim of an older version is marked as released."""
+    """True if a numbered claim of an older version is marked as released."""
     try:
         return json.loads(content)["released"] is True
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -195,7 +195,7 @@ def writer_token() -> str:
 
 
 def is_dead_writer(token: str) -> bool:
-    """Whether the process of a token is seen to have ended; False where this machine could not see it."""
+    """True if the process of a token is seen to have ended; False where this machine could not see it."""
     machine, pid, started = token.split("-")
     return machine == _machine_digest() and _started(int(pid)) != int(started)
 

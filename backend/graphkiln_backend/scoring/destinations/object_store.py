@@ -2,7 +2,7 @@
 
 An object appears whole or not at all, and a put that is conditional on there being none (S3: If-None-Match, Google:
 ifGenerationMatch=0) is exclusive. Some servers accept the condition and ignore it, so it is tried before anything is
-scored. A put whose answer was lost is resolved by looking at what stands there: contents are unlike each other.
+scored. A put whose answer was lost is resolved by reading the object: contents are unlike each other.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ObjectStore:
         self._system: Any = None
 
     def prepare(self) -> None:
-        """Writes a probe, reads it back, and tries to write another in its place."""
+        """Write a probe, read it back, and try to write another in its place."""
         name = f".probe-{secrets.token_hex(8)}"
         first, second = (secrets.token_bytes(32) for _ in range(2))
         try:
@@ -74,7 +74,7 @@ class ObjectStore:
             raise StoreError(error.message, hint=error.hint, passing=error.passing) from error
 
     def create(self, name: str, content: memoryview) -> bool:
-        """A conditional put; looks at what stands there where its answer is unclear."""
+        """A conditional put; where its answer is unclear, the object is read."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._write(lambda system: system.pipe_file(self._path(name), bytes(content), mode="create"))
@@ -107,7 +107,7 @@ class ObjectStore:
             return None
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Copies an object."""
+        """Copy an object."""
         try:
             self._call(lambda system: system.get_file(self._path(name), str(path)))
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class ObjectStore:
         )
 
     def delete(self, name: str) -> None:
-        """Removes an object."""
+        """Remove an object."""
         try:
             self._call(lambda system: system.rm_file(self._path(name)))
         except FileNotFoundError:
@@ -161,7 +161,7 @@ class ObjectStore:
     def _check_kept(self, name: str, size: int) -> None:
         if (kept := self._size(name)) != size:
             raise StoreError(
-                f"{self.place(name)}: the store said that it kept {size} bytes, and has {kept or 'none'}",
+                f"{self.place(name)}: the store confirmed {size} bytes, and has {kept or 'none'}",
                 hint="have the store examined: what it confirms is not there",
             )
 
@@ -182,7 +182,7 @@ class ObjectStore:
             raise _explain(error, self._address) from error
 
     def _call(self, do: Callable[[Any], Any]) -> Any:
-        """Asks the service; what it says of names alone is not translated.
+        """Ask the service; what it says of names alone is not translated.
 
         Raises:
             FileNotFoundError: There is no such object.
@@ -226,7 +226,7 @@ class ObjectFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves, without asking the store."""
+        """Move, without asking the store."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         return self._position
 

@@ -17,9 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.base import Committed, Result, Store
 from graphkiln_backend.scoring.destinations.lock import Lock
-from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
 
@@ -51,10 +50,10 @@ def encode_result(result: Result, attempt: str) -> memoryview:
 
 
 def read_committed(unit_id: str, place: str, metadata: pq.FileMetaData) -> Committed:
-    """What a file says of its unit.
+    """Read the facts of a unit from the footer of its file.
 
     Args:
-        unit_id: The unit whose place the file stands in.
+        unit_id: The unit that the file is named after.
         place: The file.
         metadata: Its footer.
 
@@ -122,7 +121,7 @@ class ParquetDestination:
         self._store = store
 
     def prepare(self) -> None:
-        """Makes and probes the store.
+        """Make and probe the store.
 
         Raises:
             ScoringError: It cannot be written exclusively, holds files that would be read as results, is a Delta table,
@@ -142,7 +141,7 @@ class ParquetDestination:
         return Lock(self._store, run_id)
 
     def committed_ids(self) -> Iterator[str]:
-        """By their names.
+        """List the files by name.
 
         Raises:
             ScoringError: It is a Delta table, or has a ledger.
@@ -153,7 +152,7 @@ class ParquetDestination:
                 yield found[1]
 
     def commit(self, result: Result) -> None:
-        """Creates the unit's file, which one attempt succeeds in."""
+        """Create the unit's file, which one attempt succeeds in."""
         content = encode_result(result, attempt=uuid.uuid4().hex)
         if not self._store.create(object_name(result.unit_id), content):
             raise CommitConflict(f"unit {result.unit_id} has a result already")
@@ -167,24 +166,24 @@ class ParquetDestination:
         return self._read_file(object_name(unit_id), columns)
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Deletes their files."""
+        """Delete their files."""
         for unit_id in unit_ids:
             self._store.delete(object_name(unit_id))
 
     def write_note(self, name: str, content: bytes | Path) -> None:
-        """A file of its own."""
+        """A file."""
         self._store.replace(name, content if isinstance(content, Path) else memoryview(content))
 
     def read_note(self, name: str) -> bytes | None:
-        """A file of its own."""
+        """A file."""
         return self._store.read(name)
 
     def fetch_note(self, name: str, path: Path) -> bool:
-        """A file of its own."""
+        """A file."""
         return self._store.fetch(name, path)
 
     def _refuse_others(self, name: str) -> None:
-        """Refuses a folder in which something else than the names of files says what counts."""
+        """Refuse a folder in which something else than the names of files says what counts."""
         if name == DELTA_LOG or DELTA_FILE.fullmatch(name):
             raise ScoringError(f"{self._store.place('')} is a Delta table", hint="--format delta, or another --out")
         if name == LEDGER_NOTE and not self.has_ledger:
@@ -201,7 +200,7 @@ class ParquetDestination:
             raise ScoringError(f"{self._store.place(name)} cannot be read: {error}") from error
 
     def _describe_files(self, files: Iterable[tuple[str, str]]) -> Iterator[Committed]:
-        """What the footers of units' files say."""
+        """Read the footers of units' files."""
         waiting = iter(files)
         with ThreadPoolExecutor(_READERS, thread_name_prefix="footers") as pool:
             while piece := list(islice(waiting, _PIECE)):

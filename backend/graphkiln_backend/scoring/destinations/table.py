@@ -26,7 +26,7 @@ from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ScoringError
 
-# What a table is called: however a user writes it, a table has one name, under which its ledger and claims are kept.
+# Names of tables: however a user writes it, a table has one name, under which its ledger and lock are kept.
 #
 # Parts are taken as they are written, capitals too; a part that holds anything but letters, digits, `_` and `$` stands
 # between double quotes, as in SQL: `sales."2024.q1"`.
@@ -55,7 +55,7 @@ class TableName:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """As statements name it."""
+        """The table as SQL names it."""
         return sql.Identifier(self.schema, self.table)
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
-_NULL = r"\x00"  # what stands for a null character, which text of PostgreSQL cannot hold
+_NULL = r"\x00"  # written for a null character, which text of PostgreSQL cannot hold
 _COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
 
 
@@ -181,7 +181,7 @@ def _as_json(value: Any) -> str:
     """JSON, in which bytes are hexadecimal as PostgreSQL writes them, and what else it lacks is text."""
     try:
         text = json.dumps(value, default=_as_text, allow_nan=False)
-    except ValueError:  # of numbers that are none
+    except ValueError:  # of NaN and infinities
         text = ""
     return text if text and "\\u0000" not in text else json.dumps(_holdable(value), default=_as_text)
 
@@ -191,7 +191,7 @@ def _as_text(value: Any) -> str:
 
 
 def _holdable(value: Any) -> Any:
-    """A value as the server can hold it: without null characters, and in JSON without numbers that are none."""
+    """Replace what the server cannot hold: null characters, and in JSON NaN and infinities."""
     match value:
         case str():
             return value.replace("\0", _NULL)
@@ -236,7 +236,7 @@ class TableDestination:
 
     @cached_property
     def _name(self) -> TableName:
-        """What the server calls the table, whatever the user wrote: two names of one table would have two ledgers."""
+        """The name that the server has for the table: two names of one table would have two ledgers."""
         with self._database.transaction() as connection:
             return resolve_table(connection, self._parts)
 
@@ -253,7 +253,7 @@ class TableDestination:
         return DatabaseNotes(self._database, f"table {self._name}")
 
     def prepare(self) -> None:
-        """Makes the tables of the ledger and the notes, and sees that the ledger is this table's."""
+        """Make the tables of the ledger and the notes, and see that the ledger is this table's."""
         self._ledger.prepare()
         self._notes.prepare()
         self._check_ledger()
@@ -268,7 +268,7 @@ class TableDestination:
         return iter(self._ledger.unit_ids())
 
     def commit(self, result: Result) -> None:
-        """Copies the rows of a result."""
+        """Copy the rows of a result."""
         columns = {field.name: sql_type(field.type) for field in result.table.schema}
         self._make_table(columns)
         names = sql.SQL(", ").join(map(sql.Identifier, [*_OWN, *columns]))
@@ -308,7 +308,7 @@ class TableDestination:
         return pa.table({name: [row[index] for row in rows] for index, name in enumerate(columns)})
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Deletes their rows, all in one transaction."""
+        """Delete their rows, all in one transaction."""
         removed = list(unit_ids)
 
         def erase(connection: psycopg.Connection[Any]) -> None:
@@ -341,18 +341,18 @@ class TableDestination:
         counts = {unit_id: (count - errors, errors) for unit_id, count, errors in found}
         for row in rows:
             scored, errors = counts.get(row.unit_id, (0, 0))
-            told = f"the ledger has {row.scored} answers and {row.errors} errors, the table {scored} and {errors}"
+            damage = f"the ledger has {row.scored} answers and {row.errors} errors, the table {scored} and {errors}"
             yield Committed(
                 unit_id=row.unit_id,
                 place=f"{self._database}, table {self._name}",
                 configuration=row.configuration,
                 scored=row.scored,
                 errors=row.errors,
-                damage="" if (scored, errors) == (row.scored, row.errors) else told,
+                damage="" if (scored, errors) == (row.scored, row.errors) else damage,
             )
 
     def _make_table(self, columns: dict[str, str]) -> None:
-        """Makes the table, or compares its columns; asks the database once for each set of columns."""
+        """Make the table, or compare its columns; ask the database once for each set of columns."""
         key = tuple(columns.items())
         if key in self._checked:
             return
@@ -378,7 +378,7 @@ class TableDestination:
         return columns
 
     def _check_ledger(self) -> None:
-        """Compares ledger and table: results that were dropped would never be computed again, others' be doubled."""
+        """Compare ledger and table: results that were dropped would never be computed again, others' be doubled."""
         with self._database.transaction() as connection:
             told, there = self._ledger.compare(connection, None)  # first, as a table may appear meanwhile
             if self._existing(connection):

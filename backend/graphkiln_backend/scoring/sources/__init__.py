@@ -1,1 +1,1 @@
-"""What can be scored: each module finds ranges of one kind of input, and reads their rows."""
+"""Sources: each module finds ranges of one kind of input, and reads their rows."""

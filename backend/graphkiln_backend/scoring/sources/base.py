@@ -1,16 +1,21 @@
-"""What every source module offers: ranges for the plan, rows for a worker."""
+"""Interfaces of sources: ranges for the plan, rows for a worker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
-from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.sources.places import Place, StoredFile
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 
 class Source(Protocol):
-    """An input. It is opened by its text on the driver and again on each worker, and holds nothing in between.
+    """An input. It is opened by its text on the driver and again on each worker, and hold nothing in between.
 
     Its methods may be called by several threads at a time. What is wrong with a single row is found by that row's
     `load`; what is wrong with the input raises from these.
@@ -36,3 +41,99 @@ class Source(Protocol):
             ScoringError: The unit cannot be read at all.
         """
         ...
+
+
+REPEATED = "every row needs an id of its own: remove the repetitions, or name the column of another id by --id-column"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Columns that a run reads.
+
+    Attributes:
+        image: Holds the image, or its path; empty to find it.
+        id: Names the row; empty for the image's path, or the row's place.
+        kept: Are carried along.
+    """
+
+    image: str = ""
+    id: str = ""
+    kept: tuple[str, ...] = ()
+
+    def refuse(self, what: str) -> None:
+        """Refuse columns where there are none.
+
+        Raises:
+            ScoringError: Some are requested.
+        """
+        if self != Columns():
+            raise ScoringError(f"{what} have no columns", hint="leave out --image-column, --id-column, --keep-columns")
+
+    def check(self, known: Iterable[str], where: str) -> None:
+        """Check names against those that there are.
+
+        Raises:
+            ScoringError: There is no such column, or more than one.
+        """
+        names = list(known)
+        for name in filter(None, (self.image, self.id, *self.kept)):
+            if name not in names:
+                raise ScoringError(f"{where} has no column '{name}'", hint=f"it has {', '.join(names)}")
+            if names.count(name) > 1:
+                hint = "rename one of them"
+                raise ScoringError(f"{where} has two columns of one name: '{name}'", hint=hint)
+
+
+class FileReader(Protocol):
+    """Reads one kind of file."""
+
+    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
+        """The ranges of files, as `Source.ranges`.
+
+        Args:
+            place: The folder that they lie below.
+            files: They, with their paths below it.
+            rows: About how many rows a range has.
+        """
+        ...
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a unit, as `Source.rows`."""
+        ...
+
+
+def refuse_row(reason: str) -> bytes:
+    """Replace `Row.load` for a row that is known to be unreadable.
+
+    Raises:
+        InvalidInput: Always, with the reason.
+    """
+    raise InvalidInput(reason)
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_THREADS = 8
+
+
+def map_ahead(function: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
+    """Map items on threads, in order; memory holds as many results as there are threads.
+
+    Args:
+        function: What is asked.
+        items: Of what.
+        threads: How many at a time.
+    """
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

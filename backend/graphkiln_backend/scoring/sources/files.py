@@ -16,16 +16,21 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from graphkiln_backend.images.formats import SUFFIXES
-from graphkiln_backend.scoring.delta_location import delta_location
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.sources import csv_listing, listing, parquet, tars
+from graphkiln_backend.scoring.sources import listing, parquet, tars
+from graphkiln_backend.scoring.sources.base import Columns, FileReader
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
-from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
-from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import Columns, FileReader
-from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.sources.places import (
+    PathPattern,
+    Place,
+    StoredFile,
+    check_size,
+    delta_location,
+    is_pattern,
+    locate,
+    split_pattern,
+)
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 # Image files: a range is a run of them.
 
@@ -76,13 +81,13 @@ def _range(folder: str, run: list[StoredFile]) -> InputRange:
 
 # A table of Delta Lake as a source: the Parquet files that one version of its log counts.
 #
-# The log is read by the driver alone. What it names are files that nobody writes again: a version that comes meanwhile
+# The log is read by the driver alone. The files that it names are never written again: a version that comes meanwhile
 # changes nothing of a run, and rows that were appended are new units of the next one. `TABLE@v12` names a version.
 # Source: the Delta transaction protocol, "Add File and Remove File", "Reader Features".
 
 LOG = "_delta_log"
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>\d{1,18})")
-# Features for readers that change nothing of what stands in a file, or that are looked for below.
+# Features for readers that change nothing of the content of a file, or that are looked for below.
 _KNOWN_OF_DELTA_TABLE = {
     "columnMapping",
     "deletionVectors",
@@ -143,7 +148,7 @@ class DeltaSource:
             ) from error
 
     def _check(self, table: Any) -> None:
-        """Refuses a table whose log says more of its rows than which files hold them."""
+        """Refuse a table whose log says more of its rows than which files hold them."""
         strange = set(table.protocol().reader_features or ()) - _KNOWN_OF_DELTA_TABLE
         if table.metadata().configuration.get(_MAPPING, "none") != "none":
             strange.add("columnMapping")
@@ -178,7 +183,7 @@ def _at(text: str, version: int | None) -> DeltaSource | None:
 
 
 def _marks(table: Any) -> bool:
-    """Whether a row of a file is deleted, or may be: older versions of deltalake cannot say so."""
+    """True if rows are deleted by marks, or may be: older versions of deltalake cannot list them."""
     import deltalake
 
     try:
@@ -192,11 +197,11 @@ _READERS: dict[str, Callable[[Columns], FileReader]] = {
     parquet.KIND: parquet.ParquetReader,
     tars.KIND: tars.TarReader,
     listing.KIND: listing.ListingReader,
-    csv_listing.KIND: csv_listing.CsvReader,
+    listing.CSV_KIND: listing.CsvReader,
 }
-# What is found in folders. Listings are not: text beside images is seldom one.
+# Kinds that are found in folders. Listings are not: text beside images is seldom one.
 _DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
-_LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(csv_listing.SUFFIXES, csv_listing.KIND)
+_LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
 _PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
@@ -216,7 +221,7 @@ class FileSource:
         self._text, self._columns = text, columns
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
-        """Finds the files, and out of the first one of what kind they are."""
+        """Find the files, and out of the first one of what kind they are."""
         place, files = _find(self._text)
         first = next(files, None)
         if first is None:
@@ -226,7 +231,7 @@ class FileSource:
         yield from _some(found, self._text)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """As its reader reads them."""
+        """Read the rows by the reader of their kind."""
         return self._reader_of(unit).rows(unit)
 
     def _reader_of(self, unit: Unit) -> FileReader:
@@ -282,7 +287,7 @@ def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]
     """The same files.
 
     Raises:
-        ScoringError: A log among them says which of the others still count, and nobody has asked it.
+        ScoringError: A log among them says which of the others still count.
     """
     for file in files:
         if table := _table_of(file.path):
@@ -294,14 +299,14 @@ def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]
 
 
 def _table_of(path: str) -> str:
-    """What keeps a table whose log a file belongs to; empty where it is of none."""
+    """Name the format of the table whose log a file belongs to; empty for other files."""
     if LOG in path.split("/"):
         return "Delta Lake"
     return "Iceberg" if _ICEBERG_LOG.fullmatch(path) else ""
 
 
 def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
-    """Those of a known kind. How many others there are is told: nobody shall look for their rows in vain."""
+    """Files of a known kind; the number of others is logged."""
     left, example = 0, ""
     for file in files:
         if _kind_of(file.path):
@@ -314,7 +319,7 @@ def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
 
 @cache
 def _tell_left_out(text: str, count: int, example: str) -> None:
-    """Says so once, however often a source is listed."""
+    """Say so once, however often a source is listed."""
     _log.warning("%s: left out %d file%s of other kinds, such as %s", text, count, "" if count == 1 else "s", example)
 
 
@@ -333,7 +338,7 @@ def _kind_of(path: str, *, listings: bool = False) -> str:
 
 
 def _is_note(path: str) -> bool:
-    """Whether a file is of whoever wrote the others: a note, a log, what was never finished."""
+    """True for a note or log of the program that wrote the other files."""
     return any(name.startswith("_") and "=" not in name for name in path.split("/"))
 
 

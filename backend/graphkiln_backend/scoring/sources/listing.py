@@ -1,32 +1,35 @@
 """A listing: a text file with the path or address of an image in each line. A range is some of its bytes.
 
 Nothing is asked of the images themselves before they are read: what tells ranges apart is a digest of their lines.
-Relative paths stand below the listing's own folder.
+Relative paths start at the listing's folder.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
+from pathlib import PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
+import pyarrow as pa
 
 from graphkiln_backend.graph.files import MIB, format_size
+from graphkiln_backend.images.formats import SUFFIXES as SUFFIXES_OF_IMAGES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, encode_part, find_ends
-from graphkiln_backend.scoring.sources.places import READABLE, Place, locate
-from graphkiln_backend.scoring.sources.reader import REPEATED, Columns
-from graphkiln_backend.scoring.sources.repeats import Repeats
-from graphkiln_backend.scoring.sources.storage import StoredFile
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.row_hashes import Repeats
+from graphkiln_backend.scoring.sources.base import REPEATED, Columns
+from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part, find_ends
+from graphkiln_backend.scoring.sources.places import READABLE, Place, StoredFile, locate
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
-# A text file as records, in blocks, with the bytes that each stands in.
+# A text file as records, in blocks, with their offsets.
 
 _BLOCK = 4 * MIB
 _LONGEST = 64 * MIB
@@ -50,14 +53,14 @@ class Block:
 
     @property
     def ends(self) -> list[int]:
-        """Where each record ends within the content, its line end included."""
+        """Offsets behind each record within the content, its line end included."""
         ends = list(accumulate(len(record) + 1 for record in self.records))
         ends[-1] = len(self.content)
         return ends
 
 
 def read_blocks(file: BinaryIO, name: str, *, quoted: bool = False) -> Iterator[Block]:
-    """Reads a file to its end.
+    """Read a file to its end.
 
     Args:
         file: It, at its beginning.
@@ -171,7 +174,7 @@ class ListingReader:
 
 
 def find_extents(blocks: Iterator[Block], rows: int) -> Iterator[Extent]:
-    """Cuts a listing where a record says so.
+    """Cut a listing where a record says so.
 
     Args:
         blocks: The listing.
@@ -199,7 +202,7 @@ def find_extents(blocks: Iterator[Block], rows: int) -> Iterator[Extent]:
 
 
 def _count(records: Sequence[bytes]) -> list[int]:
-    """How many records up to each are not blank."""
+    """Count the records up to each that are not blank."""
     counted: list[int] = np.cumsum([bool(record.strip()) for record in records]).tolist()
     return counted
 
@@ -220,15 +223,15 @@ def read_extent(unit: Unit, offset: int, size: int, expected: str) -> bytes:
 
 
 def above_of(place: Place) -> Place:
-    """The folder that a file stands in."""
+    """The folder of a file."""
     return Place(place.storage, place.path.rpartition("/")[0], place.text.rpartition("/")[0])
 
 
 def load_image(folder: Place, text: str) -> bytes:
-    """Reads an image that something names.
+    """Read an image that something names.
 
     Args:
-        folder: What relative paths stand below.
+        folder: Start of relative paths.
         text: A path, or an address.
 
     Raises:
@@ -241,7 +244,7 @@ def load_image(folder: Place, text: str) -> bytes:
 
 
 def check_addresses(content: bytes, where: str) -> None:
-    """Refuses addresses that no row could be read from, before anything is scored.
+    """Refuse addresses that no row could be read from, before anything is scored.
 
     Raises:
         ScoringError: There is one.
@@ -252,7 +255,7 @@ def check_addresses(content: bytes, where: str) -> None:
 
 
 def _check_line_ends(lines: Sequence[bytes], where: str) -> None:
-    """Refuses lines that end as nobody ends them any more: all of them would be one row, the path of no image."""
+    """Refuse line ends of carriage returns alone: the whole file would be one row."""
     if any(b"\r" in line for line in lines):
         hint = "\\n and \\r\\n are read: tr '\\r' '\\n' mends it"
         raise ScoringError(f"{where} has line ends of \\r alone, or a name with one", hint=hint)
@@ -277,3 +280,163 @@ def _ids(listing: Place) -> Iterator[bytes]:
 
 def _stripped(block: Block) -> list[bytes]:
     return [text for record in block.records if (text := record.strip())]
+
+
+# A CSV or TSV file with a header, one of whose columns names an image in each row. A range is some of its bytes.
+
+CSV_KIND = "csv"
+CSV_SUFFIXES = (".csv", ".tsv")
+_SEPARATORS = (";", "\t", "|", ",")  # of fields, in tables whose own is another
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The columns of a file and their separator.
+
+    Attributes:
+        header: Names of its columns.
+        image: Position of the image's path.
+        id: Position of the row's name.
+        delimiter: Between fields.
+    """
+
+    header: Sequence[str]
+    image: int
+    id: int
+    delimiter: str
+
+    def parse(self, records: Sequence[bytes], where: str) -> Iterator[list[str]]:
+        """The fields of records, blank ones left out.
+
+        Raises:
+            ScoringError: One is no record of this table.
+        """
+        try:
+            text = b"\n".join(records).decode()
+            for fields in csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True):
+                if not _is_blank(fields):
+                    yield self._checked(fields, where)
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ScoringError(f"{where} is no CSV in UTF-8: {error}") from error
+
+    def _checked(self, fields: list[str], where: str) -> list[str]:
+        if len(fields) != len(self.header):
+            raise ScoringError(f"{where}: {fields} has {len(fields)} fields, expected {len(self.header)}")
+        if not fields[self.id]:
+            raise ScoringError(f"{where}: {fields} has no '{self.header[self.id]}', which is its id")
+        return fields
+
+
+class CsvReader:
+    """Rows of CSV files. A row's id is its image's path, or what stands in the column of ids.
+
+    Args:
+        columns: Which of them are read.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+
+    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
+        """Runs of rows that end where a row says so."""
+        for file in files:
+            listing = place.below(file.path)
+            table = self._table(self._read_header(listing), listing.text)
+            with Repeats() as repeats:
+                for extent in find_extents(_noted_table(listing, table, repeats), rows):
+                    part = encode_part(CSV_KIND, (list(table.header), extent.offset, extent.size, extent.digest))
+                    identity = digest(*table.header, extent.digest)
+                    yield InputRange(path=checked_text(listing.text), part=part, identity=identity, rows=extent.rows)
+                repeats.check(partial(_table_ids, listing, table), REPEATED)
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a range."""
+        header, *extent = decode_part(unit.part)
+        table = self._table(header, unit.path)
+        content = read_extent(unit, *extent)
+        above = above_of(locate(unit.path))
+        kept = [(name, header.index(name)) for name in self._columns.kept]
+        for fields in table.parse([content], unit.path):
+            yield Row(
+                id=fields[table.id],
+                load=partial(load_image, above, fields[table.image]),
+                kept={name: pa.array([fields[index]], pa.string()) for name, index in kept},
+            )
+
+    def _read_header(self, listing: Place) -> list[str]:
+        with listing.storage.open(listing.path) as file:
+            first = next(read_blocks(file, listing.text, quoted=True), None)
+        try:
+            text = first.records[0].decode() if first else ""
+            header = next(csv.reader([text], delimiter=_delimiter(listing.text), strict=True), [])
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ScoringError(f"{listing.text} is no CSV in UTF-8: {error}") from error
+        if _is_blank(header):
+            raise ScoringError(f"{listing.text} has no header", hint="its first line names its columns")
+        return header
+
+    def _table(self, header: list[str], where: str) -> _Table:
+        if len(set(header)) < len(header):
+            raise ScoringError(f"{where} has two columns of one name: {', '.join(header)}")
+        self._columns.check(header, where)
+        if not self._columns.image:
+            _check_only_column(header, where)
+        image = header.index(self._columns.image or header[0])
+        named = header.index(self._columns.id) if self._columns.id else image
+        return _Table(header, image, named, _delimiter(where))
+
+
+def _check_only_column(header: Sequence[str], where: str) -> None:
+    """Refuse what is no single column, before each of its rows becomes an error, or the first one is lost."""
+    if len(header) != 1:
+        raise ScoringError(f"{where} has several columns", hint=f"--image-column: {', '.join(header)}")
+    (name,) = header
+    if found := [each for each in _SEPARATORS if each in name]:
+        hint = "put commas between them, or tabs and call it .tsv"
+        message = f"{where} has one column, {name!r}: its fields seem to stand between {found[0]!r}"
+        raise ScoringError(message, hint=hint)
+    if PurePosixPath(name).suffix.lower() in SUFFIXES_OF_IMAGES:
+        raise ScoringError(
+            f"{where} has no header: its first line names an image, {name}",
+            hint="put the name of the column above it; paths alone, one a line, are a .txt",
+        )
+
+
+def _is_blank(fields: list[str]) -> bool:
+    return not fields or (len(fields) == 1 and fields[0].isspace())
+
+
+def _delimiter(name: str) -> str:
+    return "\t" if name.lower().endswith(".tsv") else ","
+
+
+def _noted_table(listing: Place, table: _Table, repeats: Repeats) -> Iterator[Block]:
+    """The records below the header, their ids noted."""
+    for block in _records(listing):
+        rows = list(table.parse(block.records, listing.text))
+        if len(rows) != sum(bool(record.strip()) for record in block.records):
+            raise ScoringError(
+                f"{listing.text} mixes kinds of line ends, or has a double quote within a field that is not quoted",
+                hint='\\n and \\r\\n are read, \\r alone is not; a quote is written as "a ""b"" c"',
+            )
+        repeats.add([fields[table.id] for fields in rows])
+        check_addresses("\n".join(fields[table.image] for fields in rows).encode(), listing.text)
+        yield block
+
+
+def _records(listing: Place) -> Iterator[Block]:
+    with listing.storage.open(listing.path) as file:
+        is_first = True
+        for block in read_blocks(file, listing.text, quoted=True):
+            if not is_first:
+                yield block
+            elif len(block.records) > 1:
+                end = block.ends[0]
+                yield Block(block.offset + end, block.content[end:], block.records[1:])
+            is_first = False
+
+
+def _table_ids(listing: Place, table: _Table) -> Iterator[str]:
+    for block in _records(listing):
+        for fields in table.parse(block.records, listing.text):
+            yield fields[table.id]

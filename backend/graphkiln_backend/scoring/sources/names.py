@@ -1,4 +1,4 @@
-"""What rows are called: text, whatever bytes a file's name is made of."""
+"""Names of rows, and content-defined runs of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from graphkiln_backend.scoring.errors import ScoringError
 
-# Where a run of rows ends: at a row whose own name says so, so that a row that comes or goes moves no other boundary.
+# Content-defined chunking of row names: adding or removing a row changes at most two chunks.
 #
 # A name ends a run when its hash falls into one part of as many as a run shall have rows. Runs are then of that
 # length on average, most of them shorter, and one in a thousand is seven times as long. A least or greatest length
@@ -28,7 +28,7 @@ _BLOCK = 256  # names that are hashed together
 
 
 def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
-    """Whether each name ends a run.
+    """Mark the names that end a run.
 
     Args:
         names: What tells a row from the others.
@@ -93,18 +93,18 @@ def checked_text(path: str) -> str:
 
 
 def encode_part(kind: str, values: Any) -> str:
-    """What a unit says of its range: the kind of its reader, and what that reader wrote."""
+    """Encode the range of a unit: the kind of its reader, and the values of that reader."""
     # Escapes, as names may hold bytes that are no text.
     return f"{kind} {json.dumps(values, separators=(',', ':'))}"
 
 
 def decode_part(part: str) -> Any:
-    """What a reader wrote of its range."""
+    """Decode the values of `encode_part`."""
     return json.loads(part.partition(" ")[2])
 
 
 def digest(*values: str | bytes) -> str:
-    """A digest of values that stand apart."""
+    """Digest separate values."""
     hashed = hashlib.sha256()
     for value in values:
         content = value if isinstance(value, bytes) else value.encode("utf-8", "surrogateescape")

@@ -16,15 +16,12 @@ import pyarrow.parquet as pq
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.sources.ahead import map_ahead
+from graphkiln_backend.scoring.row_hashes import Repeats
+from graphkiln_backend.scoring.sources.base import REPEATED, Columns, map_ahead, refuse_row
 from graphkiln_backend.scoring.sources.listing import above_of, check_addresses, load_image
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
-from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import REPEATED, Columns, refuse_row
-from graphkiln_backend.scoring.sources.repeats import Repeats
-from graphkiln_backend.scoring.sources.storage import StoredFile
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.sources.places import Place, StoredFile, locate
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 # The rows of a Parquet file, some at a time, and those of a damaged row group as errors of their own.
 #
@@ -32,8 +29,8 @@ from graphkiln_backend.scoring.units import InputRange, Unit
 # Other columns can, which may name the rows, and so can other row groups.
 
 ROWS_AT_A_TIME = 16
-# What Arrow raises for a page that it cannot make sense of. What a file itself cannot do just now is no OSError here:
-# see `opened_file`. Memory that is gone is none either: the same rows may fit later.
+# Errors of Arrow for a damaged page. An outage of the file's storage is no OSError here:
+# see `OpenedFile`. Exhausted memory is no damage either: the same rows may fit later.
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 
 
@@ -43,7 +40,7 @@ class ImageTable:
 
     Attributes:
         file: Open.
-        place: Where it lies.
+        place: Its place.
         name: What its rows are called by, with their number, where no column names them.
         image: The column of images.
         named: The column of ids; empty where there is none.
@@ -62,8 +59,8 @@ class ImageTable:
 
         Args:
             groups: Row groups that hold them.
-            skipped: Rows of the first of them that stand before.
-            before: Rows of the file that stand before.
+            skipped: Rows to skip in the first of them.
+            before: Rows of the file before them.
             rows: How many are read.
 
         Raises:
@@ -81,7 +78,7 @@ class ImageTable:
         while stretch.rows:
             try:
                 batch = next(batches)
-            except StopIteration:  # fewer than its footer says: whoever counts them tells
+            except StopIteration:  # fewer than its footer says, which the worker notices
                 return
             except _DAMAGE as error:
                 yield from self._group(stretch, 1) if rows > 1 else self._damaged(stretch, error)
@@ -138,9 +135,9 @@ class _Stretch:
 
     Attributes:
         group: Its number.
-        skipped: Rows of it that stand before.
+        skipped: Rows of it before them.
         rows: How many they are.
-        before: Rows of the file that stand before.
+        before: Rows of the file before them.
     """
 
     group: int
@@ -179,7 +176,7 @@ def _load(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> by
     raise InvalidInput("the row has no image")
 
 
-# Which column of a table holds images, and what stands in it.
+# The column of images, and what it holds.
 
 _BYTES, _PATH = "bytes", "path"
 
@@ -189,7 +186,7 @@ class ImageColumn:
     """A column of images.
 
     Attributes:
-        name: Of the column, or of what stands in a struct.
+        name: Name of the column, or of a field in a struct.
         is_path: Whether it holds nothing but paths.
         is_struct: Whether it holds `{bytes, path}`, as data sets of Hugging Face do.
     """
@@ -243,12 +240,12 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
 
 
 def type_of(schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column, or of what stands in a struct: `image.path`."""
+    """The type of a column, or of a field in a struct: `image.path`."""
     return next(kind for each, kind in _fields(schema) if each == name)
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column, or what stands in a struct; null where the struct is."""
+    """A column, or a field in a struct; null where the struct is."""
     if name in batch.schema.names:
         return batch.column(name)
     above = next(each for each in batch.schema.names if name.startswith(f"{each}."))
@@ -259,7 +256,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """A column whose values stand for themselves: those of a dictionary, as categories have, are looked up."""
+    """Decode a dictionary-encoded column, as categories have."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
@@ -278,7 +275,7 @@ def _describe(name: str, kind: pa.DataType, where: str) -> ImageColumn:
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns, then what stands in structs, by names such as `image.path`."""
+    """The columns, then fields in structs, by names such as `image.path`."""
     waiting = deque((field.name, field.type) for field in schema)
     while waiting:
         name, kind = waiting.popleft()
@@ -301,7 +298,7 @@ def _is_image_struct(kind: pa.DataType) -> bool:
 
 KIND = "parquet"
 _IDS_AT_A_TIME = 1 << 16
-# Of a row group of images: whoever reads its last piece reads all that stand before, which this bounds.
+# Pieces of a row group of images: reading the last one reads all before it, which this bounds.
 _MOST_PIECES = 16
 _TAIL = 1 << 16
 
@@ -314,7 +311,7 @@ class _Extent:
         first: Its first row group.
         last: Its last row group.
         skipped: Rows of the first row group that do not belong to it.
-        before: Rows of the file that stand before it.
+        before: Rows of the file before it.
         rows: How many it has.
         size_bytes: How much these row groups take, or their share of it.
     """
@@ -329,7 +326,7 @@ class _Extent:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Footer:
-    """What is planned by: of a file, its place, columns and row groups."""
+    """A file as it is planned: its columns and row groups."""
 
     file: StoredFile
     digest: str
@@ -341,7 +338,7 @@ class _Footer:
 class ParquetReader:
     """Rows of Parquet files: images as bytes, as `{bytes, path}`, or by their paths, relative to the file's folder.
 
-    A row's id is what stands in the column of ids; else the path, where images are named by one; else
+    A row's id is the value of the column of ids; else the path, where images are named by one; else
     `FILE:NUMBER`, the row's place.
 
     Args:
@@ -422,7 +419,7 @@ class ParquetReader:
 
 
 def _check_alike(first: _Footer, other: _Footer) -> None:
-    """Refuses files whose columns to be carried along differ: nobody could read the answers of both as one table."""
+    """Refuse files whose kept columns differ: the answers could not be read as one table."""
     for name, kind in other.kept.items():
         if kind != first.kept[name]:
             raise ScoringError(
@@ -477,7 +474,7 @@ def _split(index: int, group_rows: int, group_size: int, before: int, piece: int
 
 @contextmanager
 def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
-    """A file whose errors are told as ours."""
+    """Open a Parquet file; its errors become `ScoringError`."""
     with path.storage.open(path.path, stamp) as raw:
         try:
             # Without these two, Arrow reads a row group as a whole before it gives its first row.

@@ -1,14 +1,15 @@
-"""What a text names: a path of this machine, or one in a bucket."""
+"""Places of files: paths of this machine, and objects of buckets."""
 
 from __future__ import annotations
 
 import errno
+import fnmatch
 import heapq
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,15 +17,156 @@ from io import SEEK_SET, BufferedIOBase
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, BinaryIO, cast
+from typing import IO, BinaryIO, Protocol, cast
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.files import open_regular, read_stream
+from graphkiln_backend.graph.files import GIB, UnusableFile, format_size, open_regular, read_stream
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, Storage, StoredFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
+
+# Storages: this machine, or a bucket. Both are listed in order, and read as they were when listed.
+
+IMAGE_LIMIT = GIB  # most bytes of an encoded image
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file or object.
+
+    Attributes:
+        path: Below what was listed, or as it was named.
+        size: In bytes.
+        stamp: Changes with the content; empty for a link that leads nowhere.
+    """
+
+    path: str
+    size: int
+    stamp: str
+
+
+def check_size(size: int) -> None:
+    """Refuse an image that no memory should hold, before it is read.
+
+    Raises:
+        UnusableFile: It has too many bytes.
+    """
+    if size > IMAGE_LIMIT:
+        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
+
+
+class Storage(Protocol):
+    """Files by their full paths. Its methods may be called by many threads at a time."""
+
+    def walk(self, folder: str) -> Iterator[StoredFile]:
+        """All files below a folder, in the order of their paths' bytes, but for hidden ones; none without a folder.
+
+        Raises:
+            ScoringError: A folder cannot be listed.
+        """
+        ...
+
+    def find(self, path: str) -> StoredFile | None:
+        """A file, or None where there is none, or a folder.
+
+        Raises:
+            ScoringError: It cannot be looked at.
+        """
+        ...
+
+    def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
+        """Read an image.
+
+        Args:
+            path: The file.
+            stamp: What it must still be; None for whatever it is.
+            part: Offset and size of what is read of it; None for all.
+
+        Raises:
+            InputChanged: It is another one now, or gone.
+            SourceUnavailable: It cannot be read just now.
+            GraphkilnError: It can never be read, such as one without a permission.
+            OSError: Likewise, or it is too large, or there is none.
+        """
+        ...
+
+    def open(self, path: str, stamp: str | None = None) -> BinaryIO:
+        """Open a file of many images, to be read in part.
+
+        Raises:
+            InputChanged: It is another one now, or gone.
+            ScoringError: It cannot be opened.
+        """
+        ...
+
+
+# Patterns of paths, as shells write them: `*`, `?`, `[a-z]` within a name, `**` for any folders.
+
+_MAGIC = re.compile(r"[*?[]")
+_ANY_FOLDERS = "**"
+
+
+def is_pattern(path: str) -> bool:
+    """True if a path holds wildcards."""
+    return _MAGIC.search(path) is not None
+
+
+def split_pattern(path: str) -> tuple[str, str]:
+    """Split a pattern into the folder above all matches and the pattern below it."""
+    parts = path.split("/")
+    first = next(index for index, part in enumerate(parts) if is_pattern(part))
+    return "/".join(parts[:first]) or "/", "/".join(parts[first:])
+
+
+class PathPattern:
+    """Matches paths below a folder.
+
+    Args:
+        pattern: Pattern below the folder; a last `**` means everything.
+    """
+
+    def __init__(self, pattern: str) -> None:
+        parts = pattern.split("/")
+        if parts[-1] == _ANY_FOLDERS:
+            parts.append("*")
+        self._parts = [None if part == _ANY_FOLDERS else re.compile(fnmatch.translate(part)) for part in parts]
+
+    def matches(self, path: str) -> bool:
+        """True if a path matches."""
+        return _match(path.split("/"), self._parts)
+
+
+def _match(names: Sequence[str], parts: Sequence[re.Pattern[str] | None]) -> bool:
+    if not parts or not names:
+        return not parts and not names
+    first, *rest = parts
+    if first is None:
+        return any(_match(names[skipped:], rest) for skipped in range(len(names)))
+    return first.match(names[0]) is not None and _match(names[1:], rest)
+
+
+# A folder that holds a table of Delta Lake, as deltalake names it.
+
+
+def delta_location(text: str) -> tuple[str, dict[str, str]]:
+    """Its location, and what deltalake must know of it beside the environment.
+
+    Args:
+        text: The folder: a path, or a bucket's address.
+
+    Raises:
+        RepositoryError: It is an address, but none that is known.
+    """
+    address = RemoteAddress.parse(text)
+    if address is None:
+        return text, {}
+    endpoint = address.options.get("endpoint_url")
+    options = {"aws_endpoint": endpoint, "aws_allow_http": "true"} if endpoint else {}
+    if address.scheme == "s3":
+        options["aws_conditional_put"] = "etag"
+    return f"{address.scheme}://{address.root}", options
+
 
 # Files of this machine, or of a file system that every node mounts at the same place.
 
@@ -35,7 +177,7 @@ _PIECE = 1 << 16
 
 
 def sort_names(names: Iterable[bytes], run: int = _RUN) -> Iterator[bytes]:
-    """Sorts names, none of which holds a null.
+    """Sort names, none of which holds a null.
 
     Args:
         names: The names.
@@ -71,7 +213,7 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 _log = logging.getLogger("graphkiln.scoring")
 
-# What is wrong with the disk, the network or this process rather than with the file.
+# Faults of the disk, the network or this process rather than of the file.
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
 
 
@@ -150,7 +292,7 @@ def _identity(folder: bytes) -> tuple[int, int]:
 
 
 def _names(folder: bytes) -> Iterator[bytes]:
-    """What a folder holds, unsorted; folders have a slash at their end, so that paths are sorted as a bucket's are."""
+    """List a folder, unsorted; folders end with a slash, so that paths are sorted as a bucket's are."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -210,7 +352,7 @@ def _describe_failure(path: str, error: Exception) -> ScoringError:
     return ScoringError(words, hint=hint)
 
 
-# A file of a storage: whoever reads it, Arrow, tarfile or a loop over lines, gets what goes wrong in our words.
+# A file of a storage, whose errors are ours for Arrow, tarfile or a loop over lines.
 #
 # Libraries of services raise what they like in the middle of a read. Unexplained, an outage of the network would be
 # taken for a damaged file, or for the doing of a row.
@@ -228,17 +370,17 @@ class OpenedFile(BufferedIOBase):
         self._file, self._explain = file, explain
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Bytes from where it stands."""
+        """Read bytes."""
         with self._explained():
             return self._file.read(-1 if size is None else size)
 
     def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
-        """Goes to another place."""
+        """Go to another place."""
         with self._explained():
             return self._file.seek(offset, whence)
 
     def tell(self) -> int:
-        """Where it stands."""
+        """The position."""
         with self._explained():
             return self._file.tell()
 
@@ -251,7 +393,7 @@ class OpenedFile(BufferedIOBase):
         return True
 
     def close(self) -> None:
-        """Closes the library's file, too."""
+        """Close the library's file, too."""
         try:
             self._file.close()
         finally:
@@ -343,7 +485,7 @@ _OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, and where it lies.
+    """A path and its storage.
 
     Attributes:
         storage: Where.
@@ -361,7 +503,7 @@ class Place:
 
 
 def locate(text: str) -> Place:
-    """What a text names: a path, `file://` or a bucket's address.
+    """Locate a path, `file://` or a bucket's address.
 
     Raises:
         ScoringError: It is an address of another kind.

@@ -23,11 +23,10 @@ from psycopg.conninfo import conninfo_to_dict
 
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.rows import Row
+from graphkiln_backend.scoring.sources.base import Columns, refuse_row
 from graphkiln_backend.scoring.sources.names import cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import locate
-from graphkiln_backend.scoring.sources.reader import Columns, refuse_row
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 # The columns of a table or query: which holds images, and what each becomes in the output.
 
@@ -50,7 +49,7 @@ _TYPES: dict[int, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableColumns:
-    """What is read of each row.
+    """Columns that are read of each row.
 
     Attributes:
         selected: The image, and what is carried along, as SQL.
@@ -70,7 +69,7 @@ def find_columns(
 
     Args:
         connection: To its database.
-        source: What stands behind FROM, called `source`.
+        source: The FROM clause, called `source`.
         columns: Which are requested.
         where: What to call it.
 
@@ -123,7 +122,7 @@ _OF_ROWS = ("22", "XX001", "XX002")
 _TIMEOUTS = ("25P03", "25P04")  # of SQLSTATE: a transaction took too long for the server
 
 _CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"
-# Whether each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server.
+# True if each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server.
 _KNOWS_VERSIONS = """
 SELECT relkind = 'r' OR (relkind = 'p' AND NOT EXISTS (
     SELECT FROM pg_partition_tree(found.oid) JOIN pg_class AS part ON part.oid = relid WHERE part.relkind = 'f'))
@@ -264,7 +263,7 @@ class TableSource:
         return sql.SQL("source.{}").format(sql.Identifier(self._columns.id))
 
     def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
-        """What changes with a row, where the database knows."""
+        """An expression that changes with a row, where the database has one."""
         row = connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone() if self._is_name else None
         return sql.SQL("source.xmin::text") if row and row[0] else sql.SQL("''")
 
@@ -345,7 +344,7 @@ def _load_path(path: str | None) -> bytes:
     if not path:
         raise InvalidInput("the row has no image")
     if not path.startswith("/") and "://" not in path:
-        raise InvalidInput(f"'{path}' is a relative path, and a database lies in no folder")
+        raise InvalidInput(f"'{path}' is a relative path, and a database has no folder")
     place = locate(path)
     return place.storage.read(place.path, None)
 

@@ -18,29 +18,26 @@ import pyarrow as pa
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.rows import Row
-from graphkiln_backend.scoring.sources.ahead import map_ahead
+from graphkiln_backend.scoring.row_hashes import Repeats
+from graphkiln_backend.scoring.sources.base import Columns, map_ahead, refuse_row
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
-from graphkiln_backend.scoring.sources.places import Place, locate
-from graphkiln_backend.scoring.sources.reader import Columns, refuse_row
-from graphkiln_backend.scoring.sources.repeats import Repeats
-from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.sources.places import Place, StoredFile, check_size, locate
+from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND = "tar"
 _BLOCK = 512
 _LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
-_DAMAGED_HINT = "nobody knows which rows it hides: copy it again, or name the others by a pattern"
+_DAMAGED_HINT = "the rows that it hides are not known: copy it again, or name the others by a pattern"
 _SHOWN = 20
 _LINK = -1  # in the place of a size
 
-# The files of a row by their endings: where each begins in the tar, and its size; of a link, where it is said.
+# The files of a row by their endings: offset in the tar and size, which is `_LINK` for a link.
 Files = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What a tar holds."""
+    """A tar as it is planned."""
 
     file: StoredFile
     ranges: list[InputRange]
@@ -105,11 +102,11 @@ class TarReader:
         return _Planned(file, [self._range(path, file, run) for run in runs], ids, endings)
 
     def _note(self, endings: set[str], found: Iterable[str]) -> None:
-        """Notes those that are asked for, and some others to be named: there may be as many as rows."""
+        """Note those that are asked for, and some others to be named: there may be as many as rows."""
         endings.update(each for each in found if each in self._asked or len(endings) < _SHOWN)
 
     def _check_endings(self, there: set[str], place: Place) -> None:
-        """Refuses a name that no row has a file of: a column without any value was meant otherwise."""
+        """Refuse a name that no row has a file of: a column without any value was meant otherwise."""
         if there and (missing := sorted(self._asked - there)):
             some = sorted(there)[:_SHOWN]
             raise ScoringError(f"no row of {place.text} has a file .{missing[0]}", hint=f"there are {', '.join(some)}")
@@ -198,7 +195,7 @@ def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[s
 
 
 def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
-    """Refuses a tar whose headers end where no end is marked: tarfile takes a damaged header for the end."""
+    """Refuse a tar whose headers end where no end is marked: tarfile takes a damaged header for the end."""
     raw.seek(offset)
     if raw.read(_BLOCK).strip(b"\0"):
         raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there", hint=_DAMAGED_HINT)
@@ -209,7 +206,7 @@ def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
 
 
 def _check_rest(block: bytes, name: str) -> None:
-    """What follows the end may be anything but another tar, whose rows would be lost."""
+    """Refuse another tar behind the end, whose rows would be lost."""
     try:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -221,7 +218,7 @@ def _check_rest(block: bytes, name: str) -> None:
 
 
 def _is_of_a_row(member: tarfile.TarInfo) -> bool:
-    """Whether something in a tar is a file, or stands for one."""
+    """True for a file, or a link to one."""
     name = member.name.rpartition("/")[2]
     is_link = (member.islnk() or member.issym()) and "." in name
     return (member.isreg() or is_link) and not name.startswith(".")

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
+from graphkiln_backend.scoring.destinations.ledger import LedgeredDestination
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.destinations.table import TableDestination
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.opening import destination_at
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,12 @@ from deltalake import DeltaTable
 from object_store import CREDENTIALS
 from running import free_ports
 
-from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Destination, Result
 from graphkiln_backend.scoring.destinations.delta import DeltaDestination, _add_action
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
+from graphkiln_backend.scoring.opening import destination_at
+from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.sources.reader import Columns
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from graphkiln_backend.scoring.destinations.addresses import destination_at
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.delta import as_delta, delta_schema
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.opening import destination_at
 
 UNIT = "0" * 32
 COLUMNS: dict[str, tuple[pa.DataType, Any]] = {

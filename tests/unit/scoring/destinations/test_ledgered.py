@@ -11,8 +11,7 @@ import pytest
 
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.ledger import Ledger
-from graphkiln_backend.scoring.destinations.ledgered import LedgeredDestination
+from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgeredDestination
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from graphkiln_backend.scoring.collected_errors import collect_errors
+from graphkiln.scoring.record import collect_errors
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.table import TableDestination

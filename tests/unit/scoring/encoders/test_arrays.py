@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.scoring.encoders.choice import arrow_type, elements, lists
+from graphkiln_backend.scoring.encoders import arrow_type, elements, lists
 
 
 @pytest.mark.parametrize("dtype", [each for each in DType if each not in (DType.BYTES, DType.BF16)])

@@ -13,11 +13,11 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmentation, Task
-from graphkiln_backend.scoring.encoders.base import Encoder
-from graphkiln_backend.scoring.encoders.choice import (
+from graphkiln_backend.scoring.encoders import (
     AllScores,
     ClassMaps,
     Detections,
+    Encoder,
     Ranked,
     Tensors,
     TopK,

@@ -20,8 +20,7 @@ from graphkiln_backend.images import masks as sampling
 from graphkiln_backend.images.answers import read_segmentation
 from graphkiln_backend.images.frame import frame_of
 from graphkiln_backend.images.masks import decode_rle
-from graphkiln_backend.scoring.encoders.base import Size
-from graphkiln_backend.scoring.encoders.choice import ClassMaps
+from graphkiln_backend.scoring.encoders import ClassMaps, Size
 
 SPEC = Preprocess(resize=40, crop=(32, 32))
 SIZES = [(50, 100), (91, 33)]

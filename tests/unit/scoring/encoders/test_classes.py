@@ -11,7 +11,7 @@ import pytest
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.task import Ranking
-from graphkiln_backend.scoring.encoders.choice import Ranked, TopK
+from graphkiln_backend.scoring.encoders import Ranked, TopK
 from graphkiln_client.tasks import rank_scores, read_ranking
 
 LABELS = ("cat", "dog", "cow")

@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images.answers import read_detections
 from graphkiln_backend.images.frame import frame_of
-from graphkiln_backend.scoring.encoders.choice import Detections
+from graphkiln_backend.scoring.encoders import Detections
 
 SPEC = Preprocess(letterbox=Letterbox(size=(224, 224)))
 SIZES = [(60, 224), (448, 100), (31, 77)]

@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import ExecutionError, ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import Sample
 from graphkiln_backend.images.frame import Frame
-from graphkiln_backend.scoring.encoders.choice import columns_of, read_images, read_rows
+from graphkiln_backend.scoring.encoders import columns_of, read_images, read_rows
 
 OUTPUTS = {"a": np.arange(6).reshape(3, 2), "b": np.arange(3)}
 

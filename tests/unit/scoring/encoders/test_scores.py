@@ -9,7 +9,7 @@ import pytest
 from graphkiln_backend.graph import task as topk
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.scoring.encoders.choice import AllScores
+from graphkiln_backend.scoring.encoders import AllScores
 
 SCORES = np.asarray([[1, 2, 3], [0, -1, 5]], np.float32)
 

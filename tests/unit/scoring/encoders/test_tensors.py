@@ -12,7 +12,7 @@ import pytest
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import ANY_RANK, TensorSpec
-from graphkiln_backend.scoring.encoders.choice import SHAPE, Tensors
+from graphkiln_backend.scoring.encoders import SHAPE, Tensors
 
 
 def spec(name: str, *shape: int | str, dtype: DType = DType.FP32) -> TensorSpec:

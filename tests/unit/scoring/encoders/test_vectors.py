@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.images.answers import read_vector
-from graphkiln_backend.scoring.encoders.choice import Vectors
+from graphkiln_backend.scoring.encoders import Vectors
 
 VALUES = np.random.default_rng(4).standard_normal((3, 4)).astype(np.float32)
 NORMALIZED = Embedding(vectors="v", normalize=True)

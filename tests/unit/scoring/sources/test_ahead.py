@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.scoring.sources.ahead import map_ahead
+from graphkiln_backend.scoring.sources.base import map_ahead
 
 
 def test_results_stand_in_order() -> None:

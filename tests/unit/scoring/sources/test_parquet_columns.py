@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.parquet import ImageColumn, as_ids, find_image_column
-from graphkiln_backend.scoring.sources.reader import Columns
 
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

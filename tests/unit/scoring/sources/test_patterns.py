@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.scoring.sources.patterns import PathPattern, is_pattern, split_pattern
+from graphkiln_backend.scoring.sources.places import PathPattern, is_pattern, split_pattern
 
 FILES = ("a.jpg", "b.png", "x/a.jpg", "x/y/a.jpg", "x/y/10.jpg", "z.d/c.jpg", "x/a*b.jpg")
 

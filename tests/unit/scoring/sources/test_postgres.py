@@ -15,8 +15,8 @@ from scored_inputs import plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources import postgres
+from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.postgres import TableSource
-from graphkiln_backend.scoring.sources.reader import Columns
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.reader import Columns
+from graphkiln_backend.scoring.sources.base import Columns
 
 
 @pytest.mark.parametrize("columns", [Columns(image="a"), Columns(id="a"), Columns(kept=("a",))])

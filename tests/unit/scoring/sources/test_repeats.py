@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.repeats import Repeats
+from graphkiln_backend.scoring.row_hashes import Repeats
 
 
 @settings(max_examples=20)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.files import UnusableFile
-from graphkiln_backend.scoring.sources.storage import IMAGE_LIMIT, check_size
+from graphkiln_backend.scoring.sources.places import IMAGE_LIMIT, check_size
 
 
 def test_the_largest_image() -> None:

@@ -12,8 +12,8 @@ import pytest
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit, write_tar
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import storage
-from graphkiln_backend.scoring.sources.reader import Columns
+from graphkiln_backend.scoring.sources import places as storage
+from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.tars import TarReader
 
 MEMBERS = {"x/1.jpg": b"one", "x/1.cls": b"7", "x/2.cls": b"8", "x/2.jpg": b"two", "x/3.json": b"{}"}

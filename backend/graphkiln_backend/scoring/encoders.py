@@ -1,4 +1,4 @@
-"""Which encoder writes what a request asks for."""
+"""Encoders: from a model's outputs to the columns of a result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,11 +22,39 @@ from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmenta
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.answers import Sample, read_detections, read_segmentation, read_vector
 from graphkiln_backend.images.frame import Frame, frame_of
-from graphkiln_backend.scoring.encoders.base import Encoder, Size
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import DEFAULT_TOP_K, ScoreRequest
 
-# What is found in an image: lists of boxes, classes and scores, the best first, in pixels of the image.
+Size = tuple[int, int]  # height and width of an upright image, in pixels
+
+
+class Encoder(Protocol):
+    """Turns the outputs of a batch into columns."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that it writes, the same for every batch."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[str]:
+        """The outputs that it needs."""
+        ...
+
+    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
+        """One array per column of the schema, a value per row of the batch.
+
+        Args:
+            outputs: By name, each with a row of the batch in its first dimension.
+            sizes: Of the image of each row, which answers about places are brought back to.
+
+        Raises:
+            ExecutionError: An output is not what the graph says of it.
+        """
+        ...
+
+
+# Detections: lists of boxes, classes and scores, the best first, in pixels of the image.
 
 # COCO's uncompressed run lengths: `size` is height and width, `counts` go down the columns and begin with zeros.
 MASK = pa.struct([pa.field("size", pa.list_(pa.int32())), pa.field("counts", pa.list_(pa.int32()))])
@@ -60,7 +88,7 @@ class Detections:
         self.schema = pa.schema(fields)
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
-        """Reads each row, as clients do."""
+        """Read each row, as clients do."""
         return columns_of(self._rows(outputs, sizes), self.schema)
 
     def _rows(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> Iterator[dict[str, Any]]:
@@ -71,13 +99,13 @@ class Detections:
         return [each.to_dict() for each in read_detections(self._task, sample, frame, self._labels)]
 
 
-# What clients read from the outputs of a task, row by row, of a batch that was computed here.
+# Rows of a batch, read as clients read them.
 
 _T = TypeVar("_T")
 
 
 def read_rows(read: Callable[[Sample], _T], outputs: Mapping[str, AnyArray]) -> Iterator[_T]:
-    """Reads each row when it is asked for: the class map of a large image takes as much memory as its pixels.
+    """Read each row when it is asked for: the class map of a large image takes as much memory as its pixels.
 
     Args:
         read: The answer that the outputs of one row hold.
@@ -156,7 +184,7 @@ class AllScores:
 
 
 def score_dtype(dtype: DType, *, softmax: bool) -> DType:
-    """What scores are written as: fp64 for probabilities, fp32 for 16-bit floats, which not every reader knows."""
+    """The dtype of written scores: fp64 for probabilities, fp32 for 16-bit floats, which not every reader knows."""
     if softmax:
         return DType.FP64
     return DType.FP32 if dtype in (DType.FP16, DType.BF16) else dtype
@@ -258,7 +286,7 @@ class Vectors:
         self.schema = pa.schema([pa.field("vector", pa.list_(pa.float32()))])
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
-        """Reads each row, as clients do."""
+        """Read each row, as clients do."""
         del sizes
         vectors = np.stack(list(read_rows(partial(read_vector, self._task), outputs)))
         if self._features and vectors.shape[1] != self._features:
@@ -266,7 +294,7 @@ class Vectors:
         return [lists(vectors)]
 
 
-# Which pixels of an image belong to which class: run lengths for each class, at the size of the image.
+# Class maps: run lengths of each class, at the size of the image.
 
 _SEGMENT = pa.struct(
     [
@@ -296,7 +324,7 @@ class ClassMaps:
         self.schema = pa.schema([*sides, pa.field("segments", pa.list_(_SEGMENT))])
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
-        """Reads each row, as clients do."""
+        """Read each row, as clients do."""
         return columns_of(read_images(self._read, outputs, self._preprocess, sizes), self.schema)
 
     def _read(self, sample: Sample, frame: Frame) -> dict[str, Any]:
@@ -352,7 +380,7 @@ class TopK:
         self.schema = self._columns.schema
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
-        """Ranks each row, as the client does."""
+        """Rank each row, as the client does."""
         del sizes
         scores = scores_of(outputs, self.outputs[0])
         # Row by row the best are found by a partition: of 1,000 classes in a third of the time that sorting takes.
@@ -521,7 +549,7 @@ def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: Score
     """The encoder of a version that scores no classes.
 
     Raises:
-        ScoringError: Scores of classes are requested, or nobody knows where a sample lies in its image.
+        ScoringError: Scores of classes are requested, or the place of a sample in its image is not known.
     """
     if request.scores or request.softmax or request.top_k != DEFAULT_TOP_K:
         raise ScoringError(
