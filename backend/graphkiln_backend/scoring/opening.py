@@ -7,10 +7,11 @@ from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from graphkiln_backend.graph.text import redact
-from graphkiln_backend.scoring.destinations.base import Destination, Store
+from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.encoders import RESERVED
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest

@@ -18,8 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result, Store
+from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination, encode_result
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 
 # Arrow's types as Delta's: files and schema must agree, or other readers refuse the files, or read other values.

@@ -21,10 +21,11 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result, Store
+from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetDestination, encode_result, object_name
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 
 # The ledger: which units have a result, in a table whose primary key lets one attempt of a unit win. An attempt inserts

@@ -19,7 +19,7 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from graphkiln_backend.scoring.destinations.base import Store
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 from graphkiln_backend.system.closing import Closeable
 

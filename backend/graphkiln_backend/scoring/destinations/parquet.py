@@ -17,8 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result, Store
+from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.lock import Lock
+from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
 
