@@ -13,13 +13,10 @@ from score_events import RUN, Clock, committed
 from graphkiln.cli.score_display import (
     JsonDisplay,
     LineDisplay,
-    NoDisplay,
-    ProgressMode,
     TerminalDisplay,
     draw,
     in_a_line,
     in_time,
-    open_display,
 )
 from graphkiln.scoring.run_state import Progress, RunState, WorkerProgress
 
@@ -99,23 +96,3 @@ def test_the_terminal_is_left_clean() -> None:
     assert "6/10 units" in text
     assert "node-2 is gone" in text
     assert text.rstrip().endswith("\x1b[2K")
-
-
-@pytest.mark.parametrize(
-    ("mode", "is_terminal", "kind"),
-    [
-        (ProgressMode.JSON, True, JsonDisplay),
-        (ProgressMode.OFF, True, NoDisplay),
-        (ProgressMode.AUTO, True, TerminalDisplay),
-        (ProgressMode.AUTO, False, LineDisplay),
-    ],
-)
-def test_a_mode_has_its_display(mode: ProgressMode, is_terminal: bool, kind: type) -> None:
-    with open_display(mode, is_terminal=is_terminal) as display:
-        assert isinstance(display, kind)
-
-
-def test_nothing_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with NoDisplay() as display:
-        display.show(PROGRESS)
-    assert capsys.readouterr() == ("", "")

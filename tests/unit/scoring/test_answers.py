@@ -14,7 +14,6 @@ from scored_images import row
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
-from graphkiln_backend.scoring import scorer as module
 from graphkiln_backend.scoring.encoders import AllScores, Encoder, Tensors, TopK, Vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scorer import Answers
@@ -66,20 +65,6 @@ def test_a_file_with_errors_is_read_by_arrow(encoder: Encoder, output: np.ndarra
     read = pq.read_table(tmp_path / "rows.parquet")
     assert read.to_pylist() == answers.table().to_pylist()
     assert read.column(1).null_count == 1
-
-
-def test_what_is_large_is_not_copied_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = []
-    for limit in (1 << 20, 0):
-        monkeypatch.setattr(module, "_COMBINED_BYTES", limit)
-        answers = Answers(SCHEMA, "digits", 1)
-        for number in range(2):
-            answers.add_columns([scores([number, number])])
-            answers.add([row(str(number), b"")], [None])
-        tables.append(answers.table())
-    small, large = tables
-    assert (small.column("score").num_chunks, large.column("score").num_chunks) == (1, 2)
-    assert small.equals(large)
 
 
 @pytest.mark.parametrize("errors", [[], ["broken"], ["broken", "gone"]])

@@ -10,17 +10,8 @@ import pytest
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.sources.postgres import TableSource
 
 REQUEST = ScoreRequest(source="photos", model="m", destination="answers")
-
-
-def test_a_source_is_opened_without_looking_at_it() -> None:
-    assert isinstance(open_source(REQUEST), FileSource)
-    assert isinstance(open_source(replace(REQUEST, source="s3://bucket/photos")), FileSource)
-    database = replace(REQUEST, source="postgresql://nowhere/db", query="photos", id_column="id")
-    assert isinstance(open_source(database), TableSource)
 
 
 @pytest.mark.parametrize(

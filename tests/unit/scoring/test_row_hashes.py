@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -26,24 +25,6 @@ def test_the_repeated_ones_are_found_across_spills(monkeypatch: pytest.MonkeyPat
         assert len(list(tmp_path.iterdir())) == 1
     assert list(found) == sorted(hash_ids(chunked(["row 7", "row 4999"])))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_nothing_repeated_is_nothing_found(tmp_path: Path) -> None:
-    with RowHashes(tmp_path) as hashes:
-        assert len(hashes.repeated()) == 0
-    with RowHashes(tmp_path) as hashes:
-        hashes.add(chunked(["a", "b"]))
-        assert len(hashes.repeated()) == 0
-
-
-def test_every_file_holds_the_hashes_of_its_range(tmp_path: Path) -> None:
-    with RowHashes(tmp_path) as hashes:
-        hashes.add(chunked(list(range(-3000, 3000))))
-        hashes._spill()
-        for file in hashes._files:
-            file.flush()
-            stored = np.fromfile(file.name, np.uint64)
-            assert set(stored >> row_hashes._SHIFT) <= {int(Path(file.name).name)}
 
 
 @pytest.mark.parametrize("values", [["a", "ä", ""], [1, 2, -3], [b"x", b"y"], [1.5, 2.5]])

@@ -26,12 +26,6 @@ def test_its_version_and_what_changes_an_answer(digits: Path, tmp_path: Path) ->
     assert found.configuration != other.configuration
 
 
-def test_one_that_is_not_there(tmp_path: Path) -> None:
-    (tmp_path / "store" / "digits" / "1").mkdir(parents=True)
-    with pytest.raises(GraphkilnError, match="did you mean"):
-        read_run_model(request(tmp_path / "store" / "digts"), tmp_path)
-
-
 def test_one_that_takes_no_images(digits: Path, tmp_path: Path) -> None:
     model = shutil.copytree(digits, tmp_path / "digits")
     for path in model.rglob("*.*"):

@@ -51,12 +51,6 @@ def test_a_rate_is_that_of_all_rows_and_its_interval_tells_how_pieces_differ() -
     assert wider.least == wider.interval[0]
 
 
-def test_student_s_quantile_for_three() -> None:
-    """Rates 90, 100, 110: deviation 10, so 4.30 * 10 / sqrt(3)."""
-    rate = Rate.of([Piece(rows=n, errors=0, seconds=1.0) for n in (90, 100, 110)])
-    assert rate.interval == pytest.approx((100 - 24.83, 100 + 24.83), abs=0.01)
-
-
 def test_one_piece_has_no_interval_and_is_believed_by_half() -> None:
     rate = Rate.of([Piece(rows=100, errors=0, seconds=1.0)])
     assert (rate.interval, rate.least) == (None, 50)

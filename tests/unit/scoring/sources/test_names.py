@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.names import as_id, checked_text
 
 ODD = os.fsdecode(b"caf\xe9.jpg")
 
@@ -36,15 +36,3 @@ def test_a_path_that_is_no_text_cannot_be_planned() -> None:
         assert checked_text(path) == path
     with pytest.raises(ScoringError, match=r"caf\\xe9"):
         checked_text(ODD)
-
-
-def test_a_part_holds_any_name() -> None:
-    part = encode_part("images", [(ODD, 3)])
-    assert part.startswith("images ")
-    assert part.isascii()
-    assert decode_part(part) == [[ODD, 3]]
-
-
-def test_a_digest_keeps_values_apart() -> None:
-    assert digest("ab", "c") != digest("a", "bc")
-    assert digest("a") == digest(b"a")

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources.places import OpenedFile
 
 
@@ -29,28 +29,6 @@ class _Faulty(io.BytesIO):
 def opened(content: bytes) -> tuple[_Faulty, BinaryIO]:
     faulty = _Faulty(content)
     return faulty, cast("BinaryIO", OpenedFile(faulty, lambda error: SourceUnavailable(f"not now: {error}")))
-
-
-def test_it_reads_as_the_file_does() -> None:
-    raw, file = opened(b"0123456789")
-    with file:
-        assert file.seek(4) == 4
-        assert (file.read(2), file.tell(), file.read()) == (b"45", 6, b"6789")
-        assert file.seek(-1, io.SEEK_END) == 9
-        assert file.read(None) == b"9"  # type: ignore[arg-type]  # as some libraries say "all"
-    assert (raw.closed, file.closed) == (True, True)
-
-
-@pytest.mark.parametrize("error", [OSError("reset"), RuntimeError("of a library")])
-def test_what_a_library_raises_is_explained_and_our_own_is_left(error: Exception) -> None:
-    raw, file = opened(b"0123456789")
-    raw.error = error
-    with pytest.raises(SourceUnavailable, match="not now: ") as caught:
-        file.read()
-    assert caught.value.__cause__ is error
-    raw.error = InputChanged("replaced")
-    with pytest.raises(InputChanged):
-        file.read()
 
 
 def test_it_reaches_whoever_reads_parquet_through_arrow() -> None:

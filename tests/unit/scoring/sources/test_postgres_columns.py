@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from graphkiln_backend.scoring.errors import ScoringError
@@ -19,7 +18,3 @@ def test_what_is_not_clear_is_asked() -> None:
     for types in ({"id": 20}, {"a": 17, "b": 17}):
         with pytest.raises(ScoringError, match="--image-column"):
             _only_bytes(types, "photos")
-
-
-def test_a_value_is_an_array_of_one() -> None:
-    assert as_array(7, pa.int16()).to_pylist() == [7]
