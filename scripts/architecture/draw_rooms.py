@@ -104,7 +104,7 @@ def put(page: str, drawing: str) -> str:
 
 
 def main() -> int:
-    """Writes the drawing, or compares it."""
+    """Write the drawing, or compare it."""
     options = _parse_arguments()
     page = _PAGE.read_text()
     drawn = put(page, render(read_arrows()))

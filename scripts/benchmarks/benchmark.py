@@ -72,7 +72,7 @@ BESIDE_CPP = ("serving", "memory", "start")  # benchmarks that also measure Trit
 
 
 def main() -> None:
-    """Runs a benchmark and prints its table."""
+    """Run a benchmark and print its table."""
     parser = argparse.ArgumentParser(
         prog="scripts/benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

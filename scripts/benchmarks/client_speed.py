@@ -37,7 +37,7 @@ def write_mean_graph(path: Path, elements: int) -> None:
 
 
 def _tritonclient_request(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
-    """What a careful user of tritonclient writes: a client for each thread where it is not thread-safe (HTTP)."""
+    """Request by tritonclient, with a client for each thread where it is not thread-safe (HTTP)."""
     library: Any = importlib.import_module(f"tritonclient.{protocol}")
     clients = threading.local()
     shared = library.InferenceServerClient(address) if protocol == "grpc" else None

@@ -148,7 +148,7 @@ def measure_images(contenders: list[Contender], rounds: int) -> list[dict[str, o
 
 
 def main() -> None:
-    """Measures and prints a table for each architecture."""
+    """Measure and print a table for each architecture."""
     parser = argparse.ArgumentParser(
         prog="scripts/gpu-check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

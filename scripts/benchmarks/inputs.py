@@ -1,4 +1,4 @@
-"""What benchmarks run on: exported graphs and synthetic photographs, kept between runs."""
+"""Inputs of benchmarks: exported graphs, synthetic photographs and model stores."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LARGEST_BATCH = 8  # of what `add_model` adds
 
 
 def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND) -> None:
-    """Adds a graph to a model store, with a complete configuration; `extra` is appended to it."""
+    """Add a graph to a model store, with a complete configuration; `extra` is appended to it."""
     folder = store / name / "1"
     folder.mkdir(parents=True)
     (folder / "model.onnx").symlink_to(graph)

@@ -25,7 +25,7 @@ class SetUp:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What all rounds of a set-up came to: the median rate, percentiles of all latencies, and each round's rate."""
+    """All rounds of a set-up: the median rate, percentiles of all latencies, and each round's rate."""
 
     per_second: float
     p50_ms: float
@@ -33,18 +33,12 @@ class Summary:
     rates: tuple[float, ...] = ()
 
     def spread_beside(self, reference: Summary) -> float:
-        """How far the rounds' ratios to a reference were apart: see `Ratio`."""
+        """Spread of the rounds' ratios to a reference: see `Ratio`."""
         return ratio_of(self.rates, reference.rates).spread if self.rates else 0.0
 
 
 def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summary]:
-    """Measures the set-ups in turn, round after round; a first round is a warm-up and does not count.
-
-    Args:
-        set_ups: With different names.
-        rounds: That count.
-        seconds: Of one measurement.
-    """
+    """Measure the set-ups in turn, round after round; a first round is a warm-up and does not count."""
     rates: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
     latencies_ms: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
     for number in range(rounds + 1):
@@ -69,7 +63,7 @@ def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summ
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """How often faster than a reference, of several rounds that took turns.
+    """Ratio to a reference, of several rounds that took turns.
 
     Attributes:
         median: Of the rounds' ratios.
@@ -91,14 +85,14 @@ _listeners: list[Callable[[str], None]] = []
 
 
 def show_progress(text: str) -> None:
-    """Replaces the line on stderr that says what happens now."""
+    """Replace the line on stderr that says what happens now."""
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
     for listener in _listeners:
         listener(text)
 
 
 def listen_to_progress(listener: Callable[[str], None]) -> None:
-    """Hands each text of `show_progress` to a function, too, from now on."""
+    """Hand each text of `show_progress` to a function, too, from now on."""
     _listeners.append(listener)
 
 

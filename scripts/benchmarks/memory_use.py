@@ -63,14 +63,7 @@ Read = Callable[[], Reading]
 
 
 def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
-    """Each set-up is started anew in each round; the lowered graphs come from a cache that a first start filled.
-
-    Args:
-        rounds: How often each is started.
-        _: Unused: nothing is measured by time.
-        cpp_backend: A backend directory with Triton's C++ onnxruntime backend; without it the ratios are to the bare
-            session.
-    """
+    """Each set-up is started anew in each round; the lowered graphs come from a cache that a first start filled."""
     backends = check_backend(cpp_backend) if cpp_backend else None
     rows: list[dict[str, object]] = []
     for architecture in _ARCHITECTURES:
@@ -141,7 +134,7 @@ def _read_bare(graph: Path) -> Reading:
 
 
 def read_memory(pids: Sequence[int]) -> Reading:
-    """What the kernel says of some processes."""
+    """Read PSS and peaks of some processes."""
     pss_kb = [_kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss:") for pid in pids]
     peaks_kb = [_kilobytes(Path(f"/proc/{pid}/status"), "VmHWM:") for pid in pids]
     return Reading(pss_mb=sum(pss_kb) / 1024, peak_mb=max(peaks_kb) / 1024)

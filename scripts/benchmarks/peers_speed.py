@@ -1,4 +1,4 @@
-"""JPEG to top-5 for ResNet-50, beside servers that people know: each in a virtual environment of its own."""
+"""JPEG to top-5 for ResNet-50, beside other servers, each in its virtual environment."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def environment(name: str) -> Path:
 
 @contextmanager
 def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
-    """Starts a peer's server, and checks that it answers what the bare session does.
+    """Start a peer's server, and check that it answers what the bare session does.
 
     In int8 it computes as exactly as graphkiln does: on CPUs without VNNI, ONNX Runtime is faster otherwise, and 45% of
     a signal may be wrong.
@@ -158,7 +158,7 @@ def _wait_ready(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Pa
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Stops a server and all its children."""
+    """Stop a server and all its children."""
     family = [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []
     processes.stop(process, _STOP_S)
     _, alive = psutil.wait_procs(family, timeout=5)

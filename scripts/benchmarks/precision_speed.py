@@ -131,7 +131,7 @@ def export_once(name: str) -> Path:
 
 
 def prepare(name: str) -> Graphs:
-    """Exports and quantizes an architecture where that is not done yet."""
+    """Export and quantize an architecture, once."""
     fp32, int8 = export_once(name), CACHE / f"{name}.precision-int8.onnx"
     graphs = Graphs(fp32=fp32, int8=int8)
     samples, settings = graphs.feeds(_CALIBRATION_SAMPLES, seed=0), Quantization(batch_size=4)
@@ -144,13 +144,7 @@ def prepare(name: str) -> Graphs:
 
 
 def synthetic_feeds(signature: Signature, batch: int, random: np.random.Generator) -> dict[str, AnyArray]:
-    """Inputs for a signature: smoothed noise for images, numbers below 30,000 for tokens.
-
-    Args:
-        signature: Only the first dimension varies.
-        batch: Its size.
-        random: Where they come from.
-    """
+    """Inputs for a signature: smoothed noise for images, numbers below 30,000 for tokens."""
     feeds: dict[str, AnyArray] = {}
     for spec in signature.inputs:
         shape = (batch, *(int(size) for size in spec.shape[1:]))
@@ -177,7 +171,7 @@ def _export(name: str, target: Path) -> None:
 
 
 def _once(path: Path, make: Callable[[Path], object]) -> None:
-    """Makes a file that is not there, whole or not at all."""
+    """Make a file that is not there, whole or not at all."""
     if path.exists():
         return
     print(f"making {path.name} (once)", file=sys.stderr)
@@ -199,7 +193,7 @@ AUTO_FP32, AUTO_BF16, AUTO_INT8 = "auto, fp32", "auto, bf16 requested", "auto, i
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SetUp:
-    """How a session is built: from the int8 graph or the fp32 one, with which settings."""
+    """Graph and settings of a session: int8 or fp32."""
 
     settings: Settings
     int8: bool = False
@@ -225,7 +219,7 @@ _BY_HAND = {
 
 @dataclass(slots=True)
 class Rounds:
-    """What a set-up came to, round by round.
+    """Rates and CPU times of a set-up, round by round.
 
     Attributes:
         rates: Runs per second.
@@ -237,13 +231,7 @@ class Rounds:
 
 
 def benchmark_precision(rounds: int, seconds: float, only: str = "") -> list[dict[str, object]]:
-    """Every architecture that is done, those that are not measured now.
-
-    Args:
-        rounds: That count.
-        seconds: Of one measurement.
-        only: Measure this architecture, also where it is done, and no other.
-    """
+    """Every architecture that is done, those that are not measured now."""
     if only and only not in ARCHITECTURES:
         sys.exit(f"precision has no part {only}; there are {', '.join(ARCHITECTURES)}")
     parts = Parts(PARTS, rounds, seconds)
@@ -300,7 +288,7 @@ def _error(graphs: Graphs, proven: ProvenSession, feeds: Mapping[str, AnyArray])
 def _take_turns(
     name: str, sessions: Mapping[str, ProvenSession], feeds: Mapping[str, AnyArray], rounds: int, seconds: float
 ) -> dict[str, Rounds]:
-    """Runs the sessions in turn, round after round; a first round is a warm-up and does not count."""
+    """Run the sessions in turn, round after round; a first round is a warm-up and does not count."""
     measured = {set_up: Rounds() for set_up in sessions}
     for number in range(rounds + 1):
         for set_up, proven in sessions.items():
@@ -324,7 +312,7 @@ def _time(run: partial[dict[str, AnyArray]], seconds: float) -> tuple[float, flo
 
 
 def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], made: Mapping[str, object]) -> str:
-    """Whether `engine: auto` is the best by hand, or within 3% of it by the median of the rounds' ratios.
+    """Return true if `engine: auto` is the best by hand, or within 3% of it by the median of the rounds' ratios.
 
     Args:
         auto: Its set-up.

@@ -19,11 +19,7 @@ _TOO_LATE = "timed out during startup"  # what Ray says of a node that was not u
 
 
 class RayNodes:
-    """Nodes of one core each; the head has none, so that it outlives them all.
-
-    Args:
-        folder: Where Ray keeps its files.
-    """
+    """Nodes of one core each; the head has none, so that it outlives them all."""
 
     def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
@@ -53,11 +49,11 @@ class RayNodes:
         return self._cluster.add_node(num_cpus=cores, wait=False)
 
     def kill(self, node: Any) -> None:
-        """Kills a node's raylet, and all that it started, without a word."""
+        """Kill a node's raylet, and all that it started, without a word."""
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
-        """Ends all nodes."""
+        """End all nodes."""
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
@@ -74,7 +70,7 @@ def processes_of(marker: str) -> list[psutil.Process]:
 
 
 def kill(process: psutil.Process) -> None:
-    """Kills a process that may be gone already."""
+    """Kill a process that may be gone already."""
     try:
         process.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:

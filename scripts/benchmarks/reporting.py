@@ -18,13 +18,7 @@ from graphkiln.story.request import machine_facts
 
 
 class Parts:
-    """What was measured under the same conditions: rounds, seconds, machine, versions.
-
-    Args:
-        folder: Where they are kept; made with the first one.
-        rounds: That count.
-        seconds: Of one measurement.
-    """
+    """Parts of a benchmark, measured under the same conditions: rounds, seconds, machine, versions."""
 
     def __init__(self, folder: Path, rounds: int, seconds: float) -> None:
         facts = machine_facts()
@@ -43,13 +37,7 @@ class Parts:
         return kept.get("measured") if kept.get("conditions") == self._conditions else None
 
     def measure(self, name: str, measure: Callable[[], Any], *, again: bool = False) -> Any:
-        """A part, measured where it is not there.
-
-        Args:
-            name: Of the part.
-            measure: Returns what JSON can hold.
-            again: Measure it anew, also where it is there.
-        """
+        """A part, measured where it is not there."""
         kept = None if again else self.read(name)
         if kept is not None:
             self._tell_kept(name)
@@ -62,7 +50,7 @@ class Parts:
         return self.read(name)
 
     def _tell_kept(self, name: str) -> None:
-        """Says of when a part is that is not measured now: what is saved has today's date and commit."""
+        """Print the age of a part that is not measured now: the saved result has today's date and commit."""
         measured = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
         print(f"{name}: kept, as measured {measured} (--only '{name}' measures it again)", file=sys.stderr)
 
@@ -87,7 +75,7 @@ which all set-ups took turns: its ratios can be trusted further than figures of 
 def save_result(
     name: str, title: str, command: str, rows: Sequence[dict[str, Any]], load_average: float | None = None
 ) -> None:
-    """Writes one result as JSON.
+    """Write one result as JSON.
 
     Args:
         name: Of the benchmark.
@@ -107,7 +95,7 @@ def save_result(
 
 
 def write_tables() -> None:
-    """Writes the page of benchmarks, and the tables of other pages, from all results."""
+    """Write the page of benchmarks, and the tables of other pages, from all results."""
     PAGE.write_text(render_page())
     for page in MARKED:
         page.write_text(fill_tables(page.read_text()))
@@ -131,7 +119,7 @@ def render_page() -> str:
 
 
 def _load(facts: dict[str, str]) -> str:
-    """What ran beside it, of results that say so."""
+    """Load average of the machine, if the result has it."""
     return f"; load average before it {facts['load average']}" if "load average" in facts else ""
 
 

@@ -69,15 +69,7 @@ class BoundReport:
 
 
 def measure_bound(model: Path, photographs: Path, cache: Path, cores: int, rounds: int) -> BoundReport:
-    """Measures the parts and the scorer in turn; a first round is a warm-up and does not count.
-
-    Args:
-        model: The model's folder.
-        photographs: A folder of JPEGs.
-        cache: Of artifacts.
-        cores: How many.
-        rounds: That count.
-    """
+    """Measure the parts and the scorer in turn; a first round is a warm-up and does not count."""
     request = request_for(model, photographs, photographs, cache, cores, rows=1)
     files = sorted(photographs.iterdir())
     found: list[Round] = []

@@ -36,11 +36,7 @@ _LONGEST_RUN_S = 1800.0
 
 
 def measure_faults(seed: int, kills: int) -> dict[str, Any]:
-    """Measures what kills cost in one run.
-
-    Args:
-        seed: Of what is killed, and when.
-        kills: How many.
+    """Measure what kills cost in one run.
 
     Returns:
         `rows`, `lost`, `twice` and `errors`, `kills` by what was killed, and the `seconds` that the run took.
@@ -70,7 +66,7 @@ class _Run:
         self._killed: Counter[str] = Counter()
 
     def finish(self) -> Counter[str]:
-        """Runs the same command until it has done its work; what was killed meanwhile."""
+        """Run the same command until it has done its work; what was killed meanwhile."""
         deadline = time.monotonic() + _LONGEST_RUN_S
         while time.monotonic() < deadline:
             if self._drive() == 0:

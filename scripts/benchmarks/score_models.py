@@ -38,13 +38,7 @@ def add_resnet(store: Path, precision: str) -> Path:
 
 
 def write_photographs(folder: Path, count: int, size: tuple[int, int] = (_WIDTH, _HEIGHT)) -> Path:
-    """A folder of JPEGs: some photographs, again and again, each a file of its own.
-
-    Args:
-        folder: To be made.
-        count: How many files.
-        size: Width and height in pixels.
-    """
+    """A folder of JPEGs: some photographs, again and again, each a file of its own."""
     contents = [synthetic_photograph(*size, seed) for seed in range(_PHOTOGRAPHS)]
     folder.mkdir(parents=True)
     for number in range(count):

@@ -28,10 +28,7 @@ _BYTES_PER_FILE = 60  # bytes of a plan that a file of a folder takes: its name,
 
 
 def measure_plan(rows: int) -> dict[str, Any]:
-    """Measures a plan.
-
-    Args:
-        rows: Lines of the listing.
+    """Measure a plan.
 
     Returns:
         For `listing`, `resume` and `simulated`: `seconds`, `peak_mb` (resident, with interpreter and libraries), and
@@ -101,7 +98,7 @@ def _write_listing(path: Path, rows: int) -> None:
 
 
 def _apart(work: Callable[[Path], dict[str, Any]], path: Path) -> dict[str, Any]:
-    """Runs work in a fresh process and returns what it says, its seconds and its peak memory."""
+    """Run work in a fresh process and return what it says, its seconds and its peak memory."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_timed, (work, path))
 

@@ -91,10 +91,6 @@ def scaling_rows(rows: Sequence[Row], driver_unit_s: float) -> list[Row]:
 
     Workers share nothing but the driver and the stores: the former's processor time for a unit is measured, the latter
     are whoever's who runs them.
-
-    Args:
-        rows: Of whole runs with one worker.
-        driver_unit_s: Processor time of the driver for a unit.
     """
     found = []
     for row in rows:

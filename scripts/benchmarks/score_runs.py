@@ -105,7 +105,7 @@ class Job:
 
 
 def run_graphkiln(job: Job) -> RunReport:
-    """Scores a folder of images."""
+    """Score a folder of images."""
     starts: list[float] = []
     driver_s: list[float] = []
     times: list[StageTimes] = []
@@ -172,13 +172,7 @@ def _preprocess(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Classifier:
-    """A session of ONNX Runtime, as a user of Ray Data writes it, who wants right answers in int8, too.
-
-    Args:
-        graph: The graph.
-        threads: Of the session.
-        first: A file that is written when the first batch comes.
-    """
+    """A session of ONNX Runtime, as a user of Ray Data writes it, who wants right answers in int8, too."""
 
     def __init__(self, graph: str, threads: int, first: str) -> None:
         import onnxruntime
@@ -225,7 +219,7 @@ class _Memory:
 
 
 def is_worker(process: psutil.Process) -> bool:
-    """Whether a process is one of Ray's actors that compute."""
+    """Return true if a process is one of Ray's actors that compute."""
     try:
         return any(_WORKER in word for word in process.cmdline())
     except psutil.Error:
@@ -244,7 +238,7 @@ RUNS: dict[str, Callable[[Job], RunReport]] = {"graphkiln": run_graphkiln, "ray-
 
 
 def main() -> None:
-    """Runs what the command line names."""
+    """Run what the command line names."""
     name, model, source, destination, cache, workers, cores, rows = sys.argv[1:]
     job = Job(
         model=Path(model),

@@ -99,7 +99,7 @@ def _images(precision: str) -> int:
 
 
 def _slow(precision: str) -> bool:
-    """Whether the CPU has no instructions for it."""
+    """Return true if the CPU has no instructions for it."""
     return precision == "int8" and saturates_products_of_bytes()
 
 
@@ -147,12 +147,7 @@ def _bench() -> Iterator[_Bench]:
 
 
 class _Bench:
-    """Runs in one folder, on all cores.
-
-    Args:
-        folder: Temporary.
-        cores: How many.
-    """
+    """Runs in one folder, on all cores."""
 
     def __init__(self, folder: Path, cores: int) -> None:
         self._folder, self._cores = folder, cores

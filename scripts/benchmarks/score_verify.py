@@ -44,11 +44,7 @@ class VerifyTimes(TypedDict):
 
 
 def measure_verify(units: int, rows_per_unit: int = 1000) -> VerifyTimes:
-    """Measures listing and verification of a destination in memory.
-
-    Args:
-        units: How many results it has.
-        rows_per_unit: How many rows each has.
+    """Measure listing and verification of a destination in memory.
 
     Raises:
         MeasurementError: The verification found something in what is whole.
@@ -80,7 +76,7 @@ def _most_memory_mb() -> float:
 
 
 def _write(folder: Path, units: int, rows: int) -> Iterator[Unit]:
-    """Writes results as they are committed, without waiting for a disk; they differ in their ids."""
+    """Write results as they are committed, without waiting for a disk; they differ in their ids."""
     answers = _answers(rows, np.random.default_rng(0))
     for number in range(units):
         path = f"photos/{number:08}"

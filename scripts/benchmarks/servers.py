@@ -1,4 +1,4 @@
-"""What loads a server from outside: Triton's perf_analyzer where it is on PATH, else `graphkiln bench`.
+"""Load generators (Triton's perf_analyzer if it is on PATH, else `graphkiln bench`) and Triton's C++ backend.
 
 Both servers of a comparison are loaded by the same one, in a process of its own, so that what it costs is the same.
 """
@@ -34,7 +34,7 @@ _TIMEOUT_S = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What a generator measured of one run.
+    """Measurement of one run.
 
     Attributes:
         per_second: Responses per second.
@@ -63,7 +63,7 @@ class PerfAnalyzer:
     name = PERF_ANALYZER
 
     def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measures three windows of time, which no instability rejects: a noisy machine slows both servers."""
+        """Measure three windows of time, which no instability rejects: a noisy machine slows both servers."""
         return self._measure(url, model, seconds, "--concurrency-range", str(concurrency))
 
     def at_rate(self, url: str, model: str, rate: float, seconds: float) -> Load:
@@ -91,7 +91,7 @@ class Bench:
     name = "graphkiln bench"
 
     def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measures after a short warm-up."""
+        """Measure after a short warm-up."""
         # fmt: off
         output = _run(
             sys.executable, "-m", "graphkiln.cli", "bench", "--model", model, "--url", url, "--concurrency",
@@ -124,7 +124,7 @@ def read_report(text: str) -> Load:
 
 
 def read_bench(text: str) -> Load:
-    """Reads what `graphkiln bench --json` prints of one run."""
+    """Read what `graphkiln bench --json` prints of one run."""
     client = json.loads(text)[0]["client"]
     latency_ms = client["latency_ms"]
     return Load(per_second=client["per_second"], p50_ms=latency_ms["p50"], p99_ms=latency_ms["p99"])
@@ -157,7 +157,7 @@ def check_backend(folder: Path) -> Path:
 
 @contextmanager
 def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
-    """Serves a model repository on free ports until the context is left.
+    """Serve a model repository on free ports until the context is left.
 
     Args:
         backends: A backend directory with `LIBRARY`; the libraries that this needs may lie in `lib` beside or above it.
@@ -195,7 +195,7 @@ def _environment(backends: Path) -> dict[str, str]:
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str) -> str:
-    """Why it is not ready; empty when it is."""
+    """Wait until it is ready; return why it is not, or ""."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

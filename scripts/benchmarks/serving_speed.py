@@ -49,7 +49,7 @@ class Variant:
     openvino: bool = False
 
     def title(self, protocol: str, concurrency: int) -> str:
-        """How a row names it."""
+        """Title in a row."""
         return f"{self.name}, {protocol}, {concurrency}"
 
 
@@ -89,14 +89,7 @@ Run = Callable[[], Sample]
 
 
 def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
-    """Measure each set-up over HTTP and gRPC; servers take turns, and the load comes from the same generator.
-
-    Args:
-        rounds: That count; one before them does not.
-        seconds: Of each measurement.
-        cpp_backend: A backend directory with Triton's C++ onnxruntime backend; without it the ratios are to bare
-            sessions of as many threads and callers.
-    """
+    """Measure each set-up over HTTP and gRPC; servers take turns, and the load comes from the same generator."""
     generator = find_generator()
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:

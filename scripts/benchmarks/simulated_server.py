@@ -43,7 +43,7 @@ def steady(_now_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedModel:
-    """What a run costs.
+    """Cost of a run.
 
     Attributes:
         fixed_s: Seconds of each run on one thread, whatever its batch.
@@ -113,7 +113,7 @@ class SimulatedServer:
         return Bare(batch_s=times, accuracy=f"{wrong[0]}: outputs differ by 0.3, allowed 0.02" if wrong else "")
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Loads the candidate, warms up, and measures."""
+        """Load the candidate, warm up, and measure."""
         self.measured.append((candidate, load, seconds, seed))
         fault = self.fault(candidate)
         self.served = None if fault else candidate
@@ -137,7 +137,7 @@ class SimulatedServer:
         )
 
     def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Loads the candidate, and nothing else."""
+        """Load the candidate, and nothing else."""
         del load
         self.served = candidate
         self.now_s += _LOAD_S + WARM_S
@@ -172,7 +172,7 @@ class SimulatedServer:
     def _serve(
         self, candidate: Candidate, load: LoadShape, seconds: float, seed: int, *, speed: float, still: Standstills
     ) -> tuple[Seconds, Seconds]:
-        """When each request was due and when it was done."""
+        """Times at which each request was due and done."""
         arrivals = self._arrivals(load, seconds, seed)  # the same for each candidate
         noisy = np.random.default_rng([seed, int(candidate.id, 16)])
         whole = float(np.exp(noisy.normal(0.0, self.noise / 3)))
@@ -206,7 +206,7 @@ def _queue(
     instances: int,
     closed_s: float,
 ) -> tuple[Seconds, Seconds]:
-    """Forms batches and runs them: as soon as an instance is free, or when the oldest request has waited long enough.
+    """Form batches and run them: as soon as an instance is free, or when the oldest request has waited long enough.
 
     Args:
         arrivals: When requests are due, in ascending order.
@@ -239,7 +239,7 @@ def _queue(
 
 
 def _end_of(begin: float, seconds: float, still: Standstills) -> float:
-    """When work is done that takes so long where nothing stands still."""
+    """End of work that pauses during standstills."""
     for stop, again in still:
         if stop < begin + seconds and again > begin:
             seconds += again - max(stop, begin)

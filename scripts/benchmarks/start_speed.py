@@ -44,11 +44,6 @@ def first_requests(url: str, model: str, largest: int) -> dict[int, float]:
 
     Each size is new to the server when it is asked: first come the first requests of all sizes, then the later ones.
 
-    Args:
-        url: Of a server that has answered no request of the model yet.
-        model: The model; its first dimension is that of the batch.
-        largest: Its largest batch.
-
     Raises:
         ClientError: A request failed.
     """
@@ -77,7 +72,7 @@ def feeds_of(inputs: Sequence[Mapping[str, Any]], size: int) -> dict[str, AnyArr
 
 
 def ratio_to_later(first_s: float, later_s: Sequence[float]) -> float:
-    """How many times as long the first one took as the median of the later ones."""
+    """Ratio of the first one to the median of the later ones."""
     return first_s / statistics.median(later_s)
 
 
@@ -221,7 +216,7 @@ def _with_first_requests(start: _Start, server: LocalServer, asked: Sequence[str
 
 
 def _read(server: LocalServer, begun: float, *, ready: float) -> _Start:
-    """What the files of the instances and the kernel say of a server that has just become ready."""
+    """Read phases and memory of a server that has just become ready."""
     supervisor = psutil.Process(server.pid)
     processes = supervisor.children(recursive=True)
     triton = next(process for process in processes if process.name() == "tritonserver")
@@ -241,7 +236,7 @@ def _read(server: LocalServer, begun: float, *, ready: float) -> _Start:
 
 
 def _begun(pid: int) -> float:
-    """When a process was started, in seconds of `time.time`.
+    """Start of a process, in seconds of `time.time`.
 
     psutil's `create_time` is up to a second too early: it adds to the time of the boot, which Linux tells in whole
     seconds (proc(5), `btime`).
@@ -275,7 +270,7 @@ def _table(names: Sequence[str], starts: Mapping[str, Sequence[_Start]]) -> list
 def _peer_rows(
     peer: str, columns: Sequence[str], starts: Mapping[str, Sequence[_Start]]
 ) -> Iterator[dict[str, object]]:
-    """What a peer needed for the same models, and how often as long ours took; nothing of one that was not measured."""
+    """Rows of a peer with the same models, and ratios to it; none if it was not measured."""
     theirs = {name: starts.get(f"{name.rpartition(', ')[0]}, {peer}", ()) for name in columns}
     if all(theirs.values()):
         yield _row(f"{peer} s", columns, partial(_seconds, theirs, "ready"))
@@ -306,7 +301,7 @@ def _median(starts: Sequence[_Start], phase: str) -> float:
 
 
 def _median_first(starts: Mapping[str, Sequence[_Start]], name: str) -> float:
-    """Where it is most; the median of the rounds for each model and size, since any one request may be held up."""
+    """Largest ratio; the median of the rounds for each model and size, since any one request may be held up."""
     asked = starts[name][0].first
     return round(max(statistics.median(start.first[key] for start in starts[name]) for key in asked), 2)
 

@@ -1,4 +1,4 @@
-"""What `graphkiln tune` finds, beside exhaustive and random search of the same space, and the default configuration.
+"""`graphkiln tune` beside exhaustive and random search of the same space, and the default configuration.
 
 On a simulated server, whose best configuration is known without noise, and with real models: MobileNetV3-small, whose
 narrowed space is searched exhaustively, and three that were never used while the search was designed. What is chosen
@@ -58,7 +58,7 @@ OpenTrials = Callable[[], AbstractContextManager[tuple[Trials, Callable[[], floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What all ways to search are given.
+    """Parameters of all ways to search.
 
     Attributes:
         open_trials: What measures.
@@ -83,7 +83,7 @@ class Course:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What a way to search chose.
+    """Choice of a way to search.
 
     Attributes:
         name: Of the way.
@@ -105,7 +105,7 @@ class Choice:
 
 
 def tuned(course: Course) -> Choice:
-    """What `graphkiln tune` chooses within the budget."""
+    """Search as `graphkiln tune` does, within the budget."""
     with _recorded(course, OURS) as recorded:
         search = Search(
             course.space, course.target, recorded, budget_s=course.budget_s, cores=course.cores, seed=course.seed
@@ -124,7 +124,7 @@ def tuned(course: Course) -> Choice:
 
 
 def found_without_proof(result: Result) -> Candidate | None:
-    """What reached the highest rate, where the budget was spent before it was proven; other searches prove nothing."""
+    """The candidate with the highest rate if the budget was spent before a proof; other searches prove nothing."""
     reached = [row.scored for row in result.rows if row.scored.score.lower > 0]
     best = max(reached, key=lambda each: each.score.lower, default=None)
     return best.candidate if best else None
@@ -150,12 +150,12 @@ def judged(course: Course, candidates: Sequence[Candidate]) -> Mapping[Candidate
 
 
 def default(course: Course) -> Choice:
-    """What serves without a search."""
+    """The default configuration."""
     return Choice(name=DEFAULT, candidate=course.space.default)
 
 
 def _best_of(course: Course, name: str) -> tuple[Choice, int, int]:
-    """What is chosen; how many candidates were measured, and of how many."""
+    """Choose the best; also return how many candidates were measured, and of how many."""
     with _recorded(course, name) as recorded:
         viable = list(probe(course.space, course.target, recorded).viable)
         random.Random(course.seed).shuffle(viable)  # noqa: S311 - an order of measurements
@@ -173,7 +173,7 @@ def _best_of(course: Course, name: str) -> tuple[Choice, int, int]:
 
 
 def _settle(course: Course, recorded: RecordedTrials, candidates: Sequence[Candidate]) -> Iterator[CandidateScore]:
-    """Measures candidates, each until its rate is known, for as long as the budget lasts."""
+    """Measure candidates, each until its rate is known, for as long as the budget lasts."""
     reference, longest_s = Reference(recorded, course.shortest_s, course.seed), _LONGEST * course.shortest_s
     contest = RateContest(reference, course.target, course.shortest_s, longest_s)
     for number, candidate in enumerate(candidates, 1):
@@ -261,7 +261,7 @@ _WARM_UP_S = 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
-    """What perf_analyzer measured at a promised rate.
+    """Measurements by perf_analyzer at a promised rate.
 
     Attributes:
         p99_ms: Of each repeat.
@@ -281,15 +281,7 @@ class Held:
 
 
 def measure_again(subject: Subject, candidate: Candidate, rate: float, p99_s: float, seconds: float) -> Held | None:
-    """Serves a configuration and sends Poisson arrivals at a rate; None where perf_analyzer is not on PATH.
-
-    Args:
-        subject: The model.
-        candidate: Its configuration.
-        rate: Requests per second.
-        p99_s: The target.
-        seconds: Of each repeat.
-    """
+    """Serve a configuration and send Poisson arrivals at a rate; None where perf_analyzer is not on PATH."""
     if not shutil.which(PERF_ANALYZER):
         return None
     generator, found = PerfAnalyzer(), []

@@ -51,7 +51,7 @@ _TOLD_EVERY = 100
 
 
 def main() -> int:
-    """Runs the suite and writes its report."""
+    """Run the suite and write its report."""
     parser = argparse.ArgumentParser(
         prog="scripts/conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -84,7 +84,7 @@ def main() -> int:
 
 
 def run(cases: Sequence[Case], ways: Sequence[str], scratch: Path | None = None) -> dict[str, Any]:
-    """Asks cases in some ways.
+    """Ask cases in some ways.
 
     Args:
         cases: The cases.

@@ -32,7 +32,7 @@ _LONGEST = 300
 
 
 def differences(expected: Mapping[str, Any], got: Mapping[str, Any], rtol: float, atol: float) -> str:
-    """How the first output differs that does; empty where none does.
+    """Describe the first output that differs; "" if none does.
 
     Args:
         expected: Values by name: arrays, lists of values, or None.
@@ -45,7 +45,7 @@ def differences(expected: Mapping[str, Any], got: Mapping[str, Any], rtol: float
 
 
 def difference(expected: Any, got: Any, rtol: float, atol: float) -> str:
-    """How a value differs; empty where it does not."""
+    """Describe how a value differs; "" if it does not."""
     if isinstance(expected, list) or isinstance(got, list):
         return _difference_of_lists(expected, got, rtol, atol)
     if expected is None or got is None:
@@ -85,7 +85,7 @@ _BACKENDS = frozenset({BACKEND})
 
 
 def write_model(case: Case, store: Path, engine: str = "") -> Path:
-    """Puts a case's graph into a model store, and completes its configuration as `graphkiln serve` does.
+    """Put a case's graph into a model store, and complete its configuration as `graphkiln serve` does.
 
     Returns:
         The model's folder.
@@ -104,12 +104,7 @@ def write_model(case: Case, store: Path, engine: str = "") -> Path:
 
 
 def to_tensors(feeds: Mapping[str, Any], ranks: Mapping[str, int]) -> dict[str, AnyArray]:
-    """Feeds as the server takes them: where it publishes `[1]` for a scalar, that is what it gets.
-
-    Args:
-        feeds: Values by input name.
-        ranks: The rank of each input, as the server publishes it.
-    """
+    """Feeds as the server takes them: where it publishes `[1]` for a scalar, that is what it gets."""
     return {name: _as_published(np.asarray(value), ranks.get(name)) for name, value in feeds.items()}
 
 
@@ -188,7 +183,7 @@ class Case:
         return dict(zip(self.output_names, map(_as_value, self.samples[sample][1]), strict=True))
 
     def difference(self, sample: int, outputs: Mapping[str, Any]) -> str:
-        """How outputs differ from the expected ones by the suite's own rules; empty where they do not.
+        """Describe how outputs differ from the expected ones by the suite's rules; "" if they do not.
 
         Args:
             sample: Index of the sample.
@@ -277,7 +272,7 @@ def _read_value(path: Path, value: onnx.ValueInfoProto) -> Any:
 
 
 def _as_value(value: Any) -> Any:
-    """What the suite has for a value, as arrays: some are protobufs, some are numpy's scalars."""
+    """Convert a value of the suite to arrays: some are protobufs, some are numpy's scalars."""
     if isinstance(value, (list, tuple)):
         return [_as_value(element) for element in value]
     value = numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value

@@ -1,4 +1,4 @@
-"""What came of a case."""
+"""Outcomes of cases: kinds of reasons, and a record that a run that was ended continues."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def kind_of(reason: str) -> str:
 
 
 def needs_samples(reason: str) -> bool:
-    """Whether a conversion was refused for the samples that were made up for it, as its user would be told."""
+    """Return true if a conversion was refused for the samples that were made up for it, as its user would be told."""
     return re.search(_MADE_UP, reason) is not None
 
 
@@ -62,18 +62,14 @@ def needs_samples(reason: str) -> bool:
 
 
 class Record:
-    """Outcomes of one way to ask, by the served name of the case.
-
-    Args:
-        path: The file, a JSON document per line; made when missing.
-    """
+    """Outcomes of one way to ask, by the served name of the case."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.outcomes = dict(_read(path)) if path.exists() else {}
 
     def add(self, case: Case, outcome: Outcome) -> None:
-        """Keeps an outcome, on disk as well."""
+        """Keep an outcome, on disk as well."""
         self.outcomes[case.served_name] = outcome
         line = {"case": case.served_name, "verdict": outcome.verdict, "reason": outcome.reason}
         with self._path.open("a") as file:
@@ -97,7 +93,7 @@ _LONGEST = 800
 
 
 class Verdict(enum.StrEnum):
-    """How an answer stands to the expected one."""
+    """Comparison of an answer with the expected one."""
 
     PASSES = "passes"
     REFUSED = "refused"  # not served at all; the reason says why

@@ -1,4 +1,4 @@
-"""What a run found: as data, `docs/conformance.json`, and as the page that is written from them."""
+"""Results of a run: as data, `docs/conformance.json`, and as the page that is written from them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,7 @@ SIZES = {
 
 
 def to_document(cases: Sequence[Case], outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
-    """A run as data.
-
-    Args:
-        cases: What was asked.
-        outcomes: What came of them, by way and served name.
-    """
+    """A run as data."""
     versions = {name: version(name) for name in _LIBRARIES}
     return {
         "cases": dict(Counter(case.kind for case in cases)),
@@ -69,7 +64,7 @@ def others_of(way: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def find_violations(document: Mapping[str, Any]) -> list[str]:
-    """What may not be: wrong answers, requests that fail, and refusals that neither Triton nor the runtime explains.
+    """Find wrong answers, requests that fail, and refusals that neither Triton nor the runtime explains.
 
     Where ONNX Runtime alone answers otherwise than expected, or fails, so may it in a server.
     """
@@ -88,7 +83,7 @@ def find_violations(document: Mapping[str, Any]) -> list[str]:
 
 
 def name_of(way: str) -> str:
-    """What a way is, in words, without marks."""
+    """Describe a way, without markup."""
     return _NAMES[way].replace("`", "")
 
 
@@ -114,7 +109,7 @@ def to_page(document: Mapping[str, Any]) -> str:
 
 
 def _libraries(ways: Mapping[str, Any]) -> Iterator[str]:
-    """What the ways were asked with, where that differs by way: each may be asked again by itself."""
+    """Versions of libraries, by way if they differ: each way may be run again alone."""
     asked: dict[str, list[str]] = {}
     for way, each in ways.items():
         libraries = ", ".join(f"{name} {number}" for name, number in each["versions"].items())
@@ -181,14 +176,14 @@ def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
 
 
 def heading(verdict: str, reason: str) -> str:
-    """What came of a case, in words: the verdict, and of refusals the kind of reason."""
+    """Describe an outcome: the verdict, and of refusals the kind of reason."""
     if verdict == Verdict.REFUSED:
         return f"refused: {reason}"
     return {Verdict.DIFFERS: "differs", Verdict.FAILS: "fails"}[Verdict(verdict)]
 
 
 def write_report(document: Mapping[str, Any]) -> None:
-    """Keeps a run of every case and writes its page; ways that were not asked stay as an earlier run found them."""
+    """Keep a run of every case and write its page; ways that were not asked stay as an earlier run found them."""
     ways = {**json.loads(RESULTS.read_text())["ways"], **document["ways"]}
     kept = {**document, "ways": {way: ways[way] for way in WAYS if way in ways}}
     RESULTS.write_text(json.dumps(kept, indent=0) + "\n")
@@ -196,7 +191,7 @@ def write_report(document: Mapping[str, Any]) -> None:
 
 
 def write_page() -> None:
-    """Writes the page from the run that was kept."""
+    """Write the page from the run that was kept."""
     PAGE.write_text(to_page(json.loads(RESULTS.read_text())))
 
 

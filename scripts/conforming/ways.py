@@ -1,4 +1,4 @@
-"""The same cases by ONNX Runtime alone: what a server of ONNX graphs can be asked for."""
+"""Four ways to run the cases: ONNX Runtime alone, OpenVINO, converted, and served by the real server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BF16 = "tensor(bfloat16)"
 
 
 def ask_bare(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-    """What ONNX Runtime makes of cases, with its own defaults.
+    """Run cases by ONNX Runtime with its defaults.
 
     Yields:
         An outcome for each case.
@@ -77,7 +77,7 @@ def _run(session: onnxruntime.InferenceSession, feeds: Mapping[str, Any]) -> dic
 
 
 def ask_openvino(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-    """What becomes of cases whose configuration says `engine: openvino`.
+    """Run cases whose configuration says `engine: openvino`.
 
     Yields:
         An outcome for each case.
@@ -88,12 +88,7 @@ def ask_openvino(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
 
 
 def ask_instance(case: Case, version: Path) -> Outcome:
-    """What a version computes of a case, once it is proven as it is before it serves.
-
-    Args:
-        case: The case.
-        version: Folder of the version, in a model's folder with a complete configuration.
-    """
+    """Run a case by a version that is proven as before it serves."""
     config = ModelConfig.read(version.parent / CONFIG_FILE, has_gpu=False)
     with (
         tempfile.TemporaryDirectory(prefix="conforming-") as folder,
@@ -127,10 +122,7 @@ def _ask_engine(case: Case, store: Path, engine: str) -> Outcome:
 
 
 def ask_converted(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
-    """What becomes of cases that are converted first; with their own inputs as samples where made-up ones do not do.
-
-    Args:
-        cases: The cases.
+    """Run cases that are converted first; with their own inputs as samples if made-up ones are refused.
 
     Yields:
         An outcome for each case.
@@ -184,7 +176,7 @@ _REFUSED = "load failed for model"
 
 
 def ask_served(cases: Sequence[Case], engine: str = "") -> Iterator[tuple[Case, Outcome]]:
-    """What the server makes of cases.
+    """Run cases by the server.
 
     Args:
         cases: The cases.
@@ -204,7 +196,7 @@ def ask_served(cases: Sequence[Case], engine: str = "") -> Iterator[tuple[Case, 
 
 
 def _write(case: Case, store: Path, engine: str) -> Outcome | None:
-    """Puts a case into the store; why not, where its configuration cannot be completed."""
+    """Put a case into the store; why not, where its configuration cannot be completed."""
     try:
         write_model(case, store, engine)
     except GraphkilnError as error:

@@ -23,7 +23,7 @@ from documenting.pages import REPOSITORY
 
 
 def main() -> None:
-    """Does what the command line says."""
+    """Do what the command line says."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         prog="scripts/docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

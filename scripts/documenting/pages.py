@@ -24,7 +24,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write(docs: Path = DOCS) -> list[str]:
-    """Writes what is not as the code says; returns its paths below `docs`."""
+    """Write what is not as the code says; return its paths below `docs`."""
     found = stale(docs)
     for name in found:
         (docs / name).parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What MkDocs is told beside `mkdocs.yml`: where the site will be, and what becomes of links out of `docs`.
+"""MkDocs hooks: the address of the site, and links out of `docs` as text.
 
 Pages name files of the checkout (`../SECURITY.md`, `../deploy/...`), which work where the checkout is looked at. The
 site does not have these files: there such a link is their path, as text.
@@ -57,7 +57,7 @@ def without_outside_links(markdown: str, source: str) -> str:
 
 
 class _Resources(HTMLParser):
-    """What a page of the site has a browser fetch."""
+    """Collect addresses that a browser fetches for a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,7 @@ class _Resources(HTMLParser):
 
 
 def foreign_resources(folder: Path) -> list[str]:
-    """What pages or style sheets of a built site have a browser fetch from other sites: it must work without any.
-
-    Args:
-        folder: Of the site.
+    """Find resources of a built site that a browser would fetch from other sites.
 
     Returns:
         File and address, of each once.
@@ -119,7 +116,7 @@ def addresses(text: str) -> Iterator[str]:
 
 
 def fault_of(address: str) -> str:
-    """What is wrong with an address, in words; empty where nothing can be seen from here."""
+    """Describe a fault of an address; "" if none can be seen without a network."""
     parts = urlsplit(address)
     if parts.scheme != "https":
         return "it is not https"
@@ -142,7 +139,7 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def record(repository: Path) -> None:
-    """Runs the quickstart and draws what it printed.
+    """Run the quickstart and draw what it printed.
 
     Raises:
         subprocess.CalledProcessError: It failed.
@@ -161,12 +158,7 @@ def record(repository: Path) -> None:
 
 
 def draw(printed: str, title: str) -> str:
-    """A terminal as SVG that needs nothing from elsewhere.
-
-    Args:
-        printed: What stands in it, with the terminal's escape sequences.
-        title: Of its window.
-    """
+    """A terminal as SVG that needs nothing from elsewhere."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for line in shown_lines(printed):
         console.print(Text.from_ansi(line), soft_wrap=True)

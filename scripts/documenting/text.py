@@ -31,7 +31,7 @@ def summary_of(documented: object) -> str:
 
 
 def attributes_of(documented: object, section: str = "Attributes") -> dict[str, str]:
-    """What a Google docstring says of each attribute (or argument): name -> text on one line."""
+    """Parse attributes (or arguments) of a Google docstring: name -> text on one line."""
     _, _, after = (inspect.getdoc(documented) or "").partition(f"\n{section}:\n")
     end = _SECTION.search(after)
     listed = after[: end.start()] if end else after

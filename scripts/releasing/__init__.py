@@ -1,1 +1,1 @@
-"""What a release is checked for before it is made."""
+"""Checks before a release."""

@@ -24,7 +24,7 @@ _NETWORK = ("requests.exceptions.", "ConnectionError", "ServiceError")
 
 @dataclass(frozen=True)
 class Audit:
-    """What is known of the packages of a lock file."""
+    """Advisories of the packages of a lock file."""
 
     vulnerabilities: tuple[str, ...]  # A line for each: package, version, identifier, and the versions without it
     asked: int
@@ -32,7 +32,7 @@ class Audit:
 
 
 def read_audit(dependencies: Sequence[Mapping[str, Any]]) -> Audit:
-    """Reads the field `dependencies` of what pip-audit writes as JSON."""
+    """Read the field `dependencies` of what pip-audit writes as JSON."""
     lines = [_line(one, found) for one in dependencies for found in one.get("vulns", ())]
     return Audit(tuple(lines), len(dependencies), sum("skip_reason" in one for one in dependencies))
 
@@ -61,7 +61,7 @@ def report_failure(words: str) -> tuple[int, list[str]]:
 
 
 def audit_lock(lock: Path) -> tuple[int, list[str]]:
-    """Asks for one lock file, which must have hashes: nothing is downloaded or installed."""
+    """Ask for one lock file, which must have hashes: nothing is downloaded or installed."""
     line = (sys.executable, *_COMMAND, "--requirement", str(lock))
     finished = subprocess.run(line, capture_output=True, text=True, check=False)
     if not finished.stdout.strip():
@@ -70,7 +70,7 @@ def audit_lock(lock: Path) -> tuple[int, list[str]]:
 
 
 def main(locks: Sequence[str]) -> int:
-    """Prints what is known of each lock file; the worst exit code."""
+    """Print what is known of each lock file; the worst exit code."""
     worst = 0
     for lock in locks:
         code, lines = audit_lock(Path(lock))

@@ -33,7 +33,7 @@ def with_absolute_links(text: str, address: str, tag: str) -> str:
 
 
 def main() -> None:
-    """Prints the README with absolute links."""
+    """Print the README with absolute links."""
     if len(sys.argv) != 3:
         sys.exit(
             "graphkiln: python -m releasing.index_readme ADDRESS TAG, such as https://github.com/OWNER/graphkiln v0.2.0"

@@ -46,7 +46,7 @@ IMAGES = {
 
 
 def licence_of(metadata: Mapping[str, Any]) -> str:
-    """What a package says of its licence: an SPDX expression, else its classifiers, else the first line of a text.
+    """Licence in the metadata of a package: an SPDX expression, else classifiers, else the first line of a text.
 
     Args:
         metadata: As pip reports it. Source: PyPA, "Core metadata specifications", as JSON.
@@ -82,7 +82,7 @@ def judge(licences: Mapping[str, str], everywhere: Iterable[str], own: Iterable[
 
 
 def ask_pip(lock: Path) -> dict[str, Any]:
-    """What pip would install.
+    """Packages that pip would install.
 
     Raises:
         CalledProcessError: It fails: a release is gone, another file than was locked, or there is no network.
@@ -104,7 +104,7 @@ def examine(name: str) -> tuple[int, list[str]]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Prints the licences of some images, or of all; the worst exit code."""
+    """Print the licences of some images, or of all; the worst exit code."""
     unknown = [name for name in names if name not in IMAGES]
     if unknown:
         sys.exit(f"graphkiln: there is no image '{unknown[0]}': {', '.join(IMAGES)}")

@@ -37,11 +37,6 @@ runtime = "runc"
 class Pod:
     """The pod of some manifests, in the network of this machine; use it as a context manager.
 
-    Args:
-        manifest: What to play.
-        claim: The volume that it claims.
-        folder: For podman's configuration.
-
     Attributes:
         name: Of its container, while it runs.
     """
@@ -53,7 +48,7 @@ class Pod:
         self.name = ""
 
     def podman(self, *arguments: str, send: bytes = b"", fails: bool = False) -> str:
-        """Runs podman; its standard output.
+        """Run podman; its standard output.
 
         Args:
             arguments: Of podman.
@@ -72,22 +67,22 @@ class Pod:
         return done.stdout.decode()
 
     def exec(self, *command: str, fails: bool = False) -> str:
-        """Runs a command in its container; what it prints."""
+        """Run a command in its container; what it prints."""
         return self.podman("exec", self.name, *command, fails=fails)
 
     def fill(self, store: Path) -> None:
-        """Copies a store into the claim, whether or not the server runs."""
+        """Copy a store into the claim, whether or not the server runs."""
         content = io.BytesIO()
         with tarfile.open(fileobj=content, mode="w") as tar:
             tar.add(store, ".")
         self.podman("volume", "import", self._claim, "-", send=content.getvalue())
 
     def play(self) -> None:
-        """Starts it."""
+        """Start it."""
         self.name = self.podman("kube", "play", str(self._manifest)).split()[-1]
 
     def end(self) -> str:
-        """Ends it as a cluster does, with SIGTERM and some time; its last state and exit code.
+        """End it as a cluster does, with SIGTERM and some time; its last state and exit code.
 
         A plain `podman kill` would have it started again, as a deployment's pods are.
         """
@@ -95,7 +90,7 @@ class Pod:
         return self.podman("inspect", self.name, "--format", "{{.State.Status}} {{.State.ExitCode}}").strip()
 
     def remove(self) -> None:
-        """Removes what is left of it; the claim stays."""
+        """Remove what is left of it; the claim stays."""
         self.podman("kube", "down", str(self._manifest), fails=True)
 
     def __enter__(self) -> Pod:
@@ -173,12 +168,12 @@ class ServedPod:
         self._claim = name
 
     def start(self) -> None:
-        """Starts the next one and waits until it is ready."""
+        """Start the next one and wait until it is ready."""
         self._pod.play()
         wait(lambda: is_ready(self.http_port), f"the pod {self._pod.name}")
 
     def stop(self) -> None:
-        """Ends it with SIGTERM, and removes it.
+        """End it with SIGTERM, and remove it.
 
         Raises:
             RuntimeError: It did not end as it should.

@@ -45,7 +45,7 @@ _CLASSES = 10
 
 @dataclass
 class Outcome:
-    """What came of it.
+    """Outcome of a rolling update.
 
     Attributes:
         rate: Requests that were due each second.
@@ -68,7 +68,7 @@ class Outcome:
     latency_ms: dict[str, float] = field(default_factory=dict)
 
     def fail(self, reason: str) -> None:
-        """Counts a request that failed."""
+        """Count a request that failed."""
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
 
@@ -131,7 +131,7 @@ class Connection(asyncio.Protocol):
             self._answer.set_result((status, body))
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Sends a request; status and body of its response.
+        """Send a request; status and body of its response.
 
         Raises:
             OSError: The connection ended first.
@@ -144,7 +144,7 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     def close(self) -> None:
-        """Closes it."""
+        """Close it."""
         self.is_open = False
         if self._transport:
             self._transport.close()
@@ -172,7 +172,7 @@ class Sender:
         self._latencies_ms: list[float] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Sends until it is told to stop, and waits for the last responses."""
+        """Send until it is told to stop, and wait for the last responses."""
         begun, outcome = time.monotonic(), self._outcome
         async with asyncio.TaskGroup() as tasks:
             while not stop.is_set():
@@ -221,7 +221,7 @@ def _is_right(body: bytes) -> bool:
 
 
 def replace(proxy: Proxy, name: str, server: Replaceable, *, pause: bool) -> None:
-    """Replaces one server, as a rolling update does."""
+    """Replace one server, as a rolling update does."""
     if pause:
         proxy.tell(f"set server servers/{name} state drain")
         time.sleep(_PAUSE_S)
@@ -233,7 +233,7 @@ def replace(proxy: Proxy, name: str, server: Replaceable, *, pause: bool) -> Non
 
 
 async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
-    """Starts everything, replaces each server as often as it is told, and counts.
+    """Start everything, replace each server some times, and count outcomes.
 
     Args:
         rate: Requests per second.
@@ -266,13 +266,13 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
 
 
 def machine() -> dict[str, object]:
-    """Where and when it was: figures of a machine that is busy are others."""
+    """Machine, date and load average."""
     facts = machine_facts()
     return {**{name: facts[name] for name in ("machine", "system", "date")}, "load_average": os.getloadavg()}
 
 
 def main() -> None:
-    """Runs it from the command line; the exit code is 1 where a request failed."""
+    """Run it from the command line; the exit code is 1 where a request failed."""
     parser = argparse.ArgumentParser(description="Replaces two servers behind haproxy under load.")
     parser.add_argument("--rate", type=float, default=200, help="requests per second")
     parser.add_argument("--rounds", type=int, default=2, help="how often each server is replaced")

@@ -41,24 +41,19 @@ backend servers
 
 
 class Replaceable(Protocol):
-    """A server on ports that stay, whoever serves there."""
+    """A server that is replaced, on ports that stay."""
 
     http_port: int
 
     def start(self) -> None:
-        """Starts the next one and waits until it is ready."""
+        """Start the next one and wait until it is ready."""
 
     def stop(self) -> None:
-        """Ends it with SIGTERM, and waits until it is gone."""
+        """End it with SIGTERM, and wait until it is gone."""
 
 
 class ServedProcess:
-    """`graphkiln serve`; use it as a context manager.
-
-    Args:
-        store: The model store.
-        log: Where its output goes.
-    """
+    """`graphkiln serve`; use it as a context manager."""
 
     def __init__(self, store: Path, log: Path) -> None:
         self.http_port, *rest = free_ports(3)
@@ -66,7 +61,7 @@ class ServedProcess:
         self._store, self._log = store, log
 
     def start(self) -> None:
-        """Starts the next one and waits until it is ready."""
+        """Start the next one and wait until it is ready."""
         names = ("http", "grpc", "metrics")
         ports = [f"--{name}-port={port}" for name, port in zip(names, self._ports, strict=True)]
         command = [sys.executable, "-m", "graphkiln.cli", "serve", f"--model-store={self._store}", "--drain=20", *ports]
@@ -75,7 +70,7 @@ class ServedProcess:
         wait(lambda: is_ready(self.http_port), "graphkiln serve", lambda: self._process.poll() is not None)
 
     def stop(self) -> None:
-        """Ends it with SIGTERM.
+        """End it with SIGTERM.
 
         Raises:
             RuntimeError: It did not end as it should.
@@ -94,7 +89,7 @@ class ServedProcess:
 
 
 def is_ready(port: int) -> bool:
-    """Whether a server on a port of this machine is ready."""
+    """Return true if a server on a port of this machine is ready."""
     try:
         with urlopen(f"http://127.0.0.1:{port}/v2/health/ready", timeout=5) as answer:
             return bool(answer.status == 200)
@@ -122,20 +117,20 @@ class Proxy:
         self._process.wait(STOP_S)
 
     def tell(self, command: str) -> str:
-        """Sends a command of haproxy's runtime API."""
+        """Send a command of haproxy's runtime API."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self._socket))
             connection.sendall(f"{command}\n".encode())
             return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
 
     def is_up(self, name: str) -> bool:
-        """Whether it sends requests to a server."""
+        """Return true if it sends requests to a server."""
         lines = (line.split(",") for line in self.tell("show stat").splitlines())
         return any(line[:2] == ["servers", name] and line[17].startswith("UP") for line in lines if len(line) > 17)
 
 
 def wait(condition: Callable[[], bool], what: str, has_ended: Callable[[], bool] = lambda: False) -> None:
-    """Waits for something.
+    """Wait for something.
 
     Raises:
         RuntimeError: It ended first, or does not become true in time.

@@ -27,7 +27,7 @@ from soaking.soak import soak
 
 
 def main() -> int:
-    """Runs a soak and prints its report."""
+    """Run a soak and print its report."""
     parser = argparse.ArgumentParser(
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -37,7 +37,7 @@ Over = Callable[[], bool]
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """Where faults are injected.
+    """Everything that a fault may touch.
 
     Attributes:
         service: The service.
@@ -58,7 +58,7 @@ class Field:
     explicit: bool = False
 
     def publish(self, model: str) -> str:
-        """Tells a server that must be told what the store now holds; returns why it cannot be loaded, or nothing."""
+        """Tell a server that must be told what the store now holds; return why it cannot be loaded, or nothing."""
         return self.service.load(model) if self.explicit else ""
 
 
@@ -81,10 +81,10 @@ class Fault(ABC):
 
     @abstractmethod
     def inject(self, field: Field) -> Over:
-        """Does the damage; returns when the service may be asked whether it has recovered."""
+        """Do the damage; return when the service may be asked whether it has recovered."""
 
     def undo(self, field: Field) -> None:  # noqa: B027 - most leave nothing to be taken back
-        """Takes back what stays: files in the store."""
+        """Take back what stays: files in the store."""
 
 
 def at_once() -> bool:
@@ -172,7 +172,7 @@ class PauseSupervisor(Fault):
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Whether a process has ended, collected by its parent or not."""
+    """Return true if a process has ended, collected by its parent or not."""
     return not process.is_running() or processes.is_gone(process.pid)
 
 
@@ -254,7 +254,7 @@ class GoodVersion(Fault):
         """Seconds until each was live."""
 
     def put(self, folder: Path, version: int) -> None:
-        """Writes the version."""
+        """Write the version."""
         write_version(folder, scaled_graph(version))
 
     def inject(self, field: Field) -> Over:
@@ -287,7 +287,7 @@ class GoodVersion(Fault):
 
 
 class OtherContract(GoodVersion):
-    """A good version whose classes are called otherwise goes live, and is taken away: nobody may get others' labels."""
+    """A good version with other class names goes live, and is taken away: each answer must have its own labels."""
 
     name = "good version of another contract"
     model = "digits"
@@ -327,7 +327,7 @@ class UnloadLoad(Fault):
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replaces a file by a rename."""
+    """Replace a file by a rename."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
     temporary.rename(path)
@@ -401,11 +401,7 @@ def _other_labels(content: bytes) -> bytes:
 
 
 def store_faults(*, explicit: bool) -> list[Fault]:
-    """One of each that needs no disk of its own.
-
-    Args:
-        explicit: Whether the server loads nothing before it is told to.
-    """
+    """One of each that needs no disk of its own."""
     return [
         *([UnloadLoad()] if explicit else []),
         BadVersion("garbage", "scaled", _garbage),
@@ -474,7 +470,7 @@ def fill_disk(folder: Path) -> None:
 
 
 def empty_disk(folder: Path) -> None:
-    """Takes that back."""
+    """Take that back."""
     (folder / _FILLER).unlink(missing_ok=True)
 
 
@@ -485,7 +481,7 @@ def cache_folder(folder: Path) -> Path:
 
 @contextmanager
 def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
-    """Mounts a small disk; gives whether that was allowed. Else the folder is an ordinary one."""
+    """Mount a small disk; gives whether that was allowed. Else the folder is an ordinary one."""
     mount.mkdir(mode=0o700)
     options = f"size={size_bytes},mode=700"
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "soak", str(mount)], check=False, capture_output=True)
@@ -521,7 +517,7 @@ class HostileRequest(Fault):
 
 
 def post(service: Service, path: str, body: bytes, headers: dict[str, str] | None = None) -> int:
-    """Sends a POST; returns the status.
+    """Send a POST; return the status.
 
     Raises:
         HTTPException: The response is an error, or broken off.
@@ -551,7 +547,7 @@ def _wrong_shape(service: Service) -> None:
 
 
 def _without_the_key(service: Service) -> None:
-    """What changes the server, sent by somebody who does not know its key."""
+    """Administrative requests without the key."""
     body = json.dumps({"key": "/x", "offset": 0, "byte_size": 1}).encode()
     for path in ("repository/models/scaled/load", "systemsharedmemory/region/x/register", "logging", "trace/setting"):
         try:
@@ -642,7 +638,7 @@ MODES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Set:
-    """What a soak of one mode begins with.
+    """Service and faults of one mode.
 
     Attributes:
         service: Not yet started.
@@ -655,19 +651,14 @@ class Set:
     notes: list[str] = field(default_factory=list)
 
     def faults(self, mode: Mode, *, heavy: bool) -> list[Fault]:
-        """Every kind of fault that can be injected here.
-
-        Args:
-            mode: How the service runs.
-            heavy: Whether faults that restart the service are among them.
-        """
+        """Every kind of fault that can be injected here."""
         every = [*process_faults(), *store_faults(explicit=mode.explicit), *hostile_requests(), *self.disks]
         return [fault for fault in every if heavy or not fault.heavy]
 
 
 @contextmanager
 def stage(folder: Path, mode: Mode) -> Iterator[Set]:
-    """Makes disks, certificates and the service of one mode; ends the service.
+    """Make disks, certificates and the service of one mode; end the service afterwards.
 
     Args:
         folder: Of the soak; holds the models in `STORE`.

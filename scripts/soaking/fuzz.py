@@ -196,11 +196,6 @@ def to_bytes(array: Any) -> bytes:
 def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
     """Send generated requests to a server made for it.
 
-    Args:
-        count: Number of requests.
-        seed: Seed of their choice.
-        keep_log: File that the service's log is copied to.
-
     Raises:
         MeasurementError: The service could not be started.
     """

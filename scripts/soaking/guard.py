@@ -31,11 +31,7 @@ _ROUNDS = 20
 
 
 class Guard(Closeable):
-    """Watches this process.
-
-    Args:
-        folder: Of the soak; removed when it is over. Its path is the marker of the soak's processes.
-    """
+    """Watches this process."""
 
     def __init__(self, folder: Path) -> None:
         read_end, self._write_end = os.pipe()
@@ -45,18 +41,14 @@ class Guard(Closeable):
         os.close(read_end)
 
     def close(self) -> None:
-        """Ends and removes what the soak has left, and waits for that."""
+        """End and remove what the soak has left, and wait for that."""
         os.close(self._write_end)
         self._process.wait(60)
 
 
 @contextmanager
 def guarded_folder(prefix: str) -> Iterator[Path]:
-    """A folder under guard: whatever happens, it is removed and every process that belongs to it is ended.
-
-    Args:
-        prefix: Of its name.
-    """
+    """A folder under guard: whatever happens, it is removed and every process that belongs to it is ended."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         with Guard(folder):
@@ -66,7 +58,7 @@ def guarded_folder(prefix: str) -> Iterator[Path]:
 
 
 def watch(read_end: int, folder: Path, soak_pid: int) -> None:
-    """What the guard does: waits for the end of the soak, then cleans up."""
+    """Wait for the end of the soak, then clean up."""
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     while os.read(read_end, 1):
@@ -79,7 +71,7 @@ def watch(read_end: int, folder: Path, soak_pid: int) -> None:
 
 
 def end_processes(marker: str) -> None:
-    """Kills every process that carries a marker in its environment, and those that they start meanwhile."""
+    """Kill every process that carries a marker in its environment, and those that they start meanwhile."""
     for _ in range(_ROUNDS):
         found = [process for process in psutil.process_iter() if _carries(process, marker)]
         if not found:
@@ -91,7 +83,7 @@ def end_processes(marker: str) -> None:
 
 
 def remove_outside(soak_pid: int, temporary: Path) -> None:
-    """Removes what the soak's own clients, and all runs of the server that were seen, have outside of its folder."""
+    """Remove what the soak's own clients, and all runs of the server that were seen, have outside of its folder."""
     runs = known_runs(temporary)
     for run in runs:
         remove_environments(run)
@@ -104,7 +96,7 @@ def remove_outside(soak_pid: int, temporary: Path) -> None:
 
 
 def regions_of(soak_pid: int, runs: set[str]) -> list[Path]:
-    """What the clients of a soak and runs of the server have in shared memory."""
+    """Shared memory of a soak's clients and of runs of the server."""
     own = (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *(f"{run}-" for run in runs))
     return [path for path in sorted(SHARED_MEMORY.iterdir()) if path.name.startswith(own)]
 

@@ -76,7 +76,7 @@ def digit_labels(version: int) -> tuple[str, ...]:
 
 
 def factor(version: int) -> float:
-    """What a version of `scaled` multiplies by."""
+    """Factor of a version of `scaled`."""
     return float(version + 1)
 
 
@@ -208,7 +208,7 @@ MODELS_BY_NAME = {model.name: model for model in MODELS}
 
 
 def build_store(store: Path) -> None:
-    """Writes all models into an empty model store."""
+    """Write all models into an empty model store."""
     store.mkdir(parents=True)
     for model in MODELS:
         if model.graph is None:
@@ -220,7 +220,7 @@ def build_store(store: Path) -> None:
 
 
 def write_version(folder: Path, graph: onnx.ModelProto | bytes) -> None:
-    """Puts a version into a store as one should: whole, by a rename."""
+    """Put a version into a store as one should: whole, by a rename."""
     folder.parent.mkdir(exist_ok=True)
     temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
     temporary.mkdir()
@@ -230,7 +230,7 @@ def write_version(folder: Path, graph: onnx.ModelProto | bytes) -> None:
 
 
 def difference(expected: Arrays, got: Arrays) -> str:
-    """Why an answer is wrong, or empty."""
+    """Describe why an answer is wrong; "" if it is right."""
     if expected.keys() != got.keys():
         return f"outputs {sorted(got)} instead of {sorted(expected)}"
     for name, array in expected.items():

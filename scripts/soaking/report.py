@@ -77,12 +77,12 @@ def _summary(name: str, injections: list[Injection]) -> FaultSummary:
 
 
 def failures(results: list[Result]) -> list[str]:
-    """Why the soak has failed; empty when it has not."""
+    """Describe why the soak has failed; empty if it has not."""
     return [f"{result.mode}: {failure}" for result in results for failure in failures_of(result)]
 
 
 def failures_of(result: Result) -> list[str]:
-    """Why the soak of one mode has failed."""
+    """Describe why the soak of one mode has failed."""
     totals = total(result.counts)
     unrecovered = [each.fault for each in result.injections if each.ready_again_s is None]
     counted = [each for each in result.injections if each.cause and not each.trouble]
@@ -214,7 +214,7 @@ _ROLES = ("supervisor", "tritonserver", "instance of digits/1", "instance of sca
 
 
 def write_tables() -> None:
-    """Fills the page's tables; those whose run was not kept stay as they are."""
+    """Fill the page's tables; those whose run was not kept stay as they are."""
     PAGE.write_text(fill(PAGE.read_text()))
 
 
@@ -244,7 +244,7 @@ def fault_table(run: dict[str, Any]) -> str:
 
 
 def _memory_table(modes: list[dict[str, Any]]) -> list[str]:
-    """What all processes together took, and the curves of those that lived longest."""
+    """Memory of all processes together, and curves of those that lived longest."""
     rows = ["| memory | processes | MB | MB/min, once no longer young |", "|---|---:|---|---:|"]
     for mode in modes:
         figures = mode["figures"]

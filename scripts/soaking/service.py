@@ -43,17 +43,13 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM of an authority, a server and a client.
-
-    Args:
-        folder: Where they lie.
-    """
+    """Files in PEM of an authority, a server and a client."""
 
     folder: Path
 
     @property
     def authority(self) -> Path:
-        """Who signed both certificates."""
+        """Certificate of the authority."""
         return self.folder / "ca.pem"
 
     def of(self, who: str) -> tuple[Path, Path]:
@@ -62,7 +58,7 @@ class Certificates:
 
     @classmethod
     def issue(cls, folder: Path) -> Certificates:
-        """Makes them anew."""
+        """Make them anew."""
         folder.mkdir(mode=0o700)
         certificates = cls(folder)
         authority = trustme.CA()
@@ -89,7 +85,7 @@ class Certificates:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Where a service listens.
+    """Address of a service.
 
     Attributes:
         http_port: For HTTP.
@@ -103,12 +99,12 @@ class Reach:
 
     @property
     def http_url(self) -> str:
-        """Where it answers over HTTP."""
+        """Address for HTTP."""
         return f"http{'s' if self.certificates else ''}://{_HOST}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        """Where it answers over gRPC."""
+        """Address for gRPC."""
         return f"grpc{'s' if self.certificates else ''}://{_HOST}:{self.grpc_port}"
 
     @property
@@ -211,7 +207,7 @@ class Service:
         return {HTTP_HEADER: self.admin_key}
 
     def start(self) -> None:
-        """Starts the supervisor."""
+        """Start the supervisor."""
         with self.log_path.open("ab") as log:
             self.process = start(
                 self._command,
@@ -223,7 +219,7 @@ class Service:
         self.starts += 1
 
     def is_running(self) -> bool:
-        """Whether the supervisor lives."""
+        """Return true if the supervisor lives."""
         return self.process is not None and self.process.poll() is None
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> float:
@@ -306,12 +302,12 @@ class Service:
         return {cause: int(float(count)) for cause, count in _RESTARTS.findall(text)}
 
     def signal(self, signum: signal.Signals) -> None:
-        """Sends a signal to the supervisor."""
+        """Send a signal to the supervisor."""
         if self.process is not None:
             self.process.send_signal(signum)
 
     def wait_end(self) -> int:
-        """Waits for the supervisor's end; returns its exit code, as a shell tells it."""
+        """Wait for the supervisor's end; return its exit code, as a shell tells it."""
         if self.process is None:
             raise RuntimeError("the service was not started")
         code = self.process.wait(_STOP_LIMIT_S)
@@ -324,7 +320,7 @@ class Service:
         return self.wait_end(), time.monotonic() - begun
 
     def end(self) -> None:
-        """Kills whatever is left of it."""
+        """Kill whatever is left of it."""
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -332,7 +328,7 @@ class Service:
             self.process.wait(_STOP_LIMIT_S)
 
     def append_log(self, path: Path) -> None:
-        """Keeps its log at the end of another file."""
+        """Keep its log at the end of another file."""
         with path.open("ab") as kept, self.log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
 
@@ -344,7 +340,7 @@ class Service:
 
 
 def role_of(process: psutil.Process) -> str:
-    """What a process of the service does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`, `other`."""
+    """Role of a process: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`, `other`."""
     command = _command(process)
     program = _program(process)
     if program == _STUB:
@@ -393,7 +389,7 @@ class Lapse:
     log: str = ""
 
     def describe(self, since: float) -> str:
-        """What happened, in a line.
+        """Describe it in one line.
 
         Args:
             since: The moment from which seconds count.
@@ -403,11 +399,7 @@ class Lapse:
 
 
 class Readiness(Closeable):
-    """A thread that asks for readiness ten times a second, as a load balancer does.
-
-    Args:
-        service: What it asks.
-    """
+    """A thread that asks for readiness ten times a second, as a load balancer does."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -429,7 +421,7 @@ class Readiness(Closeable):
         return Lapse(begun=begun, ended=ended, status=status, models=models, log=log)
 
     def last_failure(self, begin: float, end: float) -> float | None:
-        """When readiness was last seen to fail between two moments."""
+        """Time of the last failure of readiness between two moments."""
         return max((lapse.ended for lapse in self._between(begin, end)), default=None)
 
     def longest_s(self, begin: float, end: float) -> float:
@@ -443,7 +435,7 @@ class Readiness(Closeable):
         return longest
 
     def statuses(self, begin: float, end: float) -> dict[str, int]:
-        """How often readiness failed between two moments, by HTTP status."""
+        """Count failures of readiness between two moments by HTTP status."""
         return dict(Counter(str(lapse.status or "no answer") for lapse in self._between(begin, end)))
 
     def _between(self, begin: float, end: float) -> list[Lapse]:
@@ -458,13 +450,13 @@ class Readiness(Closeable):
         ]
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
         self._thread.join(10)
 
 
 def every_model_answers(service: Service) -> bool:
-    """Whether the service is ready, and each version of the first store answers rightly over both protocols."""
+    """Return true if the service is ready, and each version of the first store answers rightly over both protocols."""
     if service.ready_status() != http.HTTPStatus.OK:
         return False
     try:

@@ -31,7 +31,7 @@ _INTERRUPTED = "interrupted: the report is about the time until then"
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What the soak of one mode has seen.
+    """Result of the soak of one mode.
 
     Attributes:
         mode: How the service ran.
@@ -73,14 +73,7 @@ class Result:
 def soak(
     minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None, only: Only = ""
 ) -> list[Result]:
-    """Soaks the service in each mode.
-
-    Args:
-        minutes: How long faults are injected, in all modes together.
-        seed: Of all random choices.
-        heavy: Whether faults that restart the service are among them.
-        keep_log: Where the services' logs are copied to.
-        only: For a control run.
+    """Soak the service in each mode.
 
     Raises:
         MeasurementError: A service could not be started.
@@ -98,7 +91,7 @@ def soak(
 
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """What is to be done in one mode."""
+    """Plan of one mode."""
 
     mode: Mode
     minutes: float
@@ -120,7 +113,7 @@ def _soak_mode(plan: _Plan, keep_log: Path | None) -> Result:
 
 
 def start_service(service: Service) -> float:
-    """Starts a service; returns the seconds until every model answered.
+    """Start a service; return the seconds until every model answered.
 
     Raises:
         MeasurementError: It does not come up.
@@ -154,7 +147,7 @@ class _Run:
         )
 
     def run(self, faults: list[Fault], first_start_s: float, notes: list[str]) -> Result:
-        """Injects faults until the time is over, and stops the service."""
+        """Inject faults until the time is over, and stop the service."""
         begun = time.monotonic()
         with Readiness(self._service) as readiness, Memory(self._service) as memory:
             self._traffic.start()
@@ -258,13 +251,7 @@ class Injection:
 
 @dataclass(kw_only=True)
 class Injector:
-    """Injects faults in a random order.
-
-    Args:
-        where: Where they are injected.
-        readiness: What watches the service.
-        faults: Of which kinds.
-    """
+    """Injects faults in a random order."""
 
     where: Field
     readiness: Readiness
@@ -273,7 +260,7 @@ class Injector:
     _round: list[Fault] = field(default_factory=list)
 
     def run(self, until: float) -> None:
-        """Injects faults until a moment; each kind comes once before one comes again."""
+        """Inject faults until a moment; each kind comes once before one comes again."""
         while time.monotonic() < until:
             time.sleep(self.where.chance.uniform(*_QUIET_S))
             if self.faults and time.monotonic() < until:
@@ -316,7 +303,7 @@ class Injector:
         )
 
     def _hit(self, fault: Fault, begun: float) -> tuple[float | None, str]:
-        """Injects a fault, holds it, takes it back; returns the seconds until ready again, and what went wrong."""
+        """Inject a fault, holds it, takes it back; return the seconds until ready again, and what went wrong."""
         trouble, over = "", None
         try:
             over = fault.inject(self.where)
@@ -415,11 +402,7 @@ class Life:
 
 
 class Memory(Closeable):
-    """A thread that reads the memory of the service.
-
-    Args:
-        service: Whose.
-    """
+    """A thread that reads the memory of the service."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -461,7 +444,7 @@ class Memory(Closeable):
         return mb
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._stopping.set()
         self._thread.join(10)
 
@@ -495,7 +478,7 @@ def growth(samples: list[Sample]) -> dict[str, float]:
 
 
 def slope(readings: Sequence[Reading]) -> float:
-    """Megabytes per minute of a straight line through readings; 0 where they are of one moment."""
+    """Megabyte per minute of a straight line through readings; 0 where they are of one moment."""
     if len({at for at, _ in readings}) < 2:
         return 0.0
     minutes = [at / 60 for at, _ in readings]
@@ -503,7 +486,7 @@ def slope(readings: Sequence[Reading]) -> float:
 
 
 def by_role(lives: Iterable[Life]) -> dict[str, dict[str, Any]]:
-    """What processes of each role took over their lives.
+    """Summarize memory of processes by role.
 
     Returns:
         By role: `processes`, their number; `mb_by_minute`, the median of their memory in each minute of their lives;
@@ -533,12 +516,12 @@ def _is_long(readings: Sequence[Reading]) -> bool:
 
 
 def grows(figures: dict[str, float]) -> bool:
-    """Whether the memory of all processes grew by more than the limits."""
+    """Return true if the memory of all processes grew by more than the limits."""
     added = figures["end_mb"] - figures["start_mb"]
     return added > GROWTH_LIMIT_MB and added > GROWTH_LIMIT * figures["start_mb"]
 
 
 def leaking(roles: dict[str, dict[str, Any]]) -> list[str]:
-    """Which processes still took memory when they were no longer young, and how much."""
+    """Describe processes that still grew when they were no longer young."""
     slopes = {role: each["slope_mb_per_minute"] or 0.0 for role, each in roles.items()}
     return [f"{role} {value} MB/min" for role, value in slopes.items() if value > LEAK_MB_PER_MINUTE]

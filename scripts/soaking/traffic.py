@@ -58,7 +58,7 @@ class NoAnswer(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How one request ended, unless it was answered rightly.
+    """End of one request that was not answered rightly.
 
     Attributes:
         sender: What sent it.
@@ -125,7 +125,7 @@ class Ledger:
             self._failures.append(outcome)
 
     def give_up_on_overdue(self) -> None:
-        """Counts requests that are far beyond their deadline as lost."""
+        """Count requests that are far beyond their deadline as lost."""
         now = time.monotonic()
         with self._lock:
             overdue = {n: entry for n, entry in self._in_flight.items() if now - entry[1] > DEADLINE_S + GRACE_S}
@@ -142,7 +142,7 @@ class Ledger:
             return table
 
     def failures(self, *verdicts: Verdict) -> list[Outcome]:
-        """What ended with one of these verdicts."""
+        """Outcomes with one of these verdicts."""
         with self._lock:
             return [outcome for outcome in self._failures if outcome.verdict in verdicts]
 
@@ -193,10 +193,10 @@ class Sender(ABC):
 
     @abstractmethod
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        """Sends one request and waits for its answer; any exception is an error that the user of such a client sees."""
+        """Send one request and wait for its answer; any exception is an error that the user of such a client sees."""
 
     def close(self) -> None:  # noqa: B027 - not all keep one
-        """Closes the connections."""
+        """Close the connections."""
 
 
 class OurClient(Sender):
@@ -390,7 +390,7 @@ def _triton_inputs(module: Any, model: SoakModel, feeds: Arrays) -> list[Any]:
 
 
 def close_quietly(sender: Sender) -> None:
-    """Closes a sender whose server may be gone."""
+    """Close a sender whose server may be gone."""
     with suppress(Exception):
         sender.close()
 
@@ -401,12 +401,7 @@ IMAGES = tuple(sorted(DIGIT_IMAGES.glob("*.png")))
 
 
 class Classifying(Closeable):
-    """Sends images, alone and many at once.
-
-    Args:
-        url: Of the server.
-        reach: How it is reached.
-    """
+    """Sends images, alone and many at once."""
 
     def __init__(self, url: str, reach: Reach) -> None:
         self.name = f"classify {protocol(url)}"
@@ -435,7 +430,7 @@ class Classifying(Closeable):
 
 
 def check(image: Path, result: Result, top_k: int) -> None:
-    """Compares a ranking with the reference.
+    """Compare a ranking with the reference.
 
     Raises:
         WrongAnswer: It is another one.
@@ -468,7 +463,7 @@ _JOIN_S = 60.0
 
 
 class Versions:
-    """Which versions may answer. Thread-safe: sets are replaced, not changed."""
+    """Versions that may answer. Thread-safe: sets are replaced, not changed."""
 
     def __init__(self) -> None:
         self._live = {model.name: frozenset(model.versions) for model in MODELS}
@@ -491,7 +486,7 @@ class Versions:
         return str(chance.choice(sorted(self._live[model]))) if chance.random() < 0.4 else ""
 
     def check(self, model: SoakModel, version: str, feeds: Arrays, answer: Answer) -> None:
-        """Compares an answer with the reference of the version that gave it.
+        """Compare an answer with the reference of the version that gave it.
 
         Raises:
             WrongAnswer: It is not what any version that may answer computes.
@@ -546,12 +541,12 @@ class Traffic:
         return jobs + [partial(self._send_async, url, 200 + n) for n, url in enumerate(urls)]
 
     def start(self) -> None:
-        """Starts all senders."""
+        """Start all senders."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> int:
-        """Waits until each sender has ended its last request; returns how many have not."""
+        """Wait until each sender has ended its last request; return how many have not."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(_JOIN_S)
@@ -559,7 +554,7 @@ class Traffic:
         return sum(thread.is_alive() for thread in self._threads)
 
     def _pause(self, chance: random.Random, last: Ticket) -> bool:
-        """Waits between two requests; whether there is to be another."""
+        """Wait between two requests; whether there is to be another."""
         return not self._stopping.wait(_pause_s(chance, last))
 
     def _request(self, chance: random.Random) -> tuple[SoakModel, str, Arrays]:

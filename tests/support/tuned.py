@@ -9,7 +9,7 @@ from typing import Any
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.questions import read_questions
-from graphkiln.tuning.report import Costs, document_of
+from graphkiln.tuning.report import document_of
 from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.space import Machine, Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
@@ -81,4 +81,4 @@ def document(subject: Subject, folder: Path, *, met: bool = True, price: float |
     """The document of that search."""
     asked = tuning(subject, folder)
     result = finished(asked.spanned.space, asked.target, met=met)
-    return document_of(result, asked, "graphkiln tune models/digits --p99 50ms", Costs(price_per_hour=price))
+    return document_of(result, asked, "graphkiln tune models/digits --p99 50ms", price)

@@ -1,4 +1,4 @@
-"""What every peer shares: its options, image to tensor, scores to labels, the session."""
+"""Shared by every peer: options, image to tensor, scores to labels, the session."""
 
 import argparse
 import io

@@ -36,7 +36,7 @@ class Classifier:
         return list(score(self.model, images))
 
     async def __call__(self, request: Request) -> list[Label] | str:
-        """Classify one JPEG, or tell that the model is loaded."""
+        """Classify one JPEG, or answer that the model is loaded."""
         if request.url.path == "/health":
             return "ok"
         image = await asyncio.to_thread(preprocess, await request.body())

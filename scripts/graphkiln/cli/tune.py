@@ -327,9 +327,9 @@ def _search(tuning: Tuning) -> Result:
 
 
 def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
-    from graphkiln.tuning.report import Costs, document_of
+    from graphkiln.tuning.report import document_of
 
-    return document_of(result, tuning, command_line(), Costs(price_per_hour=price))
+    return document_of(result, tuning, command_line(), price)
 
 
 _INTERRUPTED = 130  # exit code after Ctrl-C

@@ -75,11 +75,6 @@ def check_writable(subject: Subject) -> None:
 def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
     """Build and prove what would be served, as the server does; nothing is written.
 
-    Args:
-        candidate: What is to be written.
-        subject: The model, as it was when it was tuned.
-        questions: What the session is asked.
-
     Raises:
         VerificationError: The session cannot be built any more, or answers otherwise; or another version that is served
             with the file cannot be built with it.
@@ -96,10 +91,6 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
 
 def write(candidate: Candidate, subject: Subject) -> Applied:
     """Write a proven candidate to the configuration of its model, atomically.
-
-    Args:
-        candidate: What to write.
-        subject: The model, as it was when it was tuned.
 
     Raises:
         RepositoryError: The file cannot be written, or was changed since.

@@ -15,96 +15,6 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import ACCELERATOR_ORIGIN
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
 
-# Between a candidate and config.pbtxt: the one place that knows the names of both.
-
-LAYOUT, CONV_SEARCH = "layout", "conv_search"
-# ONNX Runtime's own name of the setting.
-SPIN_ENTRY = "session.intra_op.allow_spinning"
-# Value of `layout` and `conv_search` that leaves the choice to the engine.
-ENGINES_CHOICE = "engine's"
-
-
-def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
-    """Changes to config.pbtxt that serve a candidate.
-
-    Args:
-        candidate: Values by key; keys that it lacks stay as they are.
-        subject: The model.
-    """
-    delay = candidate.values.get(QUEUE_DELAY_US)
-    preferred = candidate.values.get(PREFERRED)
-    return ConfigChanges(
-        parameters=_parameters(candidate, subject),
-        instances=_number(candidate, INSTANCES) if subject.single_group else None,  # of several, no count is one's
-        max_batch_size=_number(candidate, MAX_BATCH_SIZE),
-        queue_delay_us=delay if isinstance(delay, int) else None,
-        preferred_batch_sizes=preferred if isinstance(preferred, tuple) and delay != NO_BATCHER else None,
-        on_gpu=subject.config.device.is_gpu,
-    )
-
-
-def version_of(candidate: Candidate, subject: Subject) -> Path | None:
-    """Folder of the version that a candidate is served from; None for the subject's own.
-
-    Args:
-        candidate: With its precision.
-        subject: The model.
-    """
-    return subject.int8 if candidate.values.get(PRECISION) == Precision.INT8 else None
-
-
-def default_values(subject: Subject) -> dict[str, Value]:
-    """Values of today's deployment."""
-    serving = subject.deployment.plan.configs[0]
-    settings = subject.deployment.settings
-    return {
-        ENGINE: settings.engine or serving.engine,
-        PRECISION: str(settings.precision or subject.deployment.saved),
-        THREADS: serving.threads,
-        STREAMS: serving.streams,
-        SPIN: serving.spin
-        and serving.engine == "onnxruntime"
-        and serving.threads > 1,  # a single thread has no other to wait for
-        LAYOUT: serving.layout or ENGINES_CHOICE,
-        CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
-        INSTANCES: subject.config.instances,
-        MAX_BATCH_SIZE: subject.config.max_batch_size,
-        QUEUE_DELAY_US: subject.queue_delay_us,
-        PREFERRED: subject.config.preferred_batch_sizes or (),
-    }
-
-
-def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
-    values = candidate.values
-    found = {key: str(values[key]) for key in (ENGINE, THREADS) if key in values}
-    if STREAMS in values:
-        found[STREAMS] = _streams(candidate, subject)
-    if PRECISION in values:
-        found[PRECISION] = _precision(str(values[PRECISION]), subject)
-    if SPIN in values:
-        found[SPIN_ENTRY] = str(int(bool(values[SPIN]))) if values.get(ENGINE) == "onnxruntime" else ""
-    chosen = {key: str(values[key]) for key in (LAYOUT, CONV_SEARCH) if key in values}
-    return found | {key: "" if value == ENGINES_CHOICE else value for key, value in chosen.items()}
-
-
-def _streams(candidate: Candidate, subject: Subject) -> str:
-    """Text of `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
-    streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
-    is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
-    return str(streams) if is_needed else ""
-
-
-def _precision(value: str, subject: Subject) -> str:
-    """Text of `precision`: empty for that of the saved graph, unless the configuration names one."""
-    requested = subject.deployment.settings.precision
-    saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
-    return "" if Precision(value) == saved and requested is None else value
-
-
-def _number(candidate: Candidate, key: str) -> int | None:
-    return candidate.number(key) if key in candidate else None
-
-
 # Value of a key; a tuple of batch sizes for `preferred_batch_sizes`.
 Value = str | int | bool | tuple[int, ...]
 
@@ -112,6 +22,11 @@ ENGINE, PRECISION, THREADS, STREAMS, SPIN = "engine", "precision", "threads", "s
 INSTANCES, MAX_BATCH_SIZE, PREFERRED = "instances", "max_batch_size", "preferred_batch_sizes"
 # Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher.
 QUEUE_DELAY_US = "max_queue_delay_us"
+LAYOUT, CONV_SEARCH = "layout", "conv_search"
+# ONNX Runtime's own name of the setting.
+SPIN_ENTRY = "session.intra_op.allow_spinning"
+# Value of `layout` and `conv_search` that leaves the choice to the engine.
+ENGINES_CHOICE = "engine's"
 # Text form of an empty list.
 NOTHING = "none"
 # Keys that a bare session depends on; the others belong to the scheduler.
@@ -177,11 +92,80 @@ class Candidate:
 
 
 def format_value(value: Value | list[int]) -> str:
-    """Format a value as `--fix` reads it.
-
-    Args:
-        value: Of a candidate, or as JSON has it.
-    """
+    """Format a value as `--fix` reads it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "+".join(map(str, value)) or NOTHING if isinstance(value, tuple | list) else str(value)
+
+
+# Between a candidate and config.pbtxt: the one place that knows the names of both.
+
+
+def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
+    """Changes to config.pbtxt that serve a candidate."""
+    delay = candidate.values.get(QUEUE_DELAY_US)
+    preferred = candidate.values.get(PREFERRED)
+    return ConfigChanges(
+        parameters=_parameters(candidate, subject),
+        instances=_number(candidate, INSTANCES) if subject.single_group else None,  # of several, no count is one's
+        max_batch_size=_number(candidate, MAX_BATCH_SIZE),
+        queue_delay_us=delay if isinstance(delay, int) else None,
+        preferred_batch_sizes=preferred if isinstance(preferred, tuple) and delay != NO_BATCHER else None,
+        on_gpu=subject.config.device.is_gpu,
+    )
+
+
+def version_of(candidate: Candidate, subject: Subject) -> Path | None:
+    """Folder of the version that a candidate is served from; None for the subject's own."""
+    return subject.int8 if candidate.values.get(PRECISION) == Precision.INT8 else None
+
+
+def default_values(subject: Subject) -> dict[str, Value]:
+    """Values of today's deployment."""
+    serving = subject.deployment.plan.configs[0]
+    settings = subject.deployment.settings
+    return {
+        ENGINE: settings.engine or serving.engine,
+        PRECISION: str(settings.precision or subject.deployment.saved),
+        THREADS: serving.threads,
+        STREAMS: serving.streams,
+        # a single thread has no other to wait for
+        SPIN: serving.spin and serving.engine == "onnxruntime" and serving.threads > 1,
+        LAYOUT: serving.layout or ENGINES_CHOICE,
+        CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
+        INSTANCES: subject.config.instances,
+        MAX_BATCH_SIZE: subject.config.max_batch_size,
+        QUEUE_DELAY_US: subject.queue_delay_us,
+        PREFERRED: subject.config.preferred_batch_sizes or (),
+    }
+
+
+def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
+    values = candidate.values
+    found = {key: str(values[key]) for key in (ENGINE, THREADS) if key in values}
+    if STREAMS in values:
+        found[STREAMS] = _streams(candidate, subject)
+    if PRECISION in values:
+        found[PRECISION] = _precision(str(values[PRECISION]), subject)
+    if SPIN in values:
+        found[SPIN_ENTRY] = str(int(bool(values[SPIN]))) if values.get(ENGINE) == "onnxruntime" else ""
+    chosen = {key: str(values[key]) for key in (LAYOUT, CONV_SEARCH) if key in values}
+    return found | {key: "" if value == ENGINES_CHOICE else value for key, value in chosen.items()}
+
+
+def _streams(candidate: Candidate, subject: Subject) -> str:
+    """Text of `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
+    streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
+    is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
+    return str(streams) if is_needed else ""
+
+
+def _precision(value: str, subject: Subject) -> str:
+    """Text of `precision`: empty for that of the saved graph, unless the configuration names one."""
+    requested = subject.deployment.settings.precision
+    saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
+    return "" if Precision(value) == saved and requested is None else value
+
+
+def _number(candidate: Candidate, key: str) -> int | None:
+    return candidate.number(key) if key in candidate else None

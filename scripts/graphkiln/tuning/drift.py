@@ -66,13 +66,7 @@ class Reading:
 
 
 class Reference:
-    """Measure candidates on a machine whose speed is watched.
-
-    Args:
-        trials: What measures.
-        seconds: Of a reading.
-        seed: Of the arrivals of all measurements.
-    """
+    """Measure candidates on a machine whose speed is watched."""
 
     def __init__(self, trials: RecordedTrials, seconds: float, seed: int = 0) -> None:
         self.trials, self._seconds, self._seed = trials, seconds, seed

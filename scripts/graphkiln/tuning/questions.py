@@ -164,11 +164,7 @@ class Questions:
         return ""
 
     def accuracy(self, found: Sequence[Arrays]) -> float | None:
-        """Share of the requests whose best class is the right one; None without labels.
-
-        Args:
-            found: The outputs for each request.
-        """
+        """Share of the requests whose best class is the right one; None without labels."""
         if self.targets is None:
             return None
         ranking = self.reading if isinstance(self.reading, Ranking) else None
@@ -185,12 +181,7 @@ class Questions:
         return {name: _as_sent(array, int(self.is_batched)) for name, array in self.feeds[number].items()}
 
     def answer(self, number: int, found: Arrays) -> Arrays:
-        """Give a server's answer the shapes of the graph: the reverse of `request`.
-
-        Args:
-            number: Of the request.
-            found: The outputs for it.
-        """
+        """Give a server's answer the shapes of the graph: the reverse of `request`."""
         shapes = {name: np.shape(array) for name, array in self.answers[number].items()}
         return {name: _without_scalar(array, shapes.get(name, array.shape)) for name, array in found.items()}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +18,7 @@ from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.contest import Point
 from graphkiln.tuning.questions import undecided
 from graphkiln.tuning.result import Result, Row
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
 from graphkiln_backend.graph.files import MIB
 
@@ -212,39 +211,37 @@ def _shortened(reason: str) -> str:
     return reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Costs:
-    """Costs of a configuration.
-
-    Attributes:
-        price_per_hour: Price of the machine, in any currency; None if not given.
-    """
-
-    price_per_hour: float | None = None
-
-    def of(self, measured: Measured) -> dict[str, float]:
-        """Per thousand requests: `price_per_1000` and `watt_hours_per_1000`, each where it can be known."""
-        found: dict[str, float] = {}
-        per_second = measured.throughput.value
-        if self.price_per_hour is not None and per_second:
-            found["price_per_1000"] = self.price_per_hour / 3600 / per_second * 1000
-        if measured.energy_j is not None and per_second:
-            found["watt_hours_per_1000"] = measured.energy_j / measured.seconds / per_second * 1000 / 3600
-        return found
-
-
-def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> dict[str, Any]:
-    """A search as JSON data: no value in it is infinite.
+def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: float | None = None) -> dict[str, Any]:
+    """A search as JSON data, in which no value is infinite.
 
     Args:
-        result: What was found.
-        tuning: What was asked.
+        result: The result.
+        tuning: The search.
         command: The command line that repeats it.
-        costs: What a machine costs.
+        price_per_hour: Price of the machine, in any currency; None if unknown.
     """
     space = tuning.spanned.space
     default = space.today
-    describe = _Describing(default=default, costs=costs)
+
+    def point(found: Point | None) -> dict[str, Any] | None:
+        return _point(found, price_per_hour) if found else None
+
+    def row(found: Row | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        candidate = found.scored.candidate
+        return {
+            "id": candidate.id,
+            "configuration": candidate.as_json(),
+            "changes": in_words(candidate, default),
+            "score": found.score,
+            "limit": found.limit,
+            "lost": found.scored.lost,
+            "accuracy_lost": found.accuracy_lost,
+            "best": point(found.best_point),
+            "points": [point(each) for each in found.scored.points],
+        }
+
     identity = tuning.identity()
     document = {
         "model": tuning.subject.name,
@@ -268,12 +265,12 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
             "reasons": space.reasons(),
             "left_out": list(tuning.spanned.left_out),
         },
-        "chosen": describe.row(result.chosen),
-        "promise": describe.point(result.promise),
-        "closest": describe.row(result.closest),
+        "chosen": row(result.chosen),
+        "promise": point(result.promise),
+        "closest": row(result.closest),
         "unproven": result.is_unproven,
-        "default": describe.row(result.default),
-        "rows": [describe.row(row) for row in result.rows],
+        "default": row(result.default),
+        "rows": [row(each) for each in result.rows],
         "refused": _refused(result, tuning),
         "untried": [
             {"changes": in_words(each.candidate, default), "reason": each.reason}
@@ -281,7 +278,7 @@ def document_of(result: Result, tuning: Tuning, command: str, costs: Costs) -> d
             if each.by_budget
         ],
         "front": [row.scored.candidate.id for row in result.front],
-        "curve": [describe.point(point) for point in result.curve],
+        "curve": [point(each) for each in result.curve],
         "knee": result.knee,
         "readings": [{"spent_s": each.spent_s, "rate": each.rate, "level": each.level} for each in result.readings],
         "notes": list(dict.fromkeys((*result.notes, *_warnings(result), *_doubts(tuning)))),
@@ -300,55 +297,34 @@ def in_words(candidate: Candidate, default: Candidate) -> str:
     return str(Candidate.of(changed)) if changed else "as it is served today"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Describing:
-    """Rows and points as JSON data."""
-
-    default: Candidate
-    costs: Costs
-
-    def row(self, row: Row | None) -> dict[str, Any] | None:
-        if row is None:
-            return None
-        candidate = row.scored.candidate
-        return {
-            "id": candidate.id,
-            "configuration": candidate.as_json(),
-            "changes": in_words(candidate, self.default),
-            "score": row.score,
-            "limit": row.limit,
-            "lost": row.scored.lost,
-            "accuracy_lost": row.accuracy_lost,
-            "best": self.point(row.best_point),
-            "points": [self.point(point) for point in row.scored.points],
-        }
-
-    def point(self, point: Point | None) -> dict[str, Any] | None:
-        if point is None:
-            return None
-        measured = point.measured
-        is_open = isinstance(point.load, OpenLoop)
-        memory = measured.memory_bytes
-        return {
-            "rate": point.load.rate if isinstance(point.load, OpenLoop) else None,
-            "callers": None if is_open else getattr(point.load, "callers", None),
-            "throughput": measured.throughput.value,
-            "throughput_range": [measured.throughput.lower, measured.throughput.upper],
-            "p50_ms": measured.latency.p50_s * 1e3,
-            "p99_ms": measured.latency.p99.value * 1e3,
-            "p99_range_ms": [measured.latency.p99.lower * 1e3, measured.latency.p99_at_most_s * 1e3],
-            "requests": measured.requests,
-            "seconds": measured.seconds,
-            "errors": dict(measured.errors),
-            "unsent": measured.unsent,
-            "answers_checked": measured.answers,
-            "client_cores": measured.client_cores,
-            "server_cores": measured.server_cores,
-            "memory_mb": None if memory is None else memory / MIB,
-            "placed": measured.placed,
-            "warning": measured.warning,
-            **self.costs.of(measured),
-        }
+def _point(point: Point, price_per_hour: float | None) -> dict[str, Any]:
+    measured, load = point.measured, point.load
+    memory, per_second = measured.memory_bytes, measured.throughput.value
+    costs: dict[str, float] = {}
+    if price_per_hour is not None and per_second:
+        costs["price_per_1000"] = price_per_hour / 3600 / per_second * 1000
+    if measured.energy_j is not None and per_second:
+        costs["watt_hours_per_1000"] = measured.energy_j / measured.seconds / per_second * 1000 / 3600
+    return {
+        "rate": load.rate if isinstance(load, OpenLoop) else None,
+        "callers": None if isinstance(load, OpenLoop) else load.callers,
+        "throughput": per_second,
+        "throughput_range": [measured.throughput.lower, measured.throughput.upper],
+        "p50_ms": measured.latency.p50_s * 1e3,
+        "p99_ms": measured.latency.p99.value * 1e3,
+        "p99_range_ms": [measured.latency.p99.lower * 1e3, measured.latency.p99_at_most_s * 1e3],
+        "requests": measured.requests,
+        "seconds": measured.seconds,
+        "errors": dict(measured.errors),
+        "unsent": measured.unsent,
+        "answers_checked": measured.answers,
+        "client_cores": measured.client_cores,
+        "server_cores": measured.server_cores,
+        "memory_mb": None if memory is None else memory / MIB,
+        "placed": measured.placed,
+        "warning": measured.warning,
+        **costs,
+    }
 
 
 def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
@@ -466,7 +442,7 @@ def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """Renders a document.
+    """Render a document.
 
     Args:
         document: As `document_of` makes it.

@@ -108,14 +108,7 @@ _MUCH = 0.5
 
 
 def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> str:
-    """Describe what limits a candidate: errors, the model, the batcher, the cores, or the queue.
-
-    Args:
-        scored: Its score, with its points.
-        bare: Its session.
-        target: What it was to meet.
-        cores: Cores of the machine.
-    """
+    """Describe what limits a candidate: errors, the model, the batcher, the cores, or the queue."""
     point = _hardest(scored, target)
     if point is None:
         return scored.lost

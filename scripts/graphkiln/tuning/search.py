@@ -102,13 +102,7 @@ def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], b
 
 
 def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:
-    """Select `most` candidates, spread over all sessions, those of the fastest sessions first.
-
-    Args:
-        probes: Results of bare sessions.
-        most: Their number.
-        first: Candidates that are taken in any case.
-    """
+    """Select `most` candidates, spread over all sessions, those of the fastest sessions first."""
     by_session: dict[Candidate, list[Candidate]] = {}
     for candidate in sorted(probes.viable, key=lambda each: -bound_of(each, probes.bare(each)).rate):
         by_session.setdefault(session_of(candidate), []).append(candidate)

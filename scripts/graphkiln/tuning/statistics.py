@@ -227,13 +227,7 @@ def inflation(latencies: Seconds, quantile: float = QUANTILE) -> float:
 
 
 def throughput(done_s: Seconds, begin_s: float, end_s: float) -> Interval:
-    """Responses per second, with the 95% interval of batch means over blocks of time.
-
-    Args:
-        done_s: When each response came.
-        begin_s: Begin of the measurement, on the same clock.
-        end_s: Its end.
-    """
+    """Responses per second, with the 95% interval of batch means over blocks of time."""
     counts, _ = np.histogram(done_s, BLOCKS, (begin_s, end_s))
     return mean_interval(counts * BLOCKS / (end_s - begin_s))
 

@@ -142,11 +142,7 @@ def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None)
 
 
 def ensembles_of(model: Path) -> dict[str, int]:
-    """The ensembles of the same store that a model is a step of, by name, each with its largest batch.
-
-    Args:
-        model: The model's folder; its neighbors are read, and those with an unreadable configuration are skipped.
-    """
+    """The ensembles of the same store that a model is a step of, by name, each with its largest batch."""
     found = {}
     for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
         try:
@@ -206,10 +202,6 @@ class Subject:
 def read_subject(version: Path, cache: ArtifactCache) -> Subject:
     """Read a version as the server would.
 
-    Args:
-        version: The version folder.
-        cache: Keeps what is converted from the graphs of other frameworks.
-
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
     """
@@ -267,10 +259,6 @@ def check_unchanged(subject: Subject) -> None:
 
 def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
     """The versions that a server takes from the model's folder, by its version policy, in ascending order.
-
-    Args:
-        subject: The model.
-        added: Versions that will be there, too.
 
     Raises:
         RepositoryError: The configuration is not usable any more.

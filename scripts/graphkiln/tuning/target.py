@@ -66,10 +66,6 @@ def check_price(price: float | None) -> None:
 def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
     """Read each `KEY=VALUE` of `--fix`.
 
-    Args:
-        texts: As written.
-        default: A candidate, for the keys that there are and the kind of their values.
-
     Raises:
         InvalidInput: One cannot be read, or two are of the same key.
     """
@@ -83,10 +79,6 @@ def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
 
 def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
     """Read `KEY=VALUE` of `--fix`.
-
-    Args:
-        text: As written.
-        default: A candidate, for the keys that there are and the kind of their values.
 
     Raises:
         InvalidInput: There is no such key, or the value is of another kind.

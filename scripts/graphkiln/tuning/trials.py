@@ -176,12 +176,6 @@ class Trials(Protocol):
         """Serve a candidate and measure it.
 
         Failures of the candidate are returned, never raised; failures of the tuner itself are raised.
-
-        Args:
-            candidate: What to serve.
-            load: What requests come.
-            seconds: How long to measure, after the warm-up.
-            seed: Of the arrivals; another number gives other moments.
         """
         ...
 

@@ -70,25 +70,12 @@ def test_a_configuration_is_written_and_the_server_would_take_it(subject: Subjec
     assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt", "config.pbtxt.untuned"]
 
 
-def test_smaller_batches_are_told(subject: Subject) -> None:
-    assert write(CHOSEN, subject).notes == ("requests of more than 8 rows are refused from now on; it was 32",)
-
-
 def test_versions_that_were_not_tuned_are_told(subject: Subject) -> None:
     shutil.copytree(subject.folder / "1", subject.folder / "2")
     assert write(CHOSEN, subject).notes[1:] == (
         "version 2 is served with it, and loads: only version 1 was measured",
         "version 1 was measured, and is not among those that are served: see version_policy",
     )
-
-
-def test_those_that_the_version_policy_leaves_out_are_not(subject: Subject) -> None:
-    shutil.copytree(subject.folder / "1", subject.folder / "2")
-    with (subject.folder / "config.pbtxt").open("a") as config:
-        config.write("version_policy { specific { versions: [1] } }\n")
-    applied = write(CHOSEN, read_again(subject.folder))
-    assert len(applied.notes) == 1
-    assert list(read_config(applied.config).version_policy.specific.versions) == [1]
 
 
 @pytest.mark.usefixtures("built")
@@ -112,15 +99,6 @@ def test_a_version_that_would_not_load_with_it_keeps_it_from_being_written(
     assert asked == [(2, True), (2, False)]
     broken = True
     prove(CHOSEN, subject, questions)
-
-
-@pytest.mark.usefixtures("built")
-def test_other_versions_are_really_built(subject: Subject, questions: Questions) -> None:
-    shutil.copytree(subject.folder / "1", subject.folder / "2")
-    prove(CHOSEN, subject, questions)
-    unknown = CHOSEN.with_values({"precision": "int8"})
-    with pytest.raises(VerificationError, match="version 2 is served with it, too"):
-        prove(unknown, subject, questions)
 
 
 def test_a_signature_that_is_broken_is_told(subject: Subject) -> None:
@@ -154,15 +132,6 @@ def test_the_way_back_goes_back(subject: Subject) -> None:
     assert (subject.folder / "config.pbtxt").read_bytes() == before
     assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt"]
     assert applied.commands_back[1] == "graphkiln load digits"
-
-
-def test_a_model_without_a_configuration_goes_back_to_none(subject: Subject) -> None:
-    (subject.folder / "config.pbtxt").unlink()
-    applied = write(CHOSEN, read_again(subject.folder))
-    assert applied.backup is None
-    assert read_again(subject.folder).config.max_batch_size == 8
-    go_back(applied)
-    assert not applied.config.exists()
 
 
 def test_no_backup_is_written_over(subject: Subject) -> None:
@@ -243,14 +212,6 @@ def test_comments_are_in_the_copy_and_users_are_told(subject: Subject) -> None:
     assert "by the vision team" in applied.backup.read_text()
     assert [note for note in applied.notes if "comments" in note and applied.backup.name in note]
     assert read_config(path).instance_group[0].count == 2
-
-
-def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
-    path = subject.folder / "config.pbtxt"
-    groups = 'instance_group [ { count: 1 kind: KIND_CPU }, { count: 2 kind: KIND_CPU name: "night" } ]\n'
-    path.write_text(path.read_text() + groups)
-    write(CHOSEN, read_again(subject.folder))
-    assert [(group.count, group.name) for group in read_config(path).instance_group] == [(1, ""), (2, "night")]
 
 
 def test_an_int8_graph_becomes_the_next_version(subject: Subject) -> None:

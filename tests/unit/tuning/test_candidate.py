@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from graphkiln.tuning.candidate import (
     ENGINE,
     INSTANCES,
     PREFERRED,
-    SESSION_KEYS,
     SPIN,
     SPIN_ENTRY,
     Candidate,
@@ -25,7 +22,6 @@ from graphkiln.tuning.candidate import (
 )
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.repository.config_changes import NO_BATCHER
 
 CANDIDATE = Candidate.of({INSTANCES: 2, ENGINE: "openvino", PREFERRED: (4, 8), SPIN: False})
 
@@ -37,34 +33,8 @@ def test_equal_values_make_equal_candidates() -> None:
     assert other.id == CANDIDATE.id
 
 
-def test_an_id_is_the_same_in_another_process() -> None:
-    program = (
-        "from graphkiln.tuning.candidate import Candidate;"
-        f"print(Candidate.of({CANDIDATE.values!r}).id, Candidate.of({{}}).id)"
-    )
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert shown.split() == [CANDIDATE.id, Candidate.of({}).id]
-
-
-def test_ids_differ_where_values_do() -> None:
-    others = [CANDIDATE.with_values(values) for values in ({INSTANCES: 1}, {SPIN: True}, {PREFERRED: ()}, {"new": 1})]
-    assert len({each.id for each in (CANDIDATE, *others)}) == 5
-
-
 def test_json_gives_the_candidate_back() -> None:
     assert Candidate.from_json(json.loads(json.dumps(CANDIDATE.as_json()))) == CANDIDATE
-
-
-def test_values_are_read_by_key() -> None:
-    assert CANDIDATE[ENGINE] == "openvino"
-    assert CANDIDATE.number(INSTANCES) == 2
-    assert CANDIDATE.number("threads", 7) == 7
-    assert ENGINE in CANDIDATE
-    assert "threads" not in CANDIDATE
-
-
-def test_a_session_is_the_part_that_no_scheduler_knows() -> None:
-    assert CANDIDATE.restricted_to(SESSION_KEYS).values == {ENGINE: "openvino", SPIN: False}
 
 
 def test_a_candidate_reads_as_a_line() -> None:
@@ -110,23 +80,11 @@ def test_spinning_is_onnx_runtimes_own_entry(subject: Subject) -> None:
         assert changes.parameters == {"engine": "onnxruntime", SPIN_ENTRY: text, "streams": ""}
 
 
-def test_keys_that_a_candidate_lacks_stay_as_they_are(subject: Subject) -> None:
-    changes = changes_of(Candidate.of({"threads": 1}), subject)
-    assert changes.parameters == {"threads": "1"}
-    assert (changes.instances, changes.max_batch_size, changes.queue_delay_us) == (None, None, None)
-
-
 def test_the_saved_precision_needs_no_request(subject: Subject) -> None:
     assert changes_of(Candidate.of({"precision": "fp32"}), subject).parameters == {"precision": ""}
     settings = replace(subject.deployment.settings, precision=Precision.BF16)
     lowered = replace(subject, deployment=replace(subject.deployment, settings=settings))
     assert changes_of(Candidate.of({"precision": "fp32"}), lowered).parameters == {"precision": "fp32"}
-
-
-def test_without_a_batcher_nothing_is_preferred(subject: Subject) -> None:
-    changes = changes_of(Candidate.of({"max_queue_delay_us": NO_BATCHER, "preferred_batch_sizes": ()}), subject)
-    assert changes.preferred_batch_sizes is None
-    assert changes.queue_delay_us == NO_BATCHER
 
 
 def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:

@@ -67,12 +67,6 @@ def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, 
     assert 0.5 * true <= promise.load.rate <= true * 1.03
 
 
-def test_a_slower_machine_is_promised_less(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    promise, _ = confirm(recorded(server, 1000.0), scored(space, 40.0), TARGET, 0.5)
-    assert promise is not None
-    assert promise.load == OpenLoop(20.0)
-
-
 def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     target = Target(p99_s=0.08, rate=500.0, objective=Objective.COST)
     promise, reason = confirm(recorded(server, 100.0), scored(space, -1.0), target, 1.0)
@@ -87,14 +81,6 @@ def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, r
     assert promise is None
     assert reason.endswith("and the budget is spent")
     assert trials.spent_s <= 12.0
-
-
-def test_a_failure_is_the_reason(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    server.fault = lambda _: "crash"
-    assert confirm(recorded(server, 100.0), scored(space, 10.0), TARGET, 1.0) == (
-        None,
-        "the server died with signal 11",
-    )
 
 
 def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
@@ -150,15 +136,6 @@ def test_requests_that_wait_for_each_other_take_more_of_them(
     confirm(recorded(server, 210.0), asked, TARGET, 1.0)
     slice_s = (210.0 - 5.0) / 5
     assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)
-
-
-def test_a_failure_beside_the_promise_is_told(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    promise, _ = confirm(recorded(server, 1000.0), scored(space, 20.0), TARGET, 1.0)
-    assert promise is not None
-    server.fault = lambda _: "crash"
-    curve, failure = sweep(recorded(server, 1000.0), space.default, promise, 20.0)
-    assert curve == (promise,)
-    assert failure == "beside the promise, at 5 requests per second, it failed: the server died with signal 11"
 
 
 AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)

@@ -14,7 +14,7 @@ from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning import contest as contest_module
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
-from graphkiln.tuning.contest import RESOLUTION, CandidateScore, LoadContest, Point, RateContest
+from graphkiln.tuning.contest import CandidateScore, LoadContest, Point, RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import Space
@@ -63,11 +63,6 @@ def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> 
     assert bracket.next_rate == pytest.approx(math.sqrt(50 * 90))
 
 
-def test_a_rate_that_is_not_answered_is_refuted_however_fast_the_rest(contest: RateContest, space: Space) -> None:
-    bracket = contest.bracket(scored(space, point(OpenLoop(90), Interval(0.01, 0.01, 0.02), answered=70)))
-    assert bracket.refuted == 90
-
-
 def test_of_two_that_contradict_each_other_the_later_one_counts(contest: RateContest, space: Space) -> None:
     passes, fails = point(OpenLoop(60), Interval.exact(0.05)), point(OpenLoop(50), Interval.exact(0.09))
     assert contest.bracket(scored(space, passes, fails)).passed == 0
@@ -81,24 +76,12 @@ def test_settling_finds_the_rate(contest: RateContest, server: SimulatedServer, 
     assert contest.bracket(settled).is_narrow
 
 
-def test_without_a_bound_the_capacity_is_measured(contest: RateContest, space: Space) -> None:
-    assert contest.settle(contest.enter(space.default, math.inf), -math.inf).score.lower > 0
-
-
 def test_one_that_fails_at_the_rate_of_another_is_asked_no_other_rate(
     contest: RateContest, server: SimulatedServer, space: Space
 ) -> None:
     settled = contest.settle(contest.enter(space.default, 1000.0), 3 * true_rate(server, space.default, TARGET.p99_s))
     assert len({point.load for point in settled.points}) == 1
     assert settled.score.lower == 0
-
-
-def test_one_that_ties_is_told_from_one_that_does_not(contest: RateContest, space: Space) -> None:
-    best, near, far = (
-        CandidateScore(candidate=space.default, score=Interval(rate, rate, 300)) for rate in (100, 100 / RESOLUTION, 90)
-    )
-    assert contest.is_tie(near, best)
-    assert not contest.is_tie(far, best)
 
 
 def test_a_failure_ends_the_contest(contest: RateContest, server: SimulatedServer, space: Space) -> None:
@@ -171,12 +154,6 @@ MakeReference = Callable[[SimulatedServer], Reference]
 
 def load_contest(make: MakeReference, target: Target) -> LoadContest:
     return LoadContest(make(SimulatedServer(cores=2)), target, 2.0, 60.0)
-
-
-def test_the_load_is_the_given_one_or_one_caller(reference_of: MakeReference) -> None:
-    rate = Target(p99_s=0.08, rate=30.0, objective=Objective.COST)
-    assert load_contest(reference_of, rate).load == OpenLoop(30.0)
-    assert load_contest(reference_of, Target(p99_s=0.08, objective=Objective.LATENCY)).load == ClosedLoop(1)
 
 
 def test_a_rate_that_is_met_is_proven(reference_of: MakeReference, space: Space) -> None:
@@ -308,23 +285,6 @@ def test_a_stall_of_one_caller_is_asked_again_too(reference_of: MakeReference, s
     judge = LoadContest(reference_of(SimulatedServer(cores=2, stalls=[(2.8, 0.9)])), target, 1.0, 60.0)
     looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
     assert looked.lost == ""
-
-
-def test_a_load_that_is_too_much_is_asked_once(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2)
-    judge = LoadContest(reference_of(server), replace(AT_60, rate=500.0), 1.0, 60.0)
-    assert judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0).lost.startswith("answers ")
-    assert len(server.measured) == 1
-
-
-def test_what_no_budget_bears_is_not_asked_again(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2, stalls=[(2.8, 0.28)])
-    reference = reference_of(server)
-    reference.trials.budget.total_s = 20.0
-    judge = LoadContest(reference, AT_60, 1.0, 60.0)
-    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
-    assert looked.lost.startswith("p99 of ")
-    assert len(server.measured) == 1
 
 
 def test_the_second_question_begins_with_the_same_arrivals(reference_of: MakeReference, space: Space) -> None:

@@ -63,14 +63,6 @@ def test_one_reading_that_is_off_is_no_drift(reference_of: MakeReference, space:
     assert len(server.measured) == 6
 
 
-def test_readings_that_contradict_each_other_are_told(reference_of: MakeReference, space: Space) -> None:
-    reference = reference_of(PacedServer(cores=2, paces=[1, 1, 1, 0.6, 0.6, 1.5]))
-    reference.begin(space.candidates)
-    reference.steadily(work(reference))
-    assert reference.level == 1.0
-    assert "from second to second" in reference.notes[0]
-
-
 class Noisy(SimulatedServer):
     """Says of each measurement how far its mean may be off."""
 
@@ -131,14 +123,6 @@ def test_servers_that_are_still_cold_look_like_no_drift(reference_of: MakeRefere
     assert reference.notes == []
 
 
-def test_short_work_needs_no_reading(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2)
-    reference = reference_of(server)
-    reference.begin(space.candidates)
-    reference.steadily(work(reference, 5.0))
-    assert len(server.measured) == 3
-
-
 def test_a_slower_machine_is_noticed_and_its_results_are_converted(reference_of: MakeReference, space: Space) -> None:
     server = SimulatedServer(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else 0.5)
     reference = reference_of(server)
@@ -154,25 +138,6 @@ def test_a_slower_machine_is_noticed_and_its_results_are_converted(reference_of:
     offered = server.measured[-1][1]
     assert isinstance(offered, OpenLoop)
     assert offered.rate == pytest.approx(50, rel=0.05)
-
-
-@pytest.mark.parametrize("speed", [0.5, 1.6])
-def test_what_keeps_up_does_so_at_any_speed_of_the_machine(
-    speed: float, reference_of: MakeReference, space: Space
-) -> None:
-    server = SimulatedServer(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else speed)
-    reference = reference_of(server)
-    reference.begin(space.candidates)
-    reference.steadily(work(reference))
-    assert reference.level == pytest.approx(speed, rel=0.05)
-    assert reference.candidate is not None
-    capacity = work(reference, 5.0)()
-    slow, busy = (reference.measure(reference.candidate, OpenLoop(rate), 30.0) for rate in (10.0, 1.5 * capacity))
-    assert isinstance(slow, Measured)
-    assert isinstance(busy, Measured)
-    assert slow.keeps_up
-    assert slow.due_per_s == pytest.approx(10.0, rel=0.2)
-    assert not busy.keeps_up
 
 
 def test_a_machine_that_does_not_rest_is_told(reference_of: MakeReference, space: Space) -> None:
@@ -200,11 +165,6 @@ def test_a_reference_that_fails_later_is_told(reference_of: MakeReference, space
     server.fault = lambda each: "hang" if each == reference.candidate and len(server.measured) > 3 else ""
     reference.steadily(work(reference))
     assert "the reference failed" in reference.notes[0]
-
-
-def test_failures_are_handed_on(reference_of: MakeReference, space: Space) -> None:
-    reference = reference_of(SimulatedServer(cores=2, fault=lambda _: "load"))
-    assert isinstance(reference.measure(space.default, OpenLoop(5.0), 2.0), Failed)
 
 
 def test_what_was_measured_stays_where_the_budget_allows_no_repeat(reference_of: MakeReference, space: Space) -> None:

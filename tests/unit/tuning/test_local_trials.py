@@ -87,18 +87,6 @@ def test_metrics_come_later_than_readiness(
     assert (answers, events) == ([], ["start 4", "load 1"])
 
 
-def test_metrics_that_never_come_are_a_failure(
-    trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(_url: str, _model: str) -> Any:
-        raise MeasurementError("refused")
-
-    monkeypatch.setattr(local_trials, "read_placement", read)
-    monkeypatch.setattr(local_trials, "_PUBLISHED_S", 0)
-    assert trials.measure(FIRST, OpenLoop(1), 1, 0) == Failed(reason="refused")
-    assert events == ["start 4", "stop 4"]
-
-
 def test_a_candidate_that_does_not_load_failed(trials: LocalTrials, events: list[str]) -> None:
     found = trials.measure(FIRST.with_values({"max_batch_size": 13}), OpenLoop(1), 1, 0)
     assert found == Failed(reason="digits: no room")
@@ -178,12 +166,6 @@ class TestPlacement:
     )
     def test_what_is_not_known_is_not_refused(self, values: dict[str, str], precision: str) -> None:
         check_placement(Candidate.of(values), (Placed(engine="onnxruntime", precision=precision, device="cpu"),))
-
-
-def test_what_warms_a_server_up_is_a_load_of_its_own(trials: LocalTrials, events: list[str]) -> None:
-    trials.warm(FIRST, OpenLoop(7))
-    trials.measure(FIRST, OpenLoop(1), 1, 0)
-    assert events == ["start 4", "load 7", "load 1"]
 
 
 # A session without a server, in a process of its own.
@@ -285,15 +267,3 @@ def test_what_the_machine_lacks_is_a_reason(
     found = run_job(job(subject, questions))
     assert isinstance(found, Failed)
     assert reason in found.reason
-
-
-def test_it_ends_with_the_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a tuner that is killed nobody is left who would end a session that hangs."""
-    done: list[str] = []
-    monkeypatch.setattr(local_trials, "end_with_parent", lambda: done.append("bound"))
-    monkeypatch.setattr(local_trials.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(local_trials, "hear", lambda _: done.append("heard"))
-    monkeypatch.setattr(local_trials, "run_job", lambda _: None)
-    monkeypatch.setattr(local_trials, "tell", lambda *_: done.append("told"))
-    local_trials.main()
-    assert done == ["bound", "heard", "told"]

@@ -29,12 +29,11 @@ from graphkiln.tuning.measure import (
     ServerWatch,
     latencies_of,
     parse_placement,
-    read_placement,
     summarize,
 )
 from graphkiln.tuning.questions import Questions
-from graphkiln.tuning.trials import ClosedLoop, Failed, Measured, OpenLoop
-from graphkiln_backend.graph.errors import InvalidInput, MeasurementError, Overloaded
+from graphkiln.tuning.trials import Failed, Measured, OpenLoop
+from graphkiln_backend.graph.errors import InvalidInput, Overloaded
 from graphkiln_backend.graph.precision import Precision
 
 GENERATOR = np.random.default_rng(1)
@@ -108,12 +107,6 @@ def test_a_rate_is_measured_from_when_requests_were_due(served: ServedCandidate)
     assert found.client_cores == pytest.approx(0.05)
     assert found.placed == "openvino on cpu in fp32"
     assert found.warning == ""
-
-
-def test_callers_are_measured_by_their_responses(served: ServedCandidate) -> None:
-    found = served.measure(ClosedLoop(1), 1.0, 1)
-    assert isinstance(found, Measured)
-    assert found.latency.count == 10
 
 
 def test_wrong_answers_are_out_however_fast(served: ServedCandidate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,11 +249,6 @@ def test_what_is_wrong_with_asking_is_raised() -> None:
         watch.objection()
 
 
-def test_questions_are_few_beside_the_load() -> None:
-    assert watch_of(answer, rate=2)._pause_s == 25
-    assert watch_of(answer, rate=1000)._pause_s == 0.2
-
-
 # What a server's processes do to the machine.
 
 METRICS = """# HELP graphkiln_instance_info What the instance serves with
@@ -294,11 +282,6 @@ def test_each_instance_says_what_it_serves_with() -> None:
     )
     assert parse_placement(METRICS, "other") == ()
     assert str(parse_placement(METRICS, "n")[0]) == "onnxruntime on cpu in fp32"
-
-
-def test_a_server_that_does_not_tell_is_an_error() -> None:
-    with pytest.raises(MeasurementError, match="metrics cannot be read"):
-        read_placement("http://127.0.0.1:9/metrics", "m")
 
 
 def test_memory_and_cpu_time_are_those_of_the_whole_family(parent: subprocess.Popen[str]) -> None:
@@ -365,17 +348,6 @@ def test_gpus_count_beside_them(powercap: Path, monkeypatch: pytest.MonkeyPatch)
     meter = EnergyMeter(powercap)
     meter.begin()
     assert meter.joules() == pytest.approx(4)
-
-
-def test_where_nothing_can_be_read_nothing_is_said(tmp_path: Path, powercap: Path) -> None:
-    meter = EnergyMeter(tmp_path / "none")
-    meter.begin()
-    assert meter.joules() is None
-    for folder in powercap.glob("intel*"):
-        (folder / "energy_uj").write_text("not for you")
-    meter = EnergyMeter(powercap)
-    meter.begin()
-    assert meter.joules() is None
 
 
 # When requests of a trial come, and what becomes of each.

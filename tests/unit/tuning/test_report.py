@@ -6,6 +6,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,13 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.report import (
     HEIGHT,
     WIDTH,
-    Costs,
     curve,
     document_of,
-    in_words,
     line_of,
     print_result,
     print_space,
+    rate_table,
+    render_page,
     scatter,
 )
 from graphkiln.tuning.space import Exclusion
@@ -60,7 +61,7 @@ def test_it_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
     endless = replace(point.measured.latency, p99=Interval(0.1, 0.1, math.inf))
     odd = replace(point, measured=replace(point.measured, latency=endless))
     result = replace(result, promise=odd)
-    found = document_of(result, asked, "tune", Costs())
+    found = document_of(result, asked, "tune")
     assert found["promise"]["p99_range_ms"] == [100, None]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
@@ -70,7 +71,7 @@ def test_what_bounds_ruled_out_is_counted(subject: Subject, tmp_path: Path) -> N
     space = asked.spanned.space
     slow = tuple(Exclusion(candidate=each, reason="a run takes 9 ms") for each in space.candidates[:3])
     result = replace(finished(space, asked.target), exclusions=(*space.exclusions[:5], *slow))
-    assert document_of(result, asked, "tune", Costs())["refused"] == {"a run takes 9 ms": 3}
+    assert document_of(result, asked, "tune")["refused"] == {"a run takes 9 ms": 3}
 
 
 def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path) -> None:
@@ -79,46 +80,19 @@ def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path
     refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
     untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
     result = replace(finished(space, asked.target), exclusions=(refused, untried))
-    found = document_of(result, asked, "tune", Costs())
+    found = document_of(result, asked, "tune")
     assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
 
 
-def test_costs_are_told_where_they_can_be_known() -> None:
-    assert Costs().of(measured(100, 0.01)) == {}
-    assert Costs(price_per_hour=3.6).of(measured(100, 0.01)) == {"price_per_1000": pytest.approx(0.01)}
-    found = Costs().of(measured(100, 0.01, energy_j=360.0))
-    assert found == {"watt_hours_per_1000": pytest.approx(0.1)}
-    assert Costs(price_per_hour=1.0).of(measured(0, 0.01, energy_j=1.0)) == {}
-
-
-def test_doubtful_measurements_are_counted(subject: Subject, tmp_path: Path) -> None:
+def test_costs_are_in_it_if_they_can_be_known(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
     result = finished(asked.spanned.space, asked.target)
-    first = result.rows[0]
-    point = first.scored.points[0]
-    warned = replace(point, measured=replace(point.measured, warning="the load generator took 80% of the cores"))
-    rows = (replace(first, scored=replace(first.scored, points=(warned,))), *result.rows[1:])
-    found = document_of(replace(result, rows=rows), asked, "tune", Costs())
-    assert found["notes"][-1] == "1 of 3 measurements: the load generator took 80% of the cores"
-
-
-def test_the_largest_share_of_the_generator_is_told(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    result = finished(asked.spanned.space, asked.target)
-    shares = {60: 1.2, 110: 2.2, 75: 1.5}
-    rows = []
-    for row, (share, cores) in zip(result.rows, shares.items(), strict=True):
-        (point,) = row.scored.points
-        said = replace(point.measured, client_cores=cores, warning=f"the load generator took {share}% of the cores")
-        rows.append(replace(row, scored=replace(row.scored, points=(replace(point, measured=said),))))
-    found = document_of(replace(result, rows=tuple(rows)), asked, "tune", Costs())
-    assert found["notes"][-1] == "3 of 3 measurements: the load generator took 110% of the cores"
-
-
-def test_a_candidate_is_told_by_what_is_different(subject: Subject, tmp_path: Path) -> None:
-    default = tuning(subject, tmp_path).spanned.space.default
-    assert in_words(default, default) == "as it is served today"
-    assert in_words(default.with_values({"instances": 2}), default) == "instances=2"
+    point = replace(result.curve[0], measured=measured(100, 0.01, energy_j=360.0))
+    found = document_of(replace(result, promise=point), asked, "tune", 3.6)["promise"]
+    assert found["price_per_1000"] == pytest.approx(0.01)
+    assert found["watt_hours_per_1000"] == pytest.approx(0.1)
+    found = document_of(result, asked, "tune")["promise"]
+    assert not {"price_per_1000", "watt_hours_per_1000"} & {*found}
 
 
 # What a search found, in 80 columns.
@@ -146,17 +120,6 @@ def test_the_answer_comes_first(subject: Subject, tmp_path: Path) -> None:
     assert "compared under load: 7 answers" in text
 
 
-def test_the_journal_can_be_copied(subject: Subject, tmp_path: Path) -> None:
-    found = {**document(subject, tmp_path), "journal": "/a/folder" * 15 + ".jsonl"}
-    assert found["journal"] in shown(print_result, found)
-
-
-def test_each_runner_up_has_a_reason(subject: Subject, tmp_path: Path) -> None:
-    text = shown(print_result, document(subject, tmp_path))
-    assert "as it is served today: lost: 200 requests per second, the chosen one 400" in text
-    assert "max_batch_size=4: lost: <b>slower</b> & worse" in text
-
-
 def test_where_nothing_meets_the_target_the_closest_is_told(subject: Subject, tmp_path: Path) -> None:
     text = shown(print_result, document(subject, tmp_path, met=False))
     assert "no configuration was proven to meet the target" in text
@@ -175,25 +138,6 @@ def test_what_met_the_target_and_was_not_proven_is_told_apart(subject: Subject, 
     assert "closest" not in text
     untold = shown(print_result, {**told, "closest": {**best, "lost": ""}})
     assert "why it is not proven: the budget was spent before it was measured again" in untold
-
-
-def test_nothing_at_all_can_be_measured(subject: Subject, tmp_path: Path) -> None:
-    found = {**document(subject, tmp_path, met=False), "closest": None, "rows": [], "refused": {"a run takes 9 ms": 4}}
-    assert "no candidate could be measured 4 left out: a run takes 9 ms" in shown(print_result, found)
-
-
-def test_what_was_not_tried_is_counted(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    every = found["space"]["candidates"]
-    assert "not tried" not in shown(print_result, {**found, "untried": []})
-    told = {**found, "untried": [{"changes": "instances=2", "reason": "no time"}]}
-    assert f"not tried, for the budget: 1 of {every} candidates" in shown(print_result, told)
-
-
-def test_more_rows_are_counted(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    text = shown(print_result, {**found, "rows": found["rows"] * 3})
-    assert "... and 3 more (--json, --html)" in text
 
 
 def test_the_space_is_shown_with_what_is_left_out(subject: Subject, tmp_path: Path) -> None:
@@ -237,13 +181,6 @@ def test_a_curve_rises_to_its_end(found: dict[str, Any]) -> None:
     assert picture["knee"] == marks[2]["x"]
 
 
-def test_without_points_there_is_no_picture(found: dict[str, Any]) -> None:
-    assert curve({**found, "curve": found["curve"][:1]}) is None
-    assert scatter({**found, "rows": []}) is None
-    endless = {**found["curve"][0], "p99_ms": None}
-    assert curve({**found, "curve": [endless, endless]}) is None
-
-
 # One measurement in one line.
 
 DEFAULT = Candidate.of({"threads": 2, "engine": "a"})
@@ -266,3 +203,70 @@ def test_it_says_what_was_measured_and_what_it_did(load: Any, outcome: Any, line
         number=1, spent_s=12.3, candidate=DEFAULT.with_values({"threads": 1}), load=load, outcome=outcome
     )
     assert line_of(progress, DEFAULT, 60) == f"12 of 60 s: {line}"
+
+
+# The page: one file, with what was found in it.
+
+
+class Tags(HTMLParser):
+    """Counts tags, and collects what they point to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.names: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.names.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+def test_the_page_needs_nothing_else(subject: Subject, tmp_path: Path) -> None:
+    tags = Tags(render_page(document(subject, tmp_path)))
+    assert tags.links == []
+    assert not {"link", "script", "img", "iframe"} & set(tags.names)
+    assert tags.names.count("svg") == 2
+    assert tags.names.count("circle") == 3 + 5
+
+
+def test_it_says_what_was_chosen_and_why_others_lost(subject: Subject, tmp_path: Path) -> None:
+    page = render_page(document(subject, tmp_path))
+    assert "400 requests per second" in page
+    assert "at most 33 ms at 95%" in page
+    assert "200 requests per second, the chosen one 400" in page
+    assert "beyond 300 requests per second" in page
+    assert "the machine became slower" in page
+    assert "graphkiln tune models/digits --p99 50ms" in page
+    assert "price of 1,000" in page
+
+
+def test_what_was_not_tried_is_a_table(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    assert 'id="untried"' not in render_page({**found, "untried": []})
+    page = render_page({**found, "untried": [{"changes": "instances=2", "reason": "no time"}]})
+    assert '<td class="words">instances=2</td><td class="words" data-label="why">no time</td>' in page
+
+
+def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> None:
+    page = render_page(document(subject, tmp_path))
+    assert "<b>slower" not in page
+    assert "&lt;b&gt;slower&lt;/b&gt; &amp; worse" in page
+
+
+def test_where_nothing_meets_the_target_it_says_what_comes_closest(subject: Subject, tmp_path: Path) -> None:
+    page = render_page(document(subject, tmp_path, met=False, price=None))
+    assert "no configuration was proven to meet the target" in page
+    assert "What comes closest" in page
+    assert "the cores: busy" in page
+    assert "price of 1,000" not in page
+    assert Tags(page).names.count("svg") == 1
+
+
+def test_the_curve_has_its_figures_in_a_table(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    table = rate_table(found)
+    assert [row[0] for row in table.rows] == [f"{point['rate']:.4g}" for point in found["curve"]]
+    page = render_page(found)
+    assert page.index('id="curve"') < page.index('id="rates"') < page.index('id="rows"')
+    assert all(f'<td class="n">{cell}</td>' in page for row in table.rows for cell in row)

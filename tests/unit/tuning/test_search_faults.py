@@ -168,16 +168,6 @@ def test_a_machine_that_was_paused_for_an_hour_ends_the_search_in_order(tune, ti
     assert tune(again, within=tiny, target=target, budget_s=4400).candidate is not None
 
 
-@pytest.mark.slow
-def test_a_machine_that_becomes_warm_slowly_loses_a_third_without_a_wrong_choice(tune, best_rate: float) -> None:
-    """No reading is far from the one before it."""
-    server = SimulatedServer(cores=CORES, noise=0.02, speed=lambda now_s: max(0.7, 1 - 0.3 * now_s / 600))
-    result: Result = tune(server, budget_s=900)
-    assert true_rate(SimulatedServer(cores=CORES), result.candidate, P99_S) / best_rate >= 0.9
-    warm = SimulatedServer(cores=CORES, speed=lambda _: 0.7)
-    assert result.promise.load.rate <= true_rate(warm, result.candidate, P99_S) * 1.05
-
-
 def fastest(candidate: Candidate) -> bool:
     return candidate[PRECISION] == "bf16"
 

@@ -45,10 +45,6 @@ def test_every_point_is_a_candidate_or_left_out_with_a_reason() -> None:
     assert SPACE.reasons() == {"4 threads on 2 cores": 4, "8 threads on 2 cores": 2}
 
 
-def test_the_default_is_the_simplest() -> None:
-    assert SPACE.default == candidate("onnxruntime", 1, 2) == SPACE.candidates[0]
-
-
 def test_fewer_and_shorter_steps_from_the_default_are_simpler() -> None:
     order = sorted(
         [candidate("openvino", 2, 1), candidate("onnxruntime", 1, 4), candidate("onnxruntime", 1, 1)],
@@ -72,23 +68,11 @@ def test_a_fixed_key_has_one_value_even_a_new_one() -> None:
     assert SPACE.fixed({THREADS: 3}).exclusions[0].reason == "3 threads on 2 cores"
 
 
-def test_only_some_keys_vary() -> None:
-    assert SPACE.only([ENGINE]).candidates == (candidate("onnxruntime", 1, 2), candidate("openvino", 1, 2))
-
-
 @pytest.mark.parametrize("narrow", [lambda: SPACE.fixed({"thread": 1}), lambda: SPACE.only(["thread"])])
 def test_a_misspelled_key_is_refused(narrow: object) -> None:
     assert callable(narrow)
     with pytest.raises(InvalidInput, match=r"'thread' is not tuned.*threads"):
         narrow()
-
-
-def test_what_serves_today_is_known_where_a_key_is_fixed_to_something_else() -> None:
-    space = Space(axes=(Axis(key="a", values=(1, 2)), Axis(key="b", values=(1, 2))))
-    fixed = space.fixed({"a": 2}).fixed({"b": 2})
-    assert (space.today, fixed.default) == (space.default, Candidate.of({"a": 2, "b": 2}))
-    assert fixed.today == space.default
-    assert space.only(["a"]).today == space.default
 
 
 # The space of a model on a machine.
@@ -170,16 +154,6 @@ def test_a_delay_that_takes_half_of_the_target_is_none(subject: Subject) -> None
     spanned = span(subject, p99_s=0.002)
     assert set(axes(spanned)["max_queue_delay_us"]) == {0, 100, 500, -1}
     assert any(line.startswith("max_queue_delay_us of 1000 and more") for line in spanned.left_out)
-
-
-def test_batches_hold_the_largest_request(subject: Subject) -> None:
-    assert min(int(each) for each in axes(span(subject, rows=4))["max_batch_size"] if isinstance(each, int)) == 4
-
-
-def test_groups_of_their_own_keep_their_counts(subject: Subject) -> None:
-    spanned = span(replace(subject, single_group=False))
-    assert axes(spanned)["instances"] == (1,)
-    assert any("several instance groups" in line for line in spanned.left_out)
 
 
 def test_on_a_gpu_other_keys_matter(subject: Subject) -> None:

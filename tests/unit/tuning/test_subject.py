@@ -23,7 +23,7 @@ from graphkiln.tuning.subject import (
     vanishing_cache,
     with_int8,
 )
-from graphkiln_backend.graph.errors import ConversionError, InvalidInput, RepositoryError, VerificationError
+from graphkiln_backend.graph.errors import InvalidInput, RepositoryError, VerificationError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
@@ -58,11 +58,6 @@ def test_the_queue_delay_is_that_of_the_batcher(digits: Path, tmp_path: Path, ad
         assert read_subject(model / "1", cache).queue_delay_us == delay
 
 
-def test_a_version_that_is_not_there_is_refused(digits: Path) -> None:
-    with vanishing_cache() as cache, pytest.raises(RepositoryError):
-        read_subject(digits / "9", cache)
-
-
 def test_what_parallel_spreads_is_refused(digits: Path, tmp_path: Path) -> None:
     model = tmp_path / "digits"
     shutil.copytree(digits, model)
@@ -90,15 +85,6 @@ def test_the_version_policy_says_what_is_served(digits: Path, repository: Path, 
     for policy, served in (("", [7]), ("all {}", [1, 2, 7]), ("latest { num_versions: 2 }", [2, 7])):
         (model / "config.pbtxt").write_text(f"version_policy {{ {policy} }}\n" if policy else "")
         assert served_versions(replace(subject, folder=model)) == served
-
-
-def test_ensembles_of_its_store_are_known(digits: Path, tmp_path: Path) -> None:
-    shutil.copytree(digits, tmp_path / "digits")
-    (tmp_path / "both").mkdir()
-    step = 'ensemble_scheduling { step { model_name: "digits" model_version: -1 } }'
-    (tmp_path / "both" / "config.pbtxt").write_text(f'platform: "ensemble" max_batch_size: 4 {step}\n')
-    with vanishing_cache() as cache:
-        assert read_subject(tmp_path / "digits" / "1", cache).ensembles == {"both": 4}
 
 
 # What a trial serves: links, and another configuration.
@@ -227,8 +213,3 @@ def test_what_is_not_saved_in_fp32_or_no_classifier_is_refused(subject: Subject,
     for refused, told in ((half, "was saved in bf16"), (said(subject, task=DETECTION), "more than scores of classes")):
         with pytest.raises(InvalidInput, match=told):
             with_int8(refused, samples, None, tmp_path)
-
-
-def test_samples_that_are_not_there_are_told(subject: Subject, tmp_path: Path) -> None:
-    with pytest.raises(ConversionError, match=r"none\.npz"):
-        with_int8(subject, tmp_path / "none.npz", None, tmp_path / "int8")

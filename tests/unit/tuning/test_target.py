@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.target import Objective, Target, parse_fixed, parse_fixes, parse_rate, parse_share
+from graphkiln.tuning.target import Objective, Target, parse_fixed, parse_rate
 from graphkiln_backend.graph.errors import InvalidInput
 
 
@@ -52,21 +52,10 @@ def test_rates(text: str, rate: float) -> None:
     assert parse_rate(text, "--rate") == pytest.approx(rate)
 
 
-def test_shares() -> None:
-    assert parse_share("0.5%", "--accuracy-floor") == 0.005
-    assert parse_share("0%", "--accuracy-floor") == 0
-
-
 @pytest.mark.parametrize("text", ["0/s", "0", "fast", "5/year"])
 def test_what_is_no_rate_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="--rate"):
         parse_rate(text, "--rate")
-
-
-@pytest.mark.parametrize("text", ["0.5", "100%", "-1%"])
-def test_what_is_no_share_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--accuracy-floor"):
-        parse_share(text, "--accuracy-floor")
 
 
 @pytest.mark.parametrize(
@@ -98,9 +87,3 @@ def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Val
 def test_mistakes_in_fixed_values_are_told(text: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
         parse_fixed(text, DEFAULT)
-
-
-def test_each_key_is_fixed_once() -> None:
-    assert parse_fixes(["threads=1", "spin=off", "threads=1"], DEFAULT) == {"threads": 1, "spin": False}
-    with pytest.raises(InvalidInput, match="'threads' has another value already"):
-        parse_fixes(["threads=1", "threads=2"], DEFAULT)

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from digits_subject import changed, digits_subject
+from digits_subject import digits_subject
 from tuned import measured, tuning
 
 from graphkiln.tuning import tuner
@@ -25,7 +25,7 @@ from graphkiln.tuning.space import ModelSpace
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured
-from graphkiln.tuning.tuner import Progress, Tuning, batch_sizes, clear_dead, other_searches, search_folder
+from graphkiln.tuning.tuner import Progress, Tuning, clear_dead, other_searches, search_folder
 from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
 
 
@@ -169,43 +169,10 @@ def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, ch
     assert change(asked).journal.parent == tmp_path
 
 
-def test_another_version_of_an_engine_is_another_search(
-    subject: Subject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = tuning(subject, tmp_path)
-    before = asked.journal
-    assert "onnxruntime" in asked.identity()["software"]
-    monkeypatch.setattr(tuner, "installed_version", lambda _: "99.0")
-    assert asked.journal != before
-
-
-def test_a_model_with_a_long_name_has_a_journal(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(replace(subject, folder=tmp_path / ("m" * 250)), tmp_path)
-    assert len(asked.journal.name) <= 255
-    with Journal(asked.journal, asked.identity()):
-        pass
-
-
 def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
     assert replace(asked, budget_s=9999).journal == asked.journal
     assert json.loads(json.dumps(asked.identity())) == asked.identity()
-
-
-def test_requests_get_as_long_as_the_target_makes_sensible(
-    subject: Subject, tmp_path: Path, made: list[FakeTrials]
-) -> None:
-    for p99_s, timeout_s in ((0.001, 5.0), (0.5, 10.0), (20.0, 60.0), (50.0, 100.0)):
-        asked = small(subject, tmp_path / str(p99_s))
-        replace(asked, target=replace(asked.target, p99_s=p99_s)).run(lambda _: None)
-        assert made[-1].facts["loading"].timeout_s == timeout_s
-
-
-def test_bare_sessions_are_timed_with_every_largest_batch(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    assert batch_sizes(asked.spanned) == (1, 2, 4, 8, 16, 32, 64)
-    whole = tuning(changed(subject, max_batch_size=0), tmp_path)
-    assert batch_sizes(whole.spanned) == (1,)
 
 
 # Files of a killed search are removed; a living one is left alone.
