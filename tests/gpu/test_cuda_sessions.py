@@ -13,7 +13,7 @@ import pytest
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.providers import CUDA
+from graphkiln_backend.engines.onnxruntime.loading import CUDA
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError

@@ -1,8 +1,7 @@
-"""What every engine module offers.
+"""The interface of engines.
 
-An engine says whether it can run on a device (`probe`), then turns a graph file into a session (`build`). A session
-computes outputs (`run`), and reports what really ran where (`placement`), so that nobody has to believe a
-configuration.
+An engine checks whether it can run on a device (`probe`), then turns a graph file into a session (`build`). A session
+computes outputs (`run`), and reports what really ran where (`placement`), so that no configuration has to be believed.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ KernelType = Precision | Literal["fp64", "integer", "unknown"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionTuning:
-    """How a runtime runs a graph; none of it changes an output.
+    """Options of a runtime; none of them changes an output.
 
     The text of this class is part of the keys of caches that exist: its name and its fields stay as they are.
 
@@ -53,15 +52,15 @@ class SessionTuning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionConfig:
-    """How to run a graph: everything that an engine needs to know beside the graph.
+    """Everything that an engine needs to know beside the graph.
 
     Attributes:
         engine: Name in the registry.
-        device: Where it runs.
+        device: Device that it runs on.
         threads: Threads inside one operator.
         spin: Whether idle threads spin (low latency) or sleep (cores are shared).
         reason: Why the plan holds this configuration.
-        precision: What products must be computed in; None leaves it to the graph and proves nothing.
+        precision: Precision that products must be computed in; None leaves it to the graph and proves nothing.
         layout: `nchw`, `nhwc`, or empty for the engine's own choice.
         conv_search: How cuDNN searches for kernels, or empty for its default.
         streams: Parts of a batch that are computed in parallel.
@@ -105,7 +104,7 @@ class SessionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Support:
-    """Whether an engine can run on a device; `reason` says why not."""
+    """Support of a device by an engine, or the reason why there is none."""
 
     ok: bool
     reason: str = ""
@@ -113,12 +112,12 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What really ran, read back from the runtime.
+    """Kernels that really ran, read back from the runtime.
 
     Attributes:
-        nodes: Number of executed nodes by the runtime's own name of what executed them, such as an execution provider.
-        precision: What most of the arithmetic was computed in.
-        products: Number of executed convolutions and matrix products by what they were computed in.
+        nodes: Name of an execution provider or the like -> number of nodes that it executed.
+        precision: Precision of most of the arithmetic.
+        products: Precision -> number of executed convolutions and matrix products.
         elsewhere: Products that ran on another device than the configuration's, by name.
     """
 
@@ -142,7 +141,7 @@ class Session(Protocol):
         ...
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs (all when None).
+        """Compute outputs (all when None).
 
         Args:
             feeds: Every input by name; validated by the caller (`Signature.check`). Not changed, not kept.
@@ -158,11 +157,11 @@ class Session(Protocol):
         ...
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Runs the feeds once and reads back what ran where. May be called once, before serving."""
+        """Run the feeds once and read back what ran where. May be called once, before serving."""
         ...
 
     def close(self) -> None:
-        """Frees the runtime's memory."""
+        """Free the runtime's memory."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -171,7 +170,7 @@ class Session(Protocol):
 
 
 class DeviceTensor(Protocol):
-    """A tensor where a device has it, as libraries hand them to each other (DLPack): nothing is copied."""
+    """A tensor on a device, as libraries hand them to each other without a copy (DLPack)."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any: ...
 
@@ -184,13 +183,13 @@ class DeviceSession(Session, Protocol):
 
     @property
     def why_not_on_device(self) -> str:
-        """Why this one cannot; empty where it can."""
+        """Reason why this one cannot; empty where it can."""
         ...
 
     def run_on_device(
         self, feeds: Mapping[str, AnyArray | DeviceTensor], outputs: Sequence[str]
     ) -> Mapping[str, DeviceTensor]:
-        """Computes outputs, which stay on the device; they are there when this returns.
+        """Compute outputs, which stay on the device; they are there when this returns.
 
         Args:
             feeds: Every input by name: arrays, and tensors on this device.
@@ -205,14 +204,14 @@ class DeviceSession(Session, Protocol):
 
 @runtime_checkable
 class TimedSession(Session, Protocol):
-    """A session that can tell how long each node takes."""
+    """A session that can time each node."""
 
     def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
-        """Runs the feeds several times; seconds of each node by name, as the runtime names it: the median.
+        """Run the feeds several times, and return the median seconds of each node by the runtime's name.
 
         Args:
             feeds: Every input by name.
-            runs: How often.
+            runs: Number of runs.
 
         Raises:
             GraphkilnError: As `run`.
@@ -224,19 +223,19 @@ class Engine(Protocol):
     """A runtime."""
 
     def probe(self, device: Device) -> Support:
-        """Whether this engine can run on the device, without building anything."""
+        """Check whether this engine can run on the device, without building anything."""
         ...
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
-        """Everything that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
+        """Return all that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
 
-        Empty when the engine compiles nothing that is worth keeping for such a configuration. Names and values are the
+        Empty where the engine compiles nothing that is worth keeping for such a configuration. Names and values are the
         keys of caches that exist.
         """
         ...
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Writes into an empty folder what `build` can start from.
+        """Write into an empty folder what `build` can start from.
 
         Raises:
             LoweringError: The runtime refuses the graph.
@@ -244,7 +243,7 @@ class Engine(Protocol):
         ...
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> Session:
-        """Loads a graph file.
+        """Load a graph file.
 
         Args:
             graph_path: The graph.

@@ -17,22 +17,22 @@ from graphkiln_backend.graph.errors import ExecutionError
 
 DEFAULT_COMPUTE_LIMIT_S = 120.0  # for one batch: a hundred times what a large model on one slow core takes
 HINT = "does a loop of the graph ever end? If the machine is only slow: --compute-limit SECONDS"
-_GRACE_S = 5.0  # what a runtime has to stop in after it was asked to
+_GRACE_S = 5.0  # for a runtime to stop after an interruption
 _CHECKS = 10
 _EXIT_CODE = 1
 
 
 class ComputeLimitExceeded(Exception):
-    """A computation did not end. No error of ours: what fails with those may be tried in another way."""
+    """A computation did not end. Not a `GraphkilnError`: after one of those, something else may be tried."""
 
 
 class ComputeLimit:
-    """Watches computations, from a thread of its own; made by `limit_computing`.
+    """Watches computations in a thread; made by `limit_computing`.
 
     Args:
-        seconds: How long one may take.
+        seconds: Limit of one computation.
         give_up: Ends the process; called with a message when a computation cannot be interrupted.
-        grace_s: How long it has to end after it was interrupted.
+        grace_s: Time to end after an interruption.
     """
 
     def __init__(self, seconds: float, give_up: Callable[[str], None], grace_s: float = _GRACE_S) -> None:
@@ -46,12 +46,12 @@ class ComputeLimit:
 
     @property
     def message(self) -> str:
-        """What is said when it is exceeded."""
+        """Message for a computation that exceeds it."""
         return f"one batch was not computed within {self._seconds:g} s (--compute-limit)"
 
     @contextmanager
     def computation(self, interrupt: Callable[[], object]) -> Iterator[None]:
-        """Watches what is computed in this thread.
+        """Watch a computation in this thread.
 
         Args:
             interrupt: Asks the runtime to stop; called in another thread.
@@ -71,11 +71,11 @@ class ComputeLimit:
             self._running.pop(key, None)
 
     def begin(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         self._thread.start()
 
     def end(self) -> None:
-        """Ends its thread."""
+        """End the thread."""
         self._closing.set()
         self._thread.join()
 
@@ -86,30 +86,28 @@ class ComputeLimit:
     def _watch(self) -> None:
         while not self._closing.wait(min(self._seconds / _CHECKS, 1.0)):
             for key, (begun, interrupt) in list(self._running.items()):
-                self._look(key, time.monotonic() - begun, interrupt)
-
-    def _look(self, key: int, seconds: float, interrupt: Callable[[], object]) -> None:
-        if seconds > self._seconds + self._grace_s:
-            self._give_up(f"{self.message}, and the runtime cannot be interrupted")
-        elif seconds > self._seconds and key not in self._interrupted:
-            self._interrupted.add(key)
-            interrupt()
+                seconds = time.monotonic() - begun
+                if seconds > self._seconds + self._grace_s:
+                    self._give_up(f"{self.message}, and the runtime cannot be interrupted")
+                elif seconds > self._seconds and key not in self._interrupted:
+                    self._interrupted.add(key)
+                    interrupt()
 
 
 _current: ComputeLimit | None = None
 
 
 def current_limit() -> ComputeLimit | None:
-    """The limit that is in force, if any."""
+    """Return the limit that is in force, if any."""
     return _current
 
 
 @contextmanager
 def limit_computing(seconds: float) -> Iterator[None]:
-    """Limits every computation of sessions that are run meanwhile, in any thread.
+    """Limit every computation of sessions that are run meanwhile, in any thread.
 
     Args:
-        seconds: How long one may take.
+        seconds: Limit of one computation.
 
     Raises:
         ExecutionError: One took longer.
@@ -128,7 +126,7 @@ def limit_computing(seconds: float) -> Iterator[None]:
 
 
 def _end_process(message: str) -> None:
-    """Ends the process at once: its main thread is inside the runtime."""
+    """End the process at once: its main thread is inside the runtime."""
     sys.stderr.write(f"graphkiln: {message}\n{HINT}\n")
     sys.stderr.flush()
     os._exit(_EXIT_CODE)

@@ -1,7 +1,6 @@
 """The processor and the GPUs of this machine, as far as compiled artifacts depend on them.
 
-What it does with GPUs is not yet run on one: it is built from the documentation, and tested with a program in the place
-of `nvidia-smi`.
+GPUs: not yet run on one; built from the documentation, and tested with a program in the place of `nvidia-smi`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from graphkiln_backend.graph.precision import Precision
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
-# The environment variable that chooses those that a process sees, and numbers them anew.
+# The environment variable that chooses the GPUs that a process sees, and numbers them anew.
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 # Names in /proc/cpuinfo, on x86 and Arm, of instructions that multiply in a precision; every CPU has those of fp32.
 _INSTRUCTIONS = {
@@ -47,7 +46,7 @@ class Gpu:
 
 
 def identity(device: Device) -> str:
-    """Names a device so that two with the same name run the same compiled code.
+    """Name a device so that two with the same name run the same compiled code.
 
     Raises:
         EngineUnavailable: There is no such GPU.
@@ -56,13 +55,13 @@ def identity(device: Device) -> str:
 
 
 def cpu_name() -> str:
-    """What the processor calls itself."""
+    """Return the processor's name."""
     # platform.processor() starts a program, which no processor of x86 needs.
     return _fields().get("model name") or platform.processor() or platform.machine()
 
 
 def gpu(device: Device) -> Gpu:
-    """Looks up a GPU.
+    """Look up a GPU.
 
     Raises:
         EngineUnavailable: There is no such GPU; the message names the GPUs of the machine.
@@ -79,7 +78,7 @@ def gpu(device: Device) -> Gpu:
 
 
 def missing_instructions(precision: Precision) -> str:
-    """Why this CPU computes in a precision by way of fp32; empty where it need not, or tells nothing of itself."""
+    """Explain why this CPU computes in a precision by way of fp32; empty where it need not, or is unknown."""
     flags, names = _flags(), _INSTRUCTIONS.get(precision, ())
     if not flags or not names or flags.intersection(names):
         return ""
@@ -87,10 +86,10 @@ def missing_instructions(precision: Precision) -> str:
 
 
 def saturates_products_of_bytes() -> bool:
-    """Whether the fast way to multiply int8 on this CPU cuts sums off at 16 bits, as x86 does without VNNI.
+    """Return true where the fast way to multiply int8 cuts sums off at 16 bits, as on x86 without VNNI.
 
-    Seen with values near the ends of their range: an error of 45% of the signal, in ONNX Runtime 1.32 (unless told
-    not to) and OpenVINO 2026.4.
+    Seen with values near the ends of their range: an error of 45% of the signal, in ONNX Runtime 1.32 (unless it is
+    configured otherwise) and OpenVINO 2026.4.
     """
     flags = _flags()
     return "avx2" in flags and flags.isdisjoint(_SUMS_OF_BYTES)
@@ -98,7 +97,7 @@ def saturates_products_of_bytes() -> bool:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process sees, by their numbers; empty without a driver.
+    """Return the GPUs that this process sees, by their numbers; empty without a driver.
 
     Source: `nvidia-smi --help-query-gpu`; CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
@@ -124,11 +123,11 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def _choose(chosen: str, found: Mapping[str, Gpu]) -> Iterator[Gpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` names: those before the first that is none."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` names, before the first unknown name."""
     for name in map(str.strip, chosen.split(",")):
         if name.isdecimal():
             matching = [*found.values()][int(name) : int(name) + 1]
-        elif name.startswith("MIG-"):  # a part of a GPU; of which one, this list does not say
+        elif name.startswith("MIG-"):  # a part of a GPU; this list does not hold of which one
             matching = [*found.values()][:1]
         else:
             matching = [gpu for uuid, gpu in found.items() if name and uuid.startswith(name)]

@@ -1,6 +1,6 @@
 """Engines by name: those of this package, and those of third parties in the entry-point group `graphkiln.engines`.
 
-Ours are entry points like all others, for whoever lists them; to load one, nothing is searched: reading what is
+Ours are entry points like all others, for programs that list them; to load one, nothing is searched: reading what is
 installed takes 20 to 40 ms of processor time, and every instance is a process.
 """
 
@@ -17,7 +17,7 @@ from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.text import did_you_mean
 
 GROUP = "graphkiln.engines"
-REFERENCE_ENGINE = "onnxruntime"  # the engine that says what a saved graph computes
+REFERENCE_ENGINE = "onnxruntime"  # its outputs are the right ones of a saved graph
 
 # As in pyproject.toml.
 BUILT_IN = {
@@ -29,14 +29,14 @@ _EXTRAS = {"onnxruntime": "serve", "openvino": "openvino", "tensorrt": "gpu"}
 
 
 def engine_names() -> list[str]:
-    """Names of all registered engines, installed or not."""
+    """Return the names of all registered engines, installed or not."""
     from importlib.metadata import entry_points
 
     return sorted({*BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
 def load_engine(name: str) -> Engine:
-    """Imports an engine.
+    """Import an engine.
 
     Raises:
         EngineUnavailable: No engine has that name, or its runtime is not installed (the error names the extra).
@@ -53,7 +53,6 @@ def load_engine(name: str) -> Engine:
 
 
 def _find(name: str) -> Iterator[Callable[[], Callable[[], Engine]]]:
-    """What imports the engines of a name."""
     if name in BUILT_IN:
         yield partial(_import, BUILT_IN[name])
         return
@@ -64,14 +63,13 @@ def _find(name: str) -> Iterator[Callable[[], Callable[[], Engine]]]:
 
 
 def _import(place: str) -> Callable[[], Engine]:
-    """What stands at `MODULE:NAME`."""
     module, _, name = place.partition(":")
     engine: Callable[[], Engine] = getattr(import_module(module), name)
     return engine
 
 
 def probe(name: str, device: Device) -> Support:
-    """Whether an engine is known, installed, and can run on a device."""
+    """Check that an engine is known, installed, and can run on a device."""
     try:
         return load_engine(name).probe(device)
     except EngineUnavailable as error:
@@ -79,7 +77,7 @@ def probe(name: str, device: Device) -> Support:
 
 
 def open_reference(graph_path: Path, op_libraries: Sequence[str] = ()) -> Session:
-    """A saved graph as the reference of the numeric policy runs it: on the CPU, every graph optimization off.
+    """Open a saved graph as the reference of the numeric policy: on the CPU, every graph optimization off.
 
     Args:
         graph_path: The graph.

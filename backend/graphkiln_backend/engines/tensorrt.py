@@ -20,8 +20,7 @@ from pathlib import Path
 import onnxruntime
 
 from graphkiln_backend.engines.base import KernelType, SessionConfig, Support
-from graphkiln_backend.engines.onnxruntime.loading import session_options
-from graphkiln_backend.engines.onnxruntime.providers import probe_gpu, select_provider
+from graphkiln_backend.engines.onnxruntime.loading import probe_gpu, select_provider, session_options
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError

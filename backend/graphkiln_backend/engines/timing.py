@@ -1,4 +1,4 @@
-"""How long sessions take for a run, beside each other."""
+"""Compare the run times of sessions."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 _ROUNDS = 3
 _MOST_ROUNDS = 100
 _LONG_S = 1.0  # further rounds follow until they have taken this long together
-_TURN_S = 0.03  # A turn of short runs lasts this long: what they leave in the processor's caches is their own
+_TURN_S = 0.03  # a turn of short runs lasts this long, so that each finds its own data in the processor's caches
 _WAIT_S = 5e-3
 _MOST_WAITS = 40
 
 
 def fastest_runs_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """The fastest run of each in seconds. They take turns: what else happens on the machine slows all of them.
+    """Return the fastest run of each in seconds. They take turns: other work on the machine slows all of them.
 
     Args:
-        runs: What runs each once, by name.
+        runs: Name -> a function that runs a session once.
     """
     times = dict.fromkeys(runs, math.inf)
     begun = time.perf_counter()
@@ -44,9 +44,9 @@ def _turn_s(run: Callable[[], object]) -> float:
 
 
 def _wait_for_spinning_threads() -> None:
-    """Waits until this process computes nothing any more.
+    """Wait until this process computes nothing any more.
 
-    Those of ONNX Runtime (1.32) spin for 40 ms after a run, on cores that the next session needs: beside them
+    Threads of ONNX Runtime (1.32) spin for 40 ms after a run, on cores that the next session needs: beside them
     MobileNetV3-small took OpenVINO 7.9 ms in bf16 instead of 5.2, and seemed slower than fp32.
     """
     for _ in range(_MOST_WAITS):

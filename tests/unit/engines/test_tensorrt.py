@@ -12,7 +12,7 @@ import zoo
 from graphkiln_backend.engines import tensorrt
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
-from graphkiln_backend.engines.onnxruntime import providers
+from graphkiln_backend.engines.onnxruntime import loading
 from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
@@ -94,7 +94,7 @@ class TestProbe:
 
     def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
-        monkeypatch.setattr(providers, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        monkeypatch.setattr(loading, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
         support = TensorRtEngine().probe(Device.gpu(0))
         if not support.ok:
             assert "libnvinfer.so.10" in support.reason

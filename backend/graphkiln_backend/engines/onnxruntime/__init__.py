@@ -5,8 +5,8 @@ The one home of `import onnxruntime` (beside `engines.tensorrt`, which reaches T
 
 import os
 
-# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless told not to: a model server must not. If it is
-# told after its import alone, an identifier of the machine and a store of reports lie in the home folder by then.
+# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless this is set: a model server must not. If it is
+# set after the import, an identifier of the machine and a store of reports are in the home folder by then.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,17 @@ import onnxruntime
 from graphkiln_backend.engines.base import SessionConfig, Support
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.onnxruntime.loading import (
+    CPU,
+    CUDA,
     SharedWeights,
     digest,
     disable_optimizations,
+    probe_gpu,
     register,
     save_optimized,
+    select_provider,
     session_options,
 )
-from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
@@ -34,7 +36,7 @@ class OnnxRuntimeEngine:
     """ONNX Runtime on the CPU or on CUDA."""
 
     def probe(self, device: Device) -> Support:
-        """Supports the CPU, and the GPUs of this machine where this build of ONNX Runtime has a provider for them."""
+        """Support the CPU, and GPUs where this build of ONNX Runtime has a provider for them."""
         return probe_gpu(CUDA, device) if device.is_gpu else Support(ok=True)
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
@@ -46,7 +48,7 @@ class OnnxRuntimeEngine:
         return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators, **sums}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Writes the optimized graph, its weights beside it so that they are mapped and not copied.
+        """Write the optimized graph, its weights beside it so that they are mapped and not copied.
 
         At most at the level `extended`: what comes after it is made for one processor, and done at load.
 
@@ -58,7 +60,7 @@ class OnnxRuntimeEngine:
         save_optimized(graph_path, options, folder / _COMPILED)
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
-        """Loads a graph.
+        """Load a graph.
 
         Raises:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
@@ -70,7 +72,7 @@ class OnnxRuntimeEngine:
         return _build_alone(source, config)
 
     def build_reference(self, graph_path: Path, op_libraries: Sequence[str] = ()) -> OnnxRuntimeSession:
-        """Loads a graph as the reference of the numeric policy: CPU, every graph optimization off.
+        """Load a graph as the reference of the numeric policy: CPU, every graph optimization off.
 
         Args:
             graph_path: The graph.
@@ -96,10 +98,9 @@ def _build_alone(graph_path: Path, config: SessionConfig) -> OnnxRuntimeSession:
 
 
 def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
-    """A full disk is no reason not to serve: an instance that cannot share its weights has its own."""
     try:
         return _build_shared(graph_path, config, folder)
-    except (OSError, LoweringError) as error:  # ONNX Runtime says in its own words that it cannot write
+    except (OSError, LoweringError) as error:  # a full disk, also in ONNX Runtime's own words
         reason = error
     session = _build_alone(graph_path, config)
     _log.warning("the instances of %s do not share its weights, which takes more memory: %s", graph_path, reason)
@@ -107,12 +108,7 @@ def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: P
 
 
 def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
-    """Loads the copy of a graph that all instances share, and writes it first where it is missing.
-
-    Raises:
-        LoweringError: ONNX Runtime refuses the graph, or the copy cannot be written.
-        OSError: The folder cannot be written.
-    """
+    """Load the copy of a graph that all instances share, and write it first where it is missing."""
 
     def save(target: Path) -> None:
         options = session_options(config)
@@ -125,8 +121,3 @@ def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> Onnx
     disable_optimizations(options)  # the shared copy is optimized already
     shrinkage = config.tuning.arena_shrinkage
     return OnnxRuntimeSession(shared.path, options, [(CPU, {})], arena_shrinkage=shrinkage, owned=shared)
-
-
-# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless told not to: a model server must not. If it is
-# told after its import alone, an identifier of the machine and a store of reports lie in the home folder by then.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,4 +1,8 @@
-"""The options of ONNX Runtime's sessions, and how graphs are loaded with them."""
+"""How ONNX Runtime loads graphs: providers, session options, optimized copies that instances share.
+
+The CUDA provider is not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is
+the first run.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,123 @@ from typing import TYPE_CHECKING, BinaryIO
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as native
 
-from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.engines.onnxruntime.integer_products import has_integer_products
-from graphkiln_backend.engines.onnxruntime.providers import CPU, Provider
-from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.hardware import gpu, saturates_products_of_bytes
+from graphkiln_backend.engines.onnxruntime.exact_products import has_integer_products, make_exact
+from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError, RepositoryError
 from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.onnx_file import keep_inputs, opset_of, read_graph
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import lock, lock_shared, try_lock
 
-# Libraries of custom operators: loaded into every session of a model that names them.
+if TYPE_CHECKING:
+    import onnx
+else:
+    onnx = LazyModule("onnx")
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+Provider = tuple[str, dict[str, str]]  # an execution provider's name and its options
+
+
+def probe_gpu(provider: str, device: Device) -> Support:
+    """Check that this build of ONNX Runtime has a provider, and the machine the GPU."""
+    if provider not in onnxruntime.get_available_providers():
+        return Support(
+            ok=False,
+            reason=f"this build of ONNX Runtime has no {provider} "
+            "(pip uninstall onnxruntime, then pip install 'graphkiln[gpu]')",
+        )
+    try:
+        gpu(device)
+    except EngineUnavailable as error:
+        return Support(ok=False, reason=str(error))
+    return Support(ok=True)
+
+
+def select_provider(config: SessionConfig) -> Provider:
+    """Choose the CPU's or CUDA's provider for a configuration; the user's own options come last.
+
+    Source: ONNX Runtime, "CUDA Execution Provider" (configuration options).
+    """
+    if not config.device.is_gpu:
+        return CPU, {}
+    options = {"device_id": str(config.device.index), "use_tf32": str(int(config.precision is Precision.TF32))}
+    if config.layout == "nhwc":
+        options["prefer_nhwc"] = "1"
+    if config.conv_search:
+        options["cudnn_conv_algo_search"] = config.conv_search.upper()
+    return CUDA, {**options, **config.options}
+
+
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless told not to: an error of 1%, seen
+# with 1.31.
+_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+# Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it
+# changes no sum, keeps products from the instructions that were made for them (ResNet-50 takes three times as long
+# with AVX512-VNNI, seen with 1.32), and refuses graphs in which an int8 weight has two readers.
+_PRECISE = "session.x64quantprecision"
+# Folder of the files of weights of a graph that is loaded from memory.
+_FOLDER = "session.model_external_initializers_file_folder_path"
+# Begins the error for a graph in which an int8 weight has two readers.
+_SHARED_BYTES = "Attempt to replace the existing tensor"
+# Errors of ONNX Runtime, which have no common ancestor.
+ERRORS = (
+    native.EngineError,
+    native.EPFail,
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+
+
+def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
+    """Make session options for a configuration.
+
+    Raises:
+        LoweringError: As `register`.
+    """
+    tuning = config.tuning
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = _LEVELS[tuning.graph_level]
+    options.execution_mode = (
+        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    )
+    options.intra_op_num_threads = config.threads
+    options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
+    options.enable_cpu_mem_arena = tuning.memory_arena
+    options.enable_mem_pattern = tuning.memory_pattern
+    spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
+    exact = _EXACT_PRODUCTS | ({_PRECISE: "1"} if saturates_products_of_bytes() else {})
+    for name, value in {**spinning, **exact, **tuning.config_entries}.items():
+        options.add_session_config_entry(name, value)
+    register(options, config.op_libraries)
+    return options
+
+
+def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
+    """Make a session run the graph as it is in the file."""
+    options.graph_optimization_level = _LEVELS["off"]
+
 
 _NOT_LOADED_HINT = "build it for this machine and this version of ONNX Runtime; `ldd` tells what else it needs"
 
 
 def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> None:
-    """Loads libraries into what will be a session.
+    """Load libraries of custom operators into a future session.
 
     Raises:
         LoweringError: One does not load, or holds no operators.
@@ -37,7 +141,7 @@ def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> N
     for library in libraries:
         try:
             options.register_custom_ops_library(library)
-        except Exception as error:  # one of ONNX Runtime's own, which have no common ancestor
+        except Exception as error:  # one of ONNX Runtime's own
             raise LoweringError(
                 f"the library of custom operators {library} does not load",
                 attempts=(str(error),),
@@ -46,7 +150,7 @@ def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> N
 
 
 def digest(libraries: Sequence[str]) -> str:
-    """Changes with the libraries; empty for none. One that the system's loader must find is known by its name alone."""
+    """Digest of libraries; empty for none. One that the system's loader must find is known by its name alone."""
     found = hashlib.sha256()
     for library in libraries:
         found.update(f"{library}\n".encode())
@@ -55,22 +159,116 @@ def digest(libraries: Sequence[str]) -> str:
     return found.hexdigest() if libraries else ""
 
 
-# One optimized copy of a graph on disk, from which all instances of a model map their weights.
-#
-# Instances are processes. Each would hold the weights again, and hold them twice where the runtime repacks them for its
-# kernels. An optimized copy with its repacked weights in a file of their own is mapped instead: the pages are shared.
-# Seen with ResNet-50 and two instances: 281 MB of memory each without, 104 MB with; loading takes 0.01 s instead of 1
-# s.
+def open_session(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    """Load a graph, and make sure that the first provider took it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
+    """
+    # Errors on the CPU are raised; a GPU's provider that does not start is reported in the log alone.
+    options.log_severity_level = 4 if providers[0][0] == CPU else 3
+    try:
+        session = _load(graph_path, options, providers)
+    except ERRORS as error:
+        hint = hint_for(str(error), graph_path)
+        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
+    requested, chosen = providers[0][0], session.get_providers()
+    if chosen[0] != requested:
+        raise LoweringError(
+            f"{graph_path} would not run on the requested provider",
+            attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
+        )
+    return session
+
+
+def _load(
+    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
+) -> onnxruntime.InferenceSession:
+    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
+    if providers[0][0] == CPU and saturates_products_of_bytes():
+        return _load_exact(load, graph_path, options)
+    return load(str(graph_path))
+
+
+def _load_exact(
+    load: partial[onnxruntime.InferenceSession], graph_path: Path, options: onnxruntime.SessionOptions
+) -> onnxruntime.InferenceSession:
+    if not has_integer_products(graph_path):
+        try:
+            return load(str(graph_path))
+        except native.Fail as error:
+            if _SHARED_BYTES not in str(error):
+                raise
+    exact = make_exact(graph_path)
+    _set(options, _FOLDER, str(graph_path.parent))
+    if exact.signed:
+        _set(options, _PRECISE, "0")
+    return load(exact.model)
+
+
+def _set(options: onnxruntime.SessionOptions, name: str, value: str) -> None:
+    """Set an entry unless it is set: ONNX Runtime warns of each that is written again."""
+    with suppress(RuntimeError):  # it is not set
+        if options.get_session_config_entry(name) == value:
+            return
+    options.add_session_config_entry(name, value)
+
+
+_HINTS = {
+    "Failed to construct locale": "the graph changes the case of text by rules of a locale that this machine lacks: "
+    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8",
+    "is not a registered function/op": "if it is a custom operator, name its library in config.pbtxt: "
+    'model_operations { op_library_filename: "/path/to/library.so" }',
+}
+_NO_KERNEL = "NOT_IMPLEMENTED"
+_OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
+
+
+def hint_for(error: str, graph_path: Path) -> str:
+    """Hint for an error of ONNX Runtime; empty where none is known."""
+    known = next((hint for words, hint in _HINTS.items() if words in error), "")
+    if known or _NO_KERNEL not in error:
+        return known
+    try:
+        opset = opset_of(read_graph(graph_path))
+    except RepositoryError:
+        return ""
+    if not 0 < opset < _OLDEST:
+        return ""
+    raised = "export it again, or raise it with onnx.version_converter.convert_version(model, 18)"
+    return f"the graph is of operator set {opset}, and ONNX Runtime computes those from {_OLDEST} on: {raised}"
+
+
+def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
+    """Write a graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
+
+    Raises:
+        LoweringError: ONNX Runtime refuses the graph.
+    """
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    session = open_session(graph_path, options, [(CPU, {})])
+    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
+    keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
+    align_prepacked(target, target.with_name(WEIGHTS))
+
 
 _GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 
 
 class SharedWeights(Closeable):
-    """The shared copy of a graph: written by the first process that needs it, removed by the last that closes it.
+    """One optimized copy of a graph on disk: written by the first process that needs it, removed by the last.
+
+    Instances are processes. Each would hold the weights again, and hold them twice where the runtime repacks them for
+    its kernels. A copy with its repacked weights in another file is mapped instead: the pages are shared. Seen with
+    ResNet-50 and two instances: 281 MB of memory each without, 104 MB with; loading takes 0.01 s instead of 1 s.
 
     Args:
-        folder: Where copies live: on this machine and for this run only, since they may fit its processor alone.
+        folder: Folder of copies: on this machine and for this run only, since they may fit its processor alone.
         graph_path: The graph; a change of it or of a file beside it makes a new copy.
         options: Everything else that the copy depends on.
         save: Writes the copy to a path, and its weights to `WEIGHTS` beside it.
@@ -93,7 +291,7 @@ class SharedWeights(Closeable):
                 except BaseException:
                     shutil.rmtree(partial, ignore_errors=True)  # it may be what fills the disk
                     raise
-            # A process that dies releases its lock: nobody need count users.
+            # A process that dies releases its lock: users need not be counted.
             self._use = (self._target / _GRAPH).open("rb")
             lock_shared(self._use)
 
@@ -103,7 +301,7 @@ class SharedWeights(Closeable):
         return self._target / _GRAPH
 
     def close(self) -> None:
-        """Releases the copy. Call it once."""
+        """Release the copy. Call it once."""
         with self._locked(), self._use:
             if try_lock(self._use):
                 shutil.rmtree(self._target)
@@ -116,7 +314,7 @@ class SharedWeights(Closeable):
 
 
 def _key(graph_path: Path, options: str) -> str:
-    """Names a copy by the graph's folder (every file's name, size and time of change) and the options."""
+    """Name of a copy: by the graph's folder (every file's name, size and time of change) and the options."""
     digest = hashlib.sha256(options.encode())
     for path in sorted(graph_path.resolve().parent.rglob("*")):
         facts = path.stat() if path.exists() else path.lstat()  # a link that leads nowhere is no reason not to share
@@ -124,56 +322,17 @@ def _key(graph_path: Path, options: str) -> str:
     return digest.hexdigest()[:32]
 
 
-# What to do about a graph that ONNX Runtime refuses to load.
-
-_HINTS = {
-    "Failed to construct locale": "the graph changes the case of text by rules of a locale that this machine lacks: "
-    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8",
-    "is not a registered function/op": "if it is a custom operator, name its library in config.pbtxt: "
-    'model_operations { op_library_filename: "/path/to/library.so" }',
-}
-_NO_KERNEL = "NOT_IMPLEMENTED"
-_OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
-
-
-def hint_for(error: str, graph_path: Path) -> str:
-    """A way out of an error of ONNX Runtime; empty where none is known."""
-    known = next((hint for words, hint in _HINTS.items() if words in error), "")
-    return known or (_hint_for_age(_opset(graph_path)) if _NO_KERNEL in error else "")
-
-
-def _opset(graph_path: Path) -> int:
-    try:
-        return opset_of(read_graph(graph_path))
-    except RepositoryError:
-        return 0
-
-
-def _hint_for_age(opset: int) -> str:
-    raised = "export it again, or raise it with onnx.version_converter.convert_version(model, 18)"
-    told = f"the graph is of operator set {opset}, and ONNX Runtime computes those from {_OLDEST} on: {raised}"
-    return told if 0 < opset < _OLDEST else ""
-
-
-# Weights that were repacked for kernels, where kernels can read them: at multiples of 64 bytes.
-#
-# ONNX Runtime (1.31) writes what it repacked behind the tensor that it comes from, and aligns nothing below 1 MB. Its
-# kernels for AVX and AVX-512 read whole registers from aligned addresses: behind a matrix of 100x3, 1200 bytes, the
-# mapped copy ended the process with SIGSEGV. Such blobs are written once more, at the end of the file.
-# Source of the format, `KEY|OFFSET;LENGTH;CHECKSUM[|...]`: onnxruntime/core/framework/tensor_external_data_info.cc.
-
-if TYPE_CHECKING:
-    import onnx
-else:
-    onnx = LazyModule("onnx")
-
-
 _ALIGNMENT = 64  # bytes of the widest register, that of AVX-512
 _PREFIX = "prepacked_"
 
 
 def align_prepacked(graph: Path, weights: Path) -> None:
-    """Moves repacked weights that are not aligned; both files are changed, or none.
+    """Move repacked weights that are not aligned to multiples of 64 bytes; change both files, or none.
+
+    ONNX Runtime (1.31) writes what it repacked behind the tensor that it comes from, and aligns nothing below 1 MB. Its
+    kernels for AVX and AVX-512 read whole registers from aligned addresses: an unaligned blob ended the process with
+    SIGSEGV. Such blobs are written once more, at the end of the file.
+    Source of the format, `KEY|OFFSET;LENGTH;CHECKSUM[|...]`: onnxruntime/core/framework/tensor_external_data_info.cc.
 
     Args:
         graph: The graph, whose weights are in another file.
@@ -213,7 +372,7 @@ def _aligned(value: str, file: BinaryIO) -> str:
 
 
 def _moved(blob: str, file: BinaryIO) -> str:
-    """A blob where it is, or as it is written at the end of the file."""
+    """A blob where it is, or written once more at the end of the file."""
     offset, length, *rest = blob.split(";")
     if int(offset) % _ALIGNMENT == 0:
         return blob
@@ -223,135 +382,3 @@ def _moved(blob: str, file: BinaryIO) -> str:
     file.seek(target)
     file.write(content)
     return ";".join([str(target), length, *rest])
-
-
-_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless told not to: an error of 1%, seen
-# with 1.31.
-_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
-# Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it
-# changes no sum, keeps products from the instructions that were made for them (ResNet-50 takes three times as long
-# with AVX512-VNNI, seen with 1.32), and refuses graphs in which an int8 weight has two readers.
-_PRECISE = "session.x64quantprecision"
-# Where the files of weights lie of a graph that is loaded from memory.
-_FOLDER = "session.model_external_initializers_file_folder_path"
-# What ONNX Runtime says of a graph in which an int8 weight has two readers.
-_SHARED_BYTES = "Attempt to replace the existing tensor"
-# What ONNX Runtime raises.
-ERRORS = (
-    native.EngineError,
-    native.EPFail,
-    native.Fail,
-    native.InvalidArgument,
-    native.InvalidGraph,
-    native.InvalidProtobuf,
-    native.NoSuchFile,
-    native.NotImplemented,
-    native.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
-
-
-def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
-    """ONNX Runtime's session options for a configuration; as `register`, where it names custom operators."""
-    tuning = config.tuning
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = _LEVELS[tuning.graph_level]
-    options.execution_mode = (
-        onnxruntime.ExecutionMode.ORT_PARALLEL if tuning.parallel else onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    )
-    options.intra_op_num_threads = config.threads
-    options.inter_op_num_threads = tuning.inter_threads or (config.threads if tuning.parallel else 1)
-    options.enable_cpu_mem_arena = tuning.memory_arena
-    options.enable_mem_pattern = tuning.memory_pattern
-    spinning = {"session.intra_op.allow_spinning": "1" if config.spin else "0"}
-    exact = _EXACT_PRODUCTS | ({_PRECISE: "1"} if saturates_products_of_bytes() else {})
-    for name, value in {**spinning, **exact, **tuning.config_entries}.items():
-        options.add_session_config_entry(name, value)
-    register(options, config.op_libraries)
-    return options
-
-
-def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
-    """Makes a session run the graph as it stands in the file."""
-    options.graph_optimization_level = _LEVELS["off"]
-
-
-def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
-    """Writes the graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
-
-    Raises:
-        LoweringError: ONNX Runtime refuses the graph.
-    """
-    options.optimized_model_filepath = str(target)
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
-    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-    session = open_session(graph_path, options, [(CPU, {})])
-    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
-    keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
-    align_prepacked(target, target.with_name(WEIGHTS))
-
-
-def open_session(
-    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
-) -> onnxruntime.InferenceSession:
-    """Loads a graph, and makes sure that the first provider took it.
-
-    Raises:
-        LoweringError: ONNX Runtime refuses the graph or chooses another provider.
-    """
-    # What goes wrong on the CPU is raised; a GPU's provider that does not start is said in the log alone.
-    options.log_severity_level = 4 if providers[0][0] == CPU else 3
-    try:
-        session = _load(graph_path, options, providers)
-    except ERRORS as error:
-        hint = hint_for(str(error), graph_path)
-        raise LoweringError(f"ONNX Runtime cannot load {graph_path}", attempts=(str(error),), hint=hint) from error
-    requested, chosen = providers[0][0], session.get_providers()
-    if chosen[0] != requested:
-        raise LoweringError(
-            f"{graph_path} would not run on the requested provider",
-            attempts=(f"requested {requested}, ONNX Runtime chose {', '.join(chosen)}",),
-        )
-    return session
-
-
-def _load(
-    graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
-) -> onnxruntime.InferenceSession:
-    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
-    if providers[0][0] == CPU and saturates_products_of_bytes():
-        return _load_exact(load, graph_path, options)
-    return load(str(graph_path))
-
-
-def _load_exact(
-    load: partial[onnxruntime.InferenceSession], graph_path: Path, options: onnxruntime.SessionOptions
-) -> onnxruntime.InferenceSession:
-    if not has_integer_products(graph_path):
-        try:
-            return load(str(graph_path))
-        except native.Fail as error:
-            if _SHARED_BYTES not in str(error):
-                raise
-    from graphkiln_backend.engines.onnxruntime.exact_products import make_exact  # brings onnx, which few starts need
-
-    exact = make_exact(graph_path)
-    _set(options, _FOLDER, str(graph_path.parent))
-    if exact.signed:
-        _set(options, _PRECISE, "0")
-    return load(exact.model)
-
-
-def _set(options: onnxruntime.SessionOptions, name: str, value: str) -> None:
-    """Sets an entry that may be set: ONNX Runtime warns of each that is written again."""
-    with suppress(RuntimeError):  # which says that it is not set
-        if options.get_session_config_entry(name) == value:
-            return
-    options.add_session_config_entry(name, value)

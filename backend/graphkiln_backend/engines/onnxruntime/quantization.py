@@ -23,7 +23,7 @@ import onnx
 import onnxruntime
 from onnxruntime import quantization
 
-from graphkiln_backend.engines.onnxruntime.providers import CPU
+from graphkiln_backend.engines.onnxruntime.loading import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 

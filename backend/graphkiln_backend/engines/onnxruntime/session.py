@@ -22,8 +22,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as native
 
 from graphkiln_backend.engines.base import PLAIN_RUNS, DeviceTensor, KernelType, Placement
 from graphkiln_backend.engines.compute_limit import current_limit
-from graphkiln_backend.engines.onnxruntime.loading import ERRORS, open_session
-from graphkiln_backend.engines.onnxruntime.providers import CUDA, Provider
+from graphkiln_backend.engines.onnxruntime.loading import CUDA, ERRORS, Provider, open_session
 from graphkiln_backend.graph.arrays import as_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, ManifestError, SignatureError

@@ -10,7 +10,7 @@ import pytest
 import zoo
 
 from graphkiln_backend.engines.base import PLAIN_RUNS
-from graphkiln_backend.engines.onnxruntime.providers import CPU
+from graphkiln_backend.engines.onnxruntime.loading import CPU
 from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
 
 

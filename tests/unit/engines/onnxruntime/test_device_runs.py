@@ -14,7 +14,7 @@ import zoo
 from graphkiln_backend.engines.base import DeviceSession, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime import session as device_runs
-from graphkiln_backend.engines.onnxruntime.providers import CUDA
+from graphkiln_backend.engines.onnxruntime.loading import CUDA
 from graphkiln_backend.engines.onnxruntime.session import run_bound, why_not_on_device
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType

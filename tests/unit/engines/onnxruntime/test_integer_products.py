@@ -9,7 +9,7 @@ import onnx_ir
 import pytest
 from graphs import draw, graph
 
-from graphkiln_backend.engines.onnxruntime.integer_products import has_integer_products
+from graphkiln_backend.engines.onnxruntime.exact_products import has_integer_products
 
 _INTEGERS = """(float[N, 3] x) => (int32[N, 3] y) {
     q, scale, zero = DynamicQuantizeLinear(x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA
+from graphkiln_backend.engines.onnxruntime.loading import CPU, CUDA
 from graphkiln_backend.engines.onnxruntime.session import seconds_of_nodes, summarize_profile
 from graphkiln_backend.graph.precision import Precision
 

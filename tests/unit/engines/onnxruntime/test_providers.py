@@ -10,8 +10,8 @@ import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, providers
-from graphkiln_backend.engines.onnxruntime.providers import CPU, CUDA, probe_gpu, select_provider
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, loading
+from graphkiln_backend.engines.onnxruntime.loading import CPU, CUDA, probe_gpu, select_provider
 from graphkiln_backend.graph.device import CPU as ON_CPU
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.precision import Precision
@@ -68,7 +68,7 @@ class TestProvider:
 class TestProbe:
     def test_a_gpu_that_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-        monkeypatch.setattr(providers, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
+        monkeypatch.setattr(loading, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
         assert OnnxRuntimeEngine().probe(Device.gpu(1)).ok
 
     def test_a_gpu_that_is_not_there_names_those_that_are(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
+from graphkiln_backend.engines.onnxruntime.loading import CPU as CPU_PROVIDER
 from graphkiln_backend.engines.onnxruntime.loading import session_options
-from graphkiln_backend.engines.onnxruntime.providers import CPU as CPU_PROVIDER
 from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
