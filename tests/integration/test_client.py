@@ -17,7 +17,6 @@ import tritonclient.grpc
 import tritonclient.http
 import zoo
 from onnx import TensorProto, helper
-from PIL import Image
 from running import Server, Serving, StartServer, settled
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -203,10 +202,6 @@ class TestTypes:
         for name, array in received.items():
             np.testing.assert_array_equal(array, sent[f"{name}_in"], name)
 
-    def test_complex_numbers_cannot_be_sent(self, url: str) -> None:
-        with pytest.raises(InvalidInput, match="input 'x' cannot be sent"):
-            infer_plain(url, "fp32", {"x": np.zeros((1, 1), np.complex64)})
-
 
 class TestSharedMemory:
     def regions(self, server: Server) -> set[str]:
@@ -241,12 +236,6 @@ class TestSharedMemory:
             for size in (10, 3_000_000, 7):
                 sent = np.random.default_rng(0).normal(size=(1, size)).astype(np.float32)
                 np.testing.assert_array_equal(shared.model("fp32").infer({"x": sent})["y"], sent)
-
-    def test_answers_are_nobody_elses(self, url: str) -> None:
-        with Client(url) as client, client.shared_memory() as shared:
-            model = shared.model("heads")
-            answers = [model.infer({"pixels": np.full((1, 4, 4, 3), value, np.uint8)})["scores"] for value in range(5)]
-        assert [answer.tolist() for answer in answers] == [[[value] * 3] for value in range(5)]
 
     def test_threads_have_a_region_each(self, url: str) -> None:
         wrong: list[int] = []
@@ -319,13 +308,6 @@ class TestClassify:
         assert document["classifications"][0] == {"output": "scores", "index": 1, "label": "bee", "score": 9}
         assert document["classifications"][2]["position"] == [0]
 
-    def test_one_of_the_outputs(self, url: str) -> None:
-        with Client(url) as client:
-            result = client.model("heads").classify(image(1, 2), outputs=["map"])
-            assert list(result.outputs) == ["map"]
-            with pytest.raises(InvalidInput, match="has no output nope"):
-                client.model("heads").classify(image(1), outputs=["nope"])
-
     def test_the_same_as_tritons_own_classification(self, running: Server) -> None:
         pixels = image(7, 200, 30)
         with Client(running.url) as client:
@@ -344,12 +326,6 @@ class TestClassify:
         assert [(a.index, a.label) for a in unnamed.classifications] == [(2, ""), (1, ""), (0, "")]
         assert named.top.label == "z"
 
-    def test_softmax(self, url: str) -> None:
-        with Client(url) as client:
-            result = client.model("heads").classify(image(1, 2, 3), softmax=True, outputs=["scores"])
-        expected = np.exp([3, 2, 1]) / np.exp([3, 2, 1]).sum()
-        np.testing.assert_allclose([a.score for a in result.classifications], expected)
-
     def test_a_graph_that_ranks_itself_has_labels(self, url: str) -> None:
         with Client(url) as client:
             model = client.model("ranked")
@@ -365,26 +341,11 @@ class TestClassify:
                 model.classify(image(1), softmax=True)
             assert model.infer({"pixels": image(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
 
-    def test_huge_top_k_gives_every_class(self, url: str) -> None:
-        with Client(url) as client:
-            assert len(client.model("heads").classify(image(1), top_k=10**9).outputs["scores"]) == 3
-
-    def test_top_k_of_nothing(self, url: str) -> None:
-        with Client(url) as client, pytest.raises(InvalidInput, match="top_k must be at least 1"):
-            client.model("heads").classify(image(1), top_k=0)
-
     def test_a_preprocess_spec_of_ones_own(self, url: str) -> None:
         mine = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4), color="BGR")
         with Client(url) as client:
             answer = client.model("heads", preprocess=mine).classify(image(1, 0, 5), top_k=1)
         assert answer.top.label == "ant"
-
-    def test_raw_pixels_are_a_quarter_of_the_bytes(self) -> None:
-        from graphkiln_client.preparing import prepare
-
-        image = Image.new("RGB", (64, 64))
-        numbers = prepare(image, Preprocess(resize=(4, 4))).sample
-        assert prepare(image, PIXELS).sample.nbytes * 4 == numbers.nbytes
 
 
 class TestManyImages:
@@ -411,32 +372,6 @@ class TestManyImages:
             )
         assert [isinstance(answer, ClientError) for answer in answers] == [False, True, False, True, False]
         assert done == [1, 2, 3, 4, 5]
-
-    def test_an_error_is_raised_where_it_is(self, url: str) -> None:
-        with Client(url) as client:
-            answers = client.model("heads").classify_many([image(1), b"", image(2)])
-            assert isinstance(next(answers), Result)
-            with pytest.raises(InvalidInput):
-                next(answers)
-
-    def test_images_are_read_lazily(self, url: str) -> None:
-        read: list[int] = []
-
-        def images() -> Iterator[AnyArray]:
-            for index in range(1000):
-                read.append(index)
-                yield image(index % 256)
-
-        with Client(url) as client:
-            answers = client.model("heads").classify_many(images(), concurrency=2, batch_size=1)
-            next(answers)
-            assert len(read) < 20
-            answers.close()  # type: ignore[attr-defined]
-
-    @pytest.mark.parametrize("option", [{"batch_size": 0}, {"concurrency": 0}])
-    def test_less_than_one_at_a_time(self, url: str, option: dict[str, int]) -> None:
-        with Client(url) as client, pytest.raises(InvalidInput, match="at least 1"):
-            list(client.model("heads").classify_many([image(1)], **option))  # type: ignore[arg-type]
 
     def test_in_an_event_loop(self, url: str) -> None:
         async def ask() -> list[Any]:

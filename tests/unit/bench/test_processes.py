@@ -18,7 +18,7 @@ import pytest
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.arrivals import constant
 from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
-from graphkiln.bench.processes import measure_load, process_count, record_load, share
+from graphkiln.bench.processes import measure_load, process_count, share
 from graphkiln_backend.graph.errors import MeasurementError
 
 Started = Callable[[], list[psutil.Process]]
@@ -105,14 +105,6 @@ def test_an_open_loop_is_shared_by_the_processes(target: Target, monkeypatch: py
     seen = measure_load(target, SAMPLES[:1], load)
     assert seen.answered + seen.unsent == pytest.approx(50, abs=5)
     assert seen.errors == {}
-
-
-def test_every_request_is_kept(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_processes, "process_count", lambda _: 2)
-    load = Load(callers=8, seconds=1.0, warmup_s=0.0, arrivals=constant(50, 1.0))
-    waited_s = record_load(target, SAMPLES[:1], load).waited_s
-    assert len(waited_s) == pytest.approx(50, abs=3)
-    assert (waited_s > 0.01).all()
 
 
 def test_what_makes_requests_impossible_is_told(server: Server, target: Target, started: Started) -> None:

@@ -140,10 +140,6 @@ class TestServer:
         assert [(model.name, model.version) for model in models] == [("a", "1"), ("b", "1"), ("b", "2")]
         assert all(isinstance(model, ServedModel) for model in models)
 
-    def test_statistics_of_all_models(self, drive: Any, transport: FakeTransport) -> None:
-        assert drive(transport, lambda client, value: value(client.statistics())) == [{"inference_count": 3}]
-        assert transport.sent("model_statistics")[0].arguments == ("", "")
-
     @pytest.mark.parametrize("name", ["load", "unload"])
     def test_models_are_loaded_and_unloaded(self, drive: Any, transport: FakeTransport, name: str) -> None:
         assert drive(transport, lambda client, value: value(getattr(client, name)("m"))) is None

@@ -32,10 +32,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 class TestCall:
-    def test_its_value_is_returned(self) -> None:
-        transport = FakeTransport({"ready": True})
-        assert run(Connection(transport, 1.0, 0).call(transport.wire.ready())) is True
-
     def test_what_may_pass_is_tried_again_after_a_delay(self) -> None:
         transport = FakeTransport({"ready": [ConnectionFailed("gone"), Overloaded("busy", retry_after_s=0.25), True]})
         assert run(Connection(transport, 30.0, 2).call(transport.wire.ready())) is True
@@ -74,14 +70,6 @@ class TestCall:
             run(Connection(transport, 10.0, 9).call(transport.wire.ready()))
         assert {deadline.at for deadline in transport.deadlines} == {110.0}
         assert len(transport.requests) == 3, "after 9 of 10 seconds, a delay of one is not begun"
-
-    def test_a_new_call_has_a_deadline_of_its_own(self, clock: list[float]) -> None:
-        transport = FakeTransport({"ready": True})
-        connection = Connection(transport, 10.0, 0)
-        run(connection.call(transport.wire.ready()))
-        clock[0] += 60
-        run(connection.call(transport.wire.ready()))
-        assert [deadline.at for deadline in transport.deadlines] == [110.0, 170.0]
 
 
 class TestInfer:
@@ -126,10 +114,6 @@ class TestInfer:
         transport = FakeTransport({"server_metadata": {"extensions": extensions}})
         with pytest.raises(ProtocolError, match="no list of extensions"):
             run(Connection(transport, 10.0, 0).extensions())
-
-    def test_a_server_that_names_no_extensions_has_none(self) -> None:
-        transport = FakeTransport({"server_metadata": {"name": "bare"}})
-        assert run(Connection(transport, 10.0, 0).extensions()) == frozenset()
 
 
 class TestPrepare:

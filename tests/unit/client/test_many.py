@@ -85,21 +85,6 @@ class TestInThreads:
 
         assert list(map_in_threads(work, range(20), 4)) == [number * number for number in range(20)]
 
-    def test_as_many_at_once_as_allowed(self) -> None:
-        inside, most, lock = 0, 0, threading.Lock()
-
-        def work(_: int) -> None:
-            nonlocal inside, most
-            with lock:
-                inside += 1
-                most = max(most, inside)
-            time.sleep(0.005)
-            with lock:
-                inside -= 1
-
-        list(map_in_threads(work, range(12), 3))
-        assert most == 3
-
     def test_items_are_read_lazily_and_in_the_callers_thread(self) -> None:
         read: list[int] = []
         results = map_in_threads(lambda number: number, numbers(read), 2)
@@ -138,37 +123,6 @@ class TestInTasks:
 
         assert asyncio.run(main()) == [number * number for number in range(20)]
 
-    def test_as_many_at_once_as_allowed(self) -> None:
-        inside, most = 0, 0
-
-        async def work(_: int) -> None:
-            nonlocal inside, most
-            inside += 1
-            most = max(most, inside)
-            await asyncio.sleep(0.001)
-            inside -= 1
-
-        async def main() -> None:
-            async for _ in map_in_tasks(work, range(12), 3):
-                pass
-
-        asyncio.run(main())
-        assert most == 3
-
-    def test_items_are_read_lazily(self) -> None:
-        read: list[int] = []
-
-        async def work(number: int) -> int:
-            return number
-
-        async def main() -> None:
-            results = map_in_tasks(work, numbers(read), 2)
-            assert await anext(results) == 0
-            assert len(read) == 2
-            await results.aclose()
-
-        asyncio.run(main())
-
     def test_an_error_cancels_what_is_under_way(self) -> None:
         cancelled: list[int] = []
 
@@ -189,16 +143,3 @@ class TestInTasks:
         with pytest.raises(ValueError, match="first"):
             asyncio.run(asyncio.wait_for(main(), 5))
         assert cancelled == [1, 2]
-
-    def test_closing_it_leaves_no_task(self) -> None:
-        async def work(number: int) -> int:
-            await asyncio.sleep(0 if number == 0 else 60)
-            return number
-
-        async def main() -> int:
-            results = map_in_tasks(work, range(10), 4)
-            await anext(results)
-            await results.aclose()
-            return len(asyncio.all_tasks())
-
-        assert asyncio.run(main()) == 1

@@ -72,10 +72,6 @@ class TestResult:
         rows = result(species=(ANT,), color=(BEE,)).to_dict()["classifications"]
         assert [(row["output"], row["label"]) for row in rows] == [("species", "ant"), ("color", "bee")]
 
-    def test_positions_are_lists(self) -> None:
-        entry = dataclasses.replace(ANT, position=(1, 2))
-        assert result(map=(entry,)).to_dict()["classifications"][0]["position"] == [1, 2]
-
     @pytest.mark.parametrize("score", [math.inf, -math.inf, math.nan])
     def test_what_json_cannot_hold_is_null(self, score: float) -> None:
         document = result(y=(dataclasses.replace(ANT, score=score),)).to_dict()
@@ -90,9 +86,6 @@ class TestClassifications:
         assert [row.label for row in rows] == ["bee", "ant", "ant", "bee"]
         assert [row.score for row in rows] == [0, 1, 2, 3]
 
-    def test_of_no_class(self) -> None:
-        assert classifications(np.zeros((2, 0), np.int64), np.zeros((2, 0)), ()) == ()
-
 
 class TestServedModel:
     def test_a_row_of_the_index(self) -> None:
@@ -104,9 +97,6 @@ class TestServedModel:
     def test_a_reason_is_one_line_without_a_stack(self) -> None:
         reason = "Internal: TritonModelException: m: it is\ncut short\n\nAt:\n  /x/model.py(97): _load\n;"
         assert ServedModel.parse({"name": "m", "reason": reason}).reason == "m: it is cut short"
-
-    def test_a_model_that_was_never_loaded(self) -> None:
-        assert ServedModel.parse({"name": "m"}) == ServedModel(name="m", version="", state="", reason="")
 
     @pytest.mark.parametrize("state", ["READY", "LOADING", "UNLOADING", "UNAVAILABLE", "", "ready"])
     def test_one_state_is_ready(self, state: str) -> None:

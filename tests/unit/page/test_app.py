@@ -91,11 +91,6 @@ def test_a_key_that_cannot_be_one(page: TestClient) -> None:
     assert "a b" not in response.text
 
 
-def test_an_image(page: TestClient) -> None:
-    answer = page.post("/api/models/m/1/image?top_k=2", content=encoded()).json()
-    assert [row["index"] for row in answer["classifications"]] == [1, 0]
-
-
 @pytest.mark.parametrize("query", ["top_k=x", "top_k=-1", "top_k=0", "top_k=99999", "top_k=²"])
 def test_an_option_that_is_no_number(page: TestClient, query: str) -> None:
     assert page.post(f"/api/models/m/1/image?{query}", content=encoded()).status_code == 400
@@ -122,11 +117,6 @@ def test_figures_that_are_not_finite_are_null(page: TestClient, shown: Shown) ->
     shown.transport.responses["infer"] = _not_finite
     (row, _) = page.post("/api/models/m/1/image?top_k=2", content=encoded()).json()["classifications"]
     assert row["score"] is None
-
-
-def test_metrics(page: TestClient) -> None:
-    (row, _) = page.get("/api/metrics").json()["versions"]
-    assert (row["model"], row["answered"]) == ("m", 40)
 
 
 def test_a_server_without_metrics(shown: Shown) -> None:

@@ -6,13 +6,11 @@ import asyncio
 import json
 from pathlib import Path
 
-import pytest
 from shown_server import LABELS, PIXELS, Shown, config
 from task_outputs import DETECTION
 
 from graphkiln.page.models import describe_version, list_models
 from graphkiln_backend.graph.decoding import encode
-from graphkiln_backend.graph.errors import Unauthorized
 from graphkiln_backend.graph.manifest import Manifest
 
 
@@ -25,12 +23,6 @@ def test_what_is_loaded_with_its_placement(shown: Shown) -> None:
 def test_with_the_key_why_a_version_is_not_loaded(shown: Shown) -> None:
     first, _ = asyncio.run(list_models(shown.server(), "key"))
     assert (first["name"], first["state"], first["reason"]) == ("b", "UNAVAILABLE", "it is damaged")
-
-
-def test_a_wrong_key_is_told(shown: Shown) -> None:
-    shown.transport.responses["repository_index"] = Unauthorized("no")
-    with pytest.raises(Unauthorized):
-        asyncio.run(list_models(shown.server(), "key"))
 
 
 def test_all_about_a_version(shown: Shown) -> None:

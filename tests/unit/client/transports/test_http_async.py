@@ -101,11 +101,3 @@ def test_a_path_before_the_protocols_own_is_not_quoted_again() -> None:
     with CannedHttp([OK]) as server:
         asyncio.run(main(f"{server.url}/gateway"))
         assert server.requests[0].startswith(b"POST /gateway/v2/repository/models/a%20b%2Fc/load HTTP/1.1")
-
-
-def test_work_of_the_cpu_does_not_block_the_loop() -> None:
-    async def main() -> bool:
-        transport = open_transport("http://127.0.0.1:9")
-        return await transport.compute(threading.get_ident) != threading.get_ident()
-
-    assert asyncio.run(main())
