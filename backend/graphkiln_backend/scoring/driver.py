@@ -26,7 +26,7 @@ from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.units import InputRange
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_backend.system.stop_signals import raising_once
+from graphkiln_backend.system.signals import raising_once
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAIT_S = 0.5

@@ -26,8 +26,8 @@ from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published
-from graphkiln_backend.server.signals import ServerStopping
 from graphkiln_backend.system.processes import keep_temporary_files_in, worker
+from graphkiln_backend.system.signals import ServerStopping
 
 _POLL_S = 0.1
 _NICENESS = 10  # requests go first

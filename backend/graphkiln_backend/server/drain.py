@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.signals import StopSignals
 from graphkiln_backend.server.unavailable import STOPPING, UnavailableListener
 from graphkiln_backend.server.watchdog import exit_code
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import kill_group
+from graphkiln_backend.system.signals import StopSignals
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
 # Another process's TCP connections: duplicated, paused, and kept open when that process ends.

@@ -20,14 +20,13 @@ from graphkiln_backend.repository.config import write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.flags import ControlMode, TritonFlags
-from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
 from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
-from graphkiln_backend.server.repository_control import HttpControl, RepositoryControl
+from graphkiln_backend.server.repository_control import GrpcControl, HttpControl, RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
@@ -228,12 +227,10 @@ class Launch:
 
     def version_controller(self, folder: RunFolder) -> VersionController | None:
         """Control the versions of a server that has just become live; None where that is left to Triton."""
-        mode, reached = ControlMode.read(self.flags), self.control()
-        if reached is None or not (mode.managed or mode.name == "explicit"):
+        mode, control = ControlMode.read(self.flags), self.control()
+        if control is None or not (mode.managed or mode.name == "explicit"):
             return None
-        from graphkiln_backend.server.load_progress import ExplainingControl
-
-        control, mirror = ExplainingControl(reached, folder.instances), Mirror(folder.overlay)
+        mirror = Mirror(folder.overlay)
         load_timeout_s = self.load_deadline_s + _LOAD_MARGIN_S
         images = None
         if not mode.managed:
@@ -248,6 +245,7 @@ class Launch:
             stores=self.managed,
             mirror=mirror,
             control=control,
+            instances=folder.instances,
             admit=partial(self._admit, folder.temporary),
             load_timeout_s=load_timeout_s,
             copies=self.copies,
@@ -275,11 +273,9 @@ class Launch:
     def control(self) -> RepositoryControl | None:
         """The running server's repository control; None where nothing reaches it."""
         http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
-        over_http = HttpControl(http, self.access.http_headers) if http else None
-        if grpc is None or "grpc-use-ssl" in self.flags.values:
-            return over_http
-        over_grpc = GrpcControl(grpc, self.access.grpc_metadata)
-        return BothControls(over_http, over_grpc) if over_http else over_grpc
+        plain_grpc = grpc and "grpc-use-ssl" not in self.flags.values
+        over_grpc = GrpcControl(grpc, self.access.grpc_metadata) if grpc and plain_grpc else None
+        return HttpControl(http, self.access.http_headers, over_grpc) if http else over_grpc
 
     def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)

@@ -1,13 +1,19 @@
-"""Triton's model repository extension: which versions are loaded, and load or unload a model."""
+"""Triton's model repository extension: list the versions that a server knows, load or unload a model.
+
+Loads go over gRPC where they can: over HTTP, Triton (24.10) loads in one of the threads that serve connections, and
+every connection of that thread waits until the load is over.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.server.flags import ListenAddress
@@ -35,13 +41,13 @@ class VersionState:
 
     @property
     def failed(self) -> bool:
-        """Whether it could not be loaded, for which Triton's readiness is "no"."""
+        """True if it could not be loaded, for which Triton's readiness is "no"."""
         return self.state == "UNAVAILABLE" and self.reason != _UNLOADED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOverride:
-    """What to load in the place of a model's folder: nobody else who loads the model ever sees it.
+    """Configuration and files to load in the place of a model's folder, invisible to other loads of the model.
 
     Attributes:
         config: The configuration, as JSON.
@@ -53,36 +59,85 @@ class LoadOverride:
 
 
 class RepositoryControl(Protocol):
-    """What the supervisor asks of a running server. Every call may raise OSError: the server may end at any time."""
+    """Repository control of a running server. Every call may raise OSError: the server may end at any time."""
 
     def index(self) -> list[VersionState]:
-        """Every version that the server knows."""
+        """List every version that the server knows."""
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Loads what the repository holds of a model, or something else; returns why that failed, or nothing."""
+        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
 
     def unload(self, model: str) -> None:
-        """Unloads a model with all its versions; returns before that is done."""
+        """Unload a model with all its versions; return before that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcControl:
+    """Repository control over gRPC, without TLS.
+
+    Args:
+        address: Where the server listens.
+        metadata: Required by its restricted protocols.
+    """
+
+    address: ListenAddress
+    metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)
+
+    def index(self) -> list[VersionState]:
+        """List every version that the server knows."""
+        with _errors_as_os_errors():
+            response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
+        return [
+            VersionState(model=row.name, version=row.version, state=row.state or "UNLOADED", reason=row.reason)
+            for row in response.models
+        ]
+
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
+        import grpc
+
+        request = _messages().RepositoryModelLoadRequest(model_name=model)
+        if override:
+            request.parameters["config"].string_param = override.config
+            for path, text in override.files.items():
+                request.parameters[f"file:{path}"].bytes_param = text.encode()
+        try:
+            self._call("RepositoryModelLoad", request, timeout_s)
+        except grpc.RpcError as error:
+            if error.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}:
+                raise ConnectionError(f"{model} cannot be loaded: {error.details()}") from error
+            return str(error.details())
+        return ""
+
+    def unload(self, model: str) -> None:
+        """Unload a model with all its versions; return before that is done."""
+        with _errors_as_os_errors():
+            self._call("RepositoryModelUnload", _messages().RepositoryModelUnloadRequest(model_name=model), _TIMEOUT_S)
+
+    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        from tritonclient.grpc import service_pb2_grpc
+
+        with open_channel(self.address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpControl:
-    """The extension over HTTP.
+    """Repository control over HTTP.
 
     Args:
         address: Where the server listens.
-        headers: What its restricted endpoints need.
+        headers: Required by its restricted endpoints.
+        loads: Over gRPC, where the server serves that, too.
     """
 
     address: ListenAddress
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    loads: GrpcControl | None = None
 
     def index(self) -> list[VersionState]:
-        """Every version that the server knows.
-
-        Raises:
-            OSError: The server does not list them.
-        """
+        """List every version that the server knows."""
         path = "/v2/repository/index"
         status, body = self._post(path, _TIMEOUT_S)
         if status != HTTPStatus.OK:
@@ -98,19 +153,13 @@ class HttpControl:
         ]
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Loads what the repository holds of a model, or something else; returns why that failed, or nothing.
-
-        Raises:
-            OSError: The server did not respond.
-        """
+        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
+        if self.loads:
+            return self.loads.load(model, timeout_s, override)
         return self._change(model, "load", timeout_s, _to_json(override) if override else b"")
 
     def unload(self, model: str) -> None:
-        """Unloads a model with all its versions; returns before that is done.
-
-        Raises:
-            OSError: The server did not do it.
-        """
+        """Unload a model with all its versions; return before that is done."""
         if error := self._change(model, "unload", _TIMEOUT_S):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
@@ -142,3 +191,36 @@ def _error_text(body: bytes) -> str:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         return ""
+
+
+def open_channel(address: ListenAddress) -> Any:
+    """Make a gRPC channel to a server without TLS, which opens when it is used."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the supervisor's children are other programs
+    import grpc
+
+    host, port = address.local_address
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # it is on this machine
+
+
+def ask_whether_live(channel: Any) -> Any:
+    """Ask over a channel whether a server is live; the call is a future of grpc."""
+    from tritonclient.grpc import service_pb2_grpc
+
+    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive.future(_messages().ServerLiveRequest())
+
+
+def _messages() -> Any:
+    from tritonclient.grpc import service_pb2
+
+    return service_pb2
+
+
+@contextmanager
+def _errors_as_os_errors() -> Iterator[None]:
+    import grpc
+
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise ConnectionError(f"over gRPC: {error.details()}") from error

@@ -31,11 +31,11 @@ from graphkiln_backend.repository.remote_model import is_model
 from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy, CopiedModel
-from graphkiln_backend.server.signals import ServerStopping
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 from graphkiln_backend.system.locks import locked
 from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
+from graphkiln_backend.system.signals import ServerStopping
 
 _log = logging.getLogger("graphkiln.server")
 

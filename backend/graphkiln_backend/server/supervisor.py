@@ -27,19 +27,18 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.limits import MemoryLimit
+from graphkiln_backend.server.model_states import LoadProgress, ModelState, list_models, load_progress
 from graphkiln_backend.server.ports import publish_address
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.signals import Interrupted, StopSignals
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
+from graphkiln_backend.system.signals import Interrupted, StopSignals
 from graphkiln_backend.triton.restarts import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
     import psutil
 
-    from graphkiln_backend.server.load_progress import LoadProgress
-    from graphkiln_backend.server.probe import ModelState
     from graphkiln_backend.server.version_control import VersionController
     from graphkiln_backend.triton.snapshot import Snapshot
 else:
@@ -206,17 +205,14 @@ class Supervisor:
             self._report(folder)
 
     def _report(self, folder: RunFolder) -> None:
-        from graphkiln_backend.server.probe import list_models, with_refusals
-
-        states = list_models(self._http, self._launch.access.http_headers, folder.instances)
+        launch = self._launch
+        states = list_models(self._http, launch.access.http_headers, folder.instances, launch.managed.refusals())
         try:
-            self._on_live(with_refusals(states, self._launch.managed.refusals()))
+            self._on_live(states)
         except OSError as error:  # standard output is closed: no reason to end a service
             _log.warning("the table of models cannot be printed: %s", error)
 
     def _show_loading(self, seen: Snapshot) -> None:
-        from graphkiln_backend.server.load_progress import load_progress
-
         with suppress(OSError):  # standard error is closed: no reason to end a service
             self._on_loading(load_progress(seen))
 

@@ -31,9 +31,10 @@ from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
+from graphkiln_backend.server.model_states import explain
 from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
-from graphkiln_backend.server.signals import ServerStopping
 from graphkiln_backend.server.store_copies import StoreCopies
+from graphkiln_backend.system.signals import ServerStopping
 
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
@@ -60,6 +61,7 @@ class VersionController:
         stores: What is served; outlives the server.
         mirror: What Triton sees; in explicit mode, what it sees instead of models whose newest version failed.
         control: The running server.
+        instances: Status files of its instances.
         admit: Proves a version outside the server.
         copies: Copies of stores to keep up to date.
         load_timeout_s: For one load.
@@ -75,6 +77,7 @@ class VersionController:
         stores: ManagedStores,
         mirror: Mirror,
         control: RepositoryControl,
+        instances: Path,
         admit: Admit,
         load_timeout_s: float,
         copies: StoreCopies | None = None,
@@ -87,6 +90,7 @@ class VersionController:
         self._stores = stores
         self._mirror = mirror
         self._control = control
+        self._instances = instances
         self._admit = admit
         self._copies = copies or StoreCopies()
         self._load_timeout_s = load_timeout_s
@@ -348,7 +352,7 @@ class VersionController:
     def _states(self) -> dict[str, list[VersionState]]:
         """Every version that the server knows, by model."""
         states: dict[str, list[VersionState]] = {}
-        for row in self._control.index():
+        for row in explain(self._control.index(), self._instances):
             states.setdefault(row.model, []).append(row)
         return states
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import ListenAddress, TritonFlags
-from graphkiln_backend.server.grpc_control import ask_whether_live, open_channel
+from graphkiln_backend.server.repository_control import ask_whether_live, open_channel
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end

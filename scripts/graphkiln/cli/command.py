@@ -7,7 +7,7 @@ import signal
 import sys
 from contextlib import nullcontext
 
-from graphkiln_backend.server.signals import ending_on_signals
+from graphkiln_backend.system.signals import ending_on_signals
 
 # As a shell reports a program that Ctrl-C ended.
 _INTERRUPTED = 128 + signal.SIGINT

@@ -146,7 +146,7 @@ def _save(
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
     """End the block on SIGTERM or SIGHUP, too: the unfinished file would stay, under a hidden name."""
-    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+    from graphkiln_backend.system.signals import Stopped, stopping_in_order
 
     try:
         with stopping_in_order():

@@ -17,7 +17,7 @@ from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
-    from graphkiln_backend.server.probe import ModelState
+    from graphkiln_backend.server.model_states import ModelState
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")

@@ -338,7 +338,7 @@ _INTERRUPTED = 130  # exit code after Ctrl-C
 @contextmanager
 def ending_in_order() -> Iterator[None]:
     """On Ctrl-C, SIGTERM and SIGHUP end the block in order, and print how to go on."""
-    from graphkiln_backend.server.signals import Stopped, stopping_in_order
+    from graphkiln_backend.system.signals import Stopped, stopping_in_order
 
     try:
         with stopping_in_order():

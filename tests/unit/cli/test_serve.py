@@ -28,8 +28,7 @@ from graphkiln_backend.server import supervisor as supervising
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.load_progress import LoadProgress
-from graphkiln_backend.server.probe import ModelState
+from graphkiln_backend.server.model_states import LoadProgress, ModelState
 from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
 from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
 

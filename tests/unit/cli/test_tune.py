@@ -20,7 +20,7 @@ from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import OpenLoop
 from graphkiln.tuning.tuner import Progress, Tuning
-from graphkiln_backend.server.signals import Stopped
+from graphkiln_backend.system.signals import Stopped
 
 Ran = list[Tuning]
 

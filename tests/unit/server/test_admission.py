@@ -17,7 +17,7 @@ from graphkiln_backend.repository.config import BACKEND, write_config
 from graphkiln_backend.repository.overlay import complete_config
 from graphkiln_backend.server import admission as module
 from graphkiln_backend.server.admission import Candidate, Verdict, admit
-from graphkiln_backend.server.signals import ServerStopping
+from graphkiln_backend.system.signals import ServerStopping
 
 
 @pytest.fixture

@@ -24,11 +24,10 @@ from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import launch as module
 from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.grpc_control import BothControls, GrpcControl
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, command_line, may_all_load
 from graphkiln_backend.server.managed_stores import ServedModel
-from graphkiln_backend.server.repository_control import HttpControl
+from graphkiln_backend.server.repository_control import GrpcControl, HttpControl
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan
 from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.environment import (
@@ -430,7 +429,9 @@ class TestControl:
         return make_launch(installation, flags=parse(*arguments)).control()
 
     def test_loads_go_over_grpc_where_that_is_on(self, installation: Installation) -> None:
-        assert isinstance(self.control(installation), BothControls)
+        control = self.control(installation)
+        assert isinstance(control, HttpControl)
+        assert control.loads
         assert isinstance(self.control(installation, "--allow-http=false"), GrpcControl)
 
     @pytest.mark.parametrize("flag", ["--allow-grpc=false", "--grpc-use-ssl=true"])

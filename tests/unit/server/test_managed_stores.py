@@ -14,7 +14,7 @@ from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, read_c
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.signals import Interrupted
+from graphkiln_backend.system.signals import Interrupted
 
 BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
 ALL = "version_policy { all { } }"

@@ -24,7 +24,6 @@ from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.attested_copy import AttestedCopy
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.server.signals import ServerStopping
 from graphkiln_backend.server.store_copies import (
     AttestedStore,
     RemoteStore,
@@ -36,6 +35,7 @@ from graphkiln_backend.server.store_copies import (
 )
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile
+from graphkiln_backend.system.signals import ServerStopping
 
 NO_NETWORK = RemoteStoreError("s3://bucket/store: cannot be reached", passing=True)
 DENIED = RemoteStoreError("s3://bucket/store: access is denied")

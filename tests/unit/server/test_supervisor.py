@@ -31,7 +31,7 @@ from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
-from graphkiln_backend.server.probe import ModelState
+from graphkiln_backend.server.model_states import ModelState
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.supervisor import Supervisor
 from graphkiln_backend.server.watchdog import TimeLimits

@@ -20,8 +20,8 @@ from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.repository_control import LoadOverride
-from graphkiln_backend.server.signals import ServerStopping
 from graphkiln_backend.server.version_control import VersionController
+from graphkiln_backend.system.signals import ServerStopping
 
 POLL_S = 60.0
 
@@ -52,6 +52,7 @@ class Setup:
             stores=self.stores,
             mirror=self.mirror,
             control=self.triton,
+            instances=folder,
             admit=self._admit,
             load_timeout_s=5.0,
         )
@@ -378,6 +379,7 @@ class TestAnotherSignature:
             stores=stores,
             mirror=mirror,
             control=triton,
+            instances=tmp_path,
             admit=lambda *_: Verdict(""),
             load_timeout_s=5,
         )
@@ -454,6 +456,7 @@ class ExplicitSetup:
             stores=self.stores,
             mirror=mirror,
             control=self.triton,
+            instances=self.folder,
             admit=lambda *_: Verdict("never asked"),
             load_timeout_s=5,
             view=self.view,
@@ -531,6 +534,7 @@ class Steps(VersionController):
             stores=ManagedStores(),
             mirror=mirror,
             control=FakeTriton(mirror.path),
+            instances=store,
             admit=lambda *_: Verdict(""),
             load_timeout_s=5,
         )

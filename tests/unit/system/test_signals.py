@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.server import signals as module
-from graphkiln_backend.server.signals import Interrupted, Stopped, StopSignals, ending_on_signals, stopping_in_order
+from graphkiln_backend.system import signals as module
+from graphkiln_backend.system.signals import Interrupted, Stopped, StopSignals, ending_on_signals, stopping_in_order
 
 pytestmark = pytest.mark.alone
 
@@ -49,14 +49,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_signals_are_counted(signals: StopSignals, clock: list[float]) -> None:
-    assert signals.count == 0
-    send(signal.SIGTERM)
-    clock.append(1.0)
-    send(signal.SIGINT)
-    assert signals.count == 2
-
-
 def test_those_that_come_together_count_as_one(signals: StopSignals, clock: list[float]) -> None:
     """`timeout` sends its signal to the process and once more to its group."""
     send()
@@ -89,20 +81,7 @@ def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
     assert time.monotonic() - begun >= 0.1
 
 
-def test_a_wait_lasts_its_time(signals: StopSignals) -> None:
-    begun = time.monotonic()
-    signals.wait([os.getpid()], 0.1)
-    assert 0.1 <= time.monotonic() - begun < 15
-
-
 def test_the_end_of_any_process_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
-    begun = time.monotonic()
-    signals.wait([os.getpid(), ended.pid], 30)
-    assert time.monotonic() - begun < 15
-
-
-def test_a_process_that_is_gone_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
-    ended.wait()
     begun = time.monotonic()
     signals.wait([os.getpid(), ended.pid], 30)
     assert time.monotonic() - begun < 15
@@ -155,15 +134,6 @@ def test_only_the_first_signal_interrupts(signals: StopSignals, clock: list[floa
         work()
     assert cleaned == ["to the end"]
     assert signals.count == 2
-
-
-def test_after_the_block_a_signal_interrupts_nothing(signals: StopSignals) -> None:
-    with signals.interrupting():
-        pass
-    with pytest.raises(ZeroDivisionError), signals.interrupting():
-        _ = 1 / 0
-    send()
-    assert signals.count == 1
 
 
 def test_the_former_handlers_come_back() -> None:
@@ -227,28 +197,3 @@ def test_a_command_is_stopped_once_as_by_ctrl_c(number: int, code: int) -> None:
     assert raised.value.exit_code == code
     assert given_back == ["all"]
     assert signal.getsignal(number) == before
-
-
-def test_a_hangup_that_is_ignored_stays_so() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stopping_in_order():
-            send(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_in_another_thread_nothing_changes() -> None:
-    failures: list[BaseException] = []
-
-    def stop() -> None:
-        try:
-            with stopping_in_order():
-                pass
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=stop)
-    thread.start()
-    thread.join()
-    assert failures == []

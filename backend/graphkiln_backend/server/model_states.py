@@ -1,0 +1,165 @@
+"""The models of a server, one row for each version: how far they are while it starts, and what it serves then.
+
+Where Triton (24.10) says of a version that failed only that its process is "not healthy", the instance's own files say
+what killed the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.graph.text import plain_reason
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.repository_control import HttpControl, VersionState
+from graphkiln_backend.system.processes import is_gone
+from graphkiln_backend.triton.instance_status import Crash, InstanceStatus, describe_crash
+from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
+
+_log = logging.getLogger("graphkiln.server")
+
+READY = "ready"
+REFUSED = "REFUSED"  # state of a version that is kept away from the server
+_UNLOADED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}  # state and reason
+_UNHEALTHY = re.compile(r"Stub process '[^']*' is not healthy\.?|Stub process is not healthy\.?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadProgress:
+    """A version that is being loaded, or is ready.
+
+    Attributes:
+        model: Model name.
+        version: Version number.
+        activity: The present step of its slowest instance; `ready` once all of them are.
+        seconds: Time of loading so far, or in all.
+    """
+
+    model: str
+    version: int
+    activity: str
+    seconds: float
+
+    @property
+    def is_ready(self) -> bool:
+        """True if every instance that has begun to load is ready."""
+        return self.activity == READY
+
+
+def load_progress(seen: Snapshot) -> list[LoadProgress]:
+    """List the versions that instances have begun to load, by name and number."""
+    now = time.monotonic()
+    crashes = _find_crashes(seen)
+    rows = [
+        *(
+            LoadProgress(model=s.model, version=s.version, activity=READY, seconds=s.load_ms / 1e3)
+            for s in sorted(seen.statuses.values(), key=lambda status: status.load_ms)
+        ),
+        *(
+            LoadProgress(model=s.model, version=s.version, activity=s.activity, seconds=now - s.since)
+            for s in sorted(seen.loading.values(), key=lambda loading: -loading.since)
+        ),
+    ]
+    slowest = {(row.model, row.version): row for row in rows}
+    for which, crash in crashes.items():
+        if which in slowest and not slowest[which].is_ready:
+            slowest[which] = replace(slowest[which], activity=crash.what)
+    return [slowest[key] for key in sorted(slowest)]
+
+
+def _find_crashes(seen: Snapshot) -> dict[tuple[str, int], Crash]:
+    """The ends of processes that were to load a version, by model and version: the newest of each."""
+    newest = sorted(seen.loading.items(), key=lambda item: item[1].since)
+    latest = {(loading.model, loading.version): (key, loading) for key, loading in newest if is_gone(loading.pid)}
+    return {which: describe_crash(loading, seen.crashes.get(key, "")) for which, (key, loading) in latest.items()}
+
+
+def explain(rows: Sequence[VersionState], instances: Path) -> list[VersionState]:
+    """Replace "not healthy" in Triton's reasons by what killed the process.
+
+    Args:
+        rows: As the server lists them.
+        instances: Folder of status files.
+    """
+    if not any(_UNHEALTHY.search(row.reason) for row in rows):
+        return list(rows)
+    crashes = _find_crashes(read_snapshot(instances))
+
+    def reason(row: VersionState) -> str:
+        crash = crashes.get((row.model, int(row.version))) if row.version else None
+        return _UNHEALTHY.sub(lambda _: str(crash), row.reason) if crash else row.reason
+
+    return [replace(row, reason=reason(row)) for row in rows]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelState:
+    """A model version as the server lists it.
+
+    Attributes:
+        model: Model name.
+        version: Model version.
+        state: Triton's state: `READY`, `UNAVAILABLE`, ...; or `REFUSED`.
+        reason: Triton's reason for a state other than READY.
+        status: Status of its slowest instance; None for models of other backends.
+    """
+
+    model: str
+    version: str
+    state: str
+    reason: str
+    status: InstanceStatus | None
+
+
+def list_models(
+    address: ListenAddress | None,
+    headers: Mapping[str, str],
+    instances: Path,
+    refusals: Mapping[tuple[str, str], str],
+) -> list[ModelState]:
+    """List every version that the server knows or that is kept away from it, except those unloaded on purpose.
+
+    A server that does not list its models is taken to serve those whose instances are ready.
+
+    Args:
+        address: Where it listens for HTTP, if it does.
+        headers: Required by its restricted endpoints.
+        instances: Folder of status files.
+        refusals: Why versions are kept away, by model and version.
+    """
+    statuses = sorted(read_snapshot(instances).statuses.values(), key=lambda status: status.load_ms)
+    slowest = {(status.model, str(status.version)): status for status in statuses}
+    listed = [
+        ModelState(
+            model=row.model,
+            version=row.version,
+            state=row.state,
+            reason=plain_reason(row.reason),
+            status=slowest.get((row.model, row.version)),
+        )
+        for row in _list_rows(address, headers, instances, slowest)
+        if (row.model, row.version) not in refusals and (row.state, row.reason) not in _UNLOADED
+    ]
+    refused = [
+        ModelState(model=model, version=version, state=REFUSED, reason=plain_reason(reason), status=None)
+        for (model, version), reason in refusals.items()
+    ]
+    return sorted([*listed, *refused], key=lambda state: (state.model, state.version.zfill(20)))
+
+
+def _list_rows(
+    address: ListenAddress | None,
+    headers: Mapping[str, str],
+    instances: Path,
+    ready: Mapping[tuple[str, str], InstanceStatus],
+) -> list[VersionState]:
+    if address:
+        try:
+            return explain(HttpControl(address, headers).index(), instances)
+        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
+            _log.warning("the server does not list its models: %s", error)
+    return [VersionState(model=model, version=version, state="READY", reason="") for model, version in ready]
