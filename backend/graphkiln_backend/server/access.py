@@ -1,4 +1,4 @@
-"""Who may change the server: the endpoints that need a key, and what a request must carry to pass.
+"""The admin key and the endpoints that need it.
 
 The user's own `--http-restricted-api` and `--grpc-restricted-protocol` win for the endpoints that they name.
 """
@@ -20,7 +20,7 @@ from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER, is_priv
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import hold_lock, locked_if_dead
 
-# Makes the server's admin key, and leaves it where this user's own commands find it (see `graph.admin_key`).
+_log = logging.getLogger("graphkiln.server")
 
 _KEY_BYTES = 32
 _ATTEMPTS = 5
@@ -64,7 +64,7 @@ class AdminKey:
 class PublishedKey(Closeable):
     """A key, in files that only this user can read; closing removes them, and those of servers that were killed.
 
-    A file is locked as long as its server lives: whoever finds one unlocked removes it.
+    A file is locked as long as its server lives; the next server removes those that are not.
 
     Args:
         key: The key; None for a server without one.
@@ -80,7 +80,7 @@ class PublishedKey(Closeable):
             self._publish(str(port))
 
     def close(self) -> None:
-        """Removes the files, unless another server has taken over a port since, and folders that are empty then."""
+        """Remove the files, unless another server has taken over a port since, and folders that are empty then."""
         for file in self._files:
             self._withdraw(file)
         while self._locks:
@@ -125,7 +125,7 @@ def _ports(flags: TritonFlags) -> list[int]:
 
 
 def _remove_dead() -> None:
-    """Removes what servers left that were killed, whatever their ports."""
+    """Remove what servers left that were killed, whatever their ports."""
     for folder in filter(is_private, key_folders()):
         with suppress(OSError):  # it is no folder
             for file in sorted(folder.iterdir()):
@@ -139,7 +139,7 @@ def _remove_if_dead(file: Path) -> None:
 
 
 def _remove_if_empty(folder: Path) -> None:
-    """Of each machine with a shared home, and of each user in a folder for temporary files, one would stay."""
+    """Otherwise one folder would stay for each machine with a shared home, and for each user among temporary files."""
     with suppress(OSError):
         if is_private(folder):
             folder.rmdir()
@@ -169,7 +169,7 @@ def _warn_if_public(file: Path) -> None:
 
 
 def _write_new(file: Path, key: str) -> int:
-    """Writes a key to a file that only its owner can read, and that was not there before; whole or not at all.
+    """Write a key to a new file that only its owner can read, whole or not at all.
 
     Returns:
         A descriptor; the file is locked as long as it stays open.
@@ -192,14 +192,12 @@ def _write_new(file: Path, key: str) -> int:
     return lock
 
 
-_log = logging.getLogger("graphkiln.server")
-
 # Triton's names of what changes the server. Loading runs code: a request may bring a model's files along.
 ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
 _HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
 _OTHER_SERVICES = ("sagemaker", "vertex-ai")
 _OPEN = (
-    "DANGER: whoever reaches %s may run any code on this machine, since %s need no key "
+    "DANGER: anyone who reaches %s may run any code on this machine, since %s need no key "
     "(leave out --admin-key-file off, or listen with --host 127.0.0.1)"
 )
 _OTHER = "DANGER: tritonserver's %s service listens on every address and knows no key"
@@ -208,11 +206,11 @@ _GRPC_PREFIX = GRPC_HEADER.removesuffix(HTTP_HEADER)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How the server's own endpoints are restricted.
+    """Restrictions of the server's own endpoints.
 
     Attributes:
         arguments: For tritonserver, beside the user's own; they hold the key.
-        http_headers: What a request of ours must carry to reach every restricted endpoint over HTTP.
+        http_headers: Headers with which requests of ours reach every restricted endpoint over HTTP.
         grpc_metadata: The same for gRPC.
         open_endpoints: Endpoints that change the server and need no key, as `HTTP model-repository`.
     """
@@ -224,12 +222,7 @@ class Access:
 
     @classmethod
     def plan(cls, flags: TritonFlags, key: AdminKey | None) -> Access:
-        """Restricts what the user has not restricted otherwise.
-
-        Args:
-            flags: The user's flags.
-            key: The key, or None for a server that is open on purpose.
-        """
+        """Restrict what the user has not restricted otherwise; nothing without a key."""
         http_users, http_own = _read_restrictions(flags.repeated_values.get(_HTTP_FLAG, ()))
         grpc_users, grpc_own = _read_restrictions(flags.repeated_values.get(_GRPC_FLAG, ()))
         http_left = [name for name in ADMIN_ENDPOINTS if name not in http_users]
@@ -244,7 +237,7 @@ class Access:
         )
 
     def warn_if_open(self, flags: TritonFlags) -> None:
-        """Says it loudly where anybody on the network may change the server."""
+        """Log an error where the network may change the server without a key."""
         public = [f"{address.host}:{address.port}" for address in flags.listen_addresses() if address.is_public]
         if self.open_endpoints and public:
             _log.error(_OPEN, ", ".join(public), ", ".join(self.open_endpoints))

@@ -1,6 +1,6 @@
-"""Proves a version outside the server, before it may appear there.
+"""Proof of a version outside the server, before it may appear there.
 
-The version is lowered, self-tested and warmed up as an instance would, in a process of its own with a deadline, so that
+The version is lowered, self-tested and warmed up as an instance would, in another process with a deadline, so that
 a graph that crashes its runtime or never finishes ends nothing but that process. What was lowered stays in the artifact
 cache, where the instance finds it.
 """
@@ -35,7 +35,7 @@ _NICENESS = 10  # requests go first
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version that wants to be served.
+    """A version that may be served if it proves itself.
 
     Attributes:
         folder: Its version folder.
@@ -54,7 +54,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a candidate.
+    """The outcome for a candidate.
 
     Attributes:
         reason: Why it may not be served; empty where it may.
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> Verdict:
-    """Builds and proves a version in a process of its own, which ends with the call, however that ends.
+    """Build and prove a version in another process, which ends with the call, however that ends.
 
     Args:
         candidate: The version.
@@ -74,7 +74,7 @@ def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool
         stopped: Whether to give up.
 
     Raises:
-        ServerStopping: `stopped` said so.
+        ServerStopping: `stopped` was true.
     """
     with (
         TemporaryDirectory(prefix="admission-", dir=candidate.temporary) as scratch,
@@ -102,7 +102,6 @@ def _ending(code: int) -> str:
 
 
 def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
-    """Sends reason and words."""
     with suppress(OSError):
         os.nice(_NICENESS)
     keep_temporary_files_in(scratch)
@@ -114,7 +113,7 @@ def _outcome(candidate: Candidate) -> tuple[str, str]:
         return "", _build(candidate)
     except (GraphkilnError, OSError, MemoryError) as error:
         return str(error) or type(error).__name__, ""
-    except Exception as error:  # noqa: BLE001 - whatever a graph sets off is its own fault, and must be told
+    except Exception as error:  # noqa: BLE001 - an error that a graph causes is the reason for its refusal
         return f"{type(error).__name__}: {error}", ""
 
 

@@ -44,7 +44,7 @@ class VersionCopy:
 
 @dataclass(frozen=True, slots=True)
 class CopiedModel:
-    """What the copy holds of a model.
+    """A model in the copy.
 
     Attributes:
         stored: The model in the store, as it was at the last look.
@@ -87,7 +87,7 @@ class AttestedCopy:
             each.mkdir()
 
     def is_known(self, stored: StoredModel) -> bool:
-        """Whether a model is as it was at the last look."""
+        """True if a model is as it was at the last look."""
         taken = self._taken.get(stored.name)
         return taken is not None and taken.stored == stored
 
@@ -215,7 +215,7 @@ class NotRead(Exception):
 def _merge(
     stored: StoredModel, before: CopiedModel, good: dict[int, VersionCopy], reasons: dict[int, str]
 ) -> tuple[dict[int, VersionCopy], dict[int, str]]:
-    """What is shown from now on, and what is refused: earlier copies stay where what they share does.
+    """The versions to show from now on, and those refused; earlier copies stay where their shared files do.
 
     A version that was shown and is no more has gone, rather than failed: it must not keep what serves from changing.
     """

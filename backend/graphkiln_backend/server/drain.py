@@ -1,4 +1,4 @@
-"""Stops a server so that every request that it has read is answered, and no connection is reset.
+"""The end of a server: every request that it has read is answered, and no connection is reset.
 
 What Triton (24.10) does by itself on SIGTERM: it waits for every HTTP connection to be closed by its client, 30 s where
 one is kept alive, resets new ones, exits with code 1, and unloads its models before its gRPC port closes, so that calls
@@ -45,6 +45,13 @@ from graphkiln_backend.system.processes import kill_group
 from graphkiln_backend.system.signals import StopSignals
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
+
+_log = logging.getLogger("graphkiln.server")
+
 # Another process's TCP connections: duplicated, paused, and kept open when that process ends.
 #
 # Why: tritonserver (24.10) ends with its clients' connections open, and a request that is on its way then is lost. What
@@ -54,10 +61,6 @@ from graphkiln_backend.triton.snapshot import SnapshotReader
 # pidfd_getfd(2) needs Linux 5.6 and the right to trace the process. A parent has it for its children, but Docker's
 # default seccomp profile forbids the call: then there are no duplicates, and clients see their connections closed.
 
-if TYPE_CHECKING:
-    import psutil
-else:
-    psutil = LazyModule("psutil")
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PIDFD_GETFD = 438  # the same on x86-64 and arm64. Source: pidfd_getfd(2)
@@ -72,7 +75,7 @@ _PAUSED = 1 << 30  # more than a receive buffer can hold: the kernel never repor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Traffic:
-    """What went over a connection.
+    """Bytes and times of a connection.
 
     Attributes:
         sent: Bytes that were sent to the client.
@@ -90,7 +93,7 @@ class Traffic:
 
     @property
     def under_way(self) -> bool:
-        """Whether the server has begun to read something that it has not responded to."""
+        """True if the server has begun to read something that it has not responded to."""
         return self.consumed > 0 and (self.sent == 0 or self.received_ago_s < self.sent_ago_s)
 
 
@@ -100,7 +103,7 @@ class HeldConnection(Closeable):
     Attributes:
         socket: The socket, shared with the other process.
         port: The server's port.
-        paused: What had gone over it when the server was first kept from reading; None before.
+        paused: Its traffic when the server was first kept from reading; None before.
     """
 
     def __init__(self, held: socket.socket, port: int) -> None:
@@ -110,7 +113,7 @@ class HeldConnection(Closeable):
 
     @property
     def doubtful(self) -> bool:
-        """Whether a request may have been under way when it was paused, which was not responded to since."""
+        """True if a request may have been under way when it was paused, which was not responded to since."""
         before = self.paused
         if before is None or before.received_ago_s != before.sent_ago_s:
             return False
@@ -118,7 +121,7 @@ class HeldConnection(Closeable):
 
     @property
     def traffic(self) -> Traffic:
-        """What went over it so far."""
+        """Bytes and times so far."""
         info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         sent_ms, received_ms = _AGES.unpack_from(info, _AGES_AT)
         (received,), (sent,) = _BYTES.unpack_from(info, _RECEIVED_AT), _BYTES.unpack_from(info, _SENT_AT)
@@ -133,7 +136,7 @@ class HeldConnection(Closeable):
         )
 
     def pause(self) -> bool:
-        """Keeps the server from reading what comes from now on; False when it has read something just now."""
+        """Keep the server from reading what comes from now on; False when it has read something just now."""
         before = self.traffic
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _PAUSED)
         if self.traffic.consumed != before.consumed:
@@ -143,12 +146,12 @@ class HeldConnection(Closeable):
         return True
 
     def release(self) -> socket.socket:
-        """A socket of its own, readable again, for whoever goes on with the connection and closes it."""
+        """A second duplicate, readable again, to go on with the connection and close it."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         return self.socket.dup()
 
     def close(self) -> None:
-        """Closes the duplicate; the connection itself when the server has ended."""
+        """Close the duplicate; the connection itself when the server has ended."""
         self.socket.close()
 
 
@@ -176,7 +179,7 @@ class HeldConnections(Closeable):
             raise
 
     def refresh(self) -> list[HeldConnection]:
-        """Takes new connections, lets go of those that the server has closed, and returns what there is."""
+        """Take new connections, close those that the server has closed, and return all."""
         open_now: set[tuple[int, object]] = set()
         for found in psutil.Process(self._process).net_connections("tcp"):
             if found.status == psutil.CONN_LISTEN or found.laddr.port not in self._ports:
@@ -190,7 +193,7 @@ class HeldConnections(Closeable):
         return list(self._held.values())
 
     def close(self) -> None:
-        """Closes all duplicates that were not released."""
+        """Close all duplicates that were not released."""
         for held in self._held.values():
             held.close()
         self._held.clear()
@@ -204,7 +207,7 @@ class HeldConnections(Closeable):
 
 
 def _allow_descriptors() -> int:
-    """Raises the limit of open descriptors as far as allowed, and returns it."""
+    """Raise the limit of open descriptors as far as allowed, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else sys.maxsize
@@ -223,11 +226,9 @@ def _duplicate(pidfd: int, descriptor: int) -> int:
     return copy
 
 
-_log = logging.getLogger("graphkiln.server")
-
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-_DOUBT_S = 2.0  # the same where it cannot be told which came first, the last response or another request
+_DOUBT_S = 2.0  # the same where the last response and another request came at the same time
 _EXIT_S = 1.0  # for a server without open connections to end by itself
 # A client that was silent for so long before is not waited for: it learns that its connection is closed.
 _LINGER_S = 2.0
@@ -267,14 +268,14 @@ class Drain(Closeable):
         self._counted_at = time.monotonic()
 
     def close(self) -> None:
-        """Gives everything back that `run` took, and waits a moment until all are answered who had reached the port."""
+        """Close what `run` has opened, after a moment for responses to clients that had reached the port."""
         self._resources.close()
         deadline = min(time.monotonic() + _LINGER_S, self._deadline + _GOAWAY_S)
         while self._listener and self._listener.busy and time.monotonic() < deadline and self._signals.count < 2:
             self._signals.wait([], _POLL_S)
 
     def run(self, *, live: bool) -> int:
-        """Drains, and ends the server.
+        """Drain, and end the server.
 
         Args:
             live: Whether it has opened its ports.
@@ -295,7 +296,7 @@ class Drain(Closeable):
         return self._hand_over(held) if held else self._end()
 
     def _take_over(self) -> None:
-        """Begins to answer new HTTP connections, and to hold the open ones."""
+        """Begin to answer new HTTP connections, and to hold the open ones."""
         addresses = {service: self._flags.listen_address(service) for service in ("http", "grpc")}
         http = addresses["http"]
         if http:
@@ -310,7 +311,7 @@ class Drain(Closeable):
             _log.info("open connections will be closed, not answered with 503: %s", error)
 
     def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
-        """Waits until the condition holds; False when the server ended, a signal came or the time was over before."""
+        """Wait for a condition; False when the server ended, a second signal came or the time was over before."""
         while self._signals.count <= 1 and self._server.poll() is None:
             if condition():
                 return True
@@ -320,7 +321,7 @@ class Drain(Closeable):
         return False
 
     def _is_quiet(self) -> bool:
-        """Whether no request that the server has begun to read is unanswered."""
+        """True if no request that the server has begun to read is unanswered."""
         connections = self._connections.refresh() if self._connections else []
         under_way = [held for held in connections if not self._try_pause(held)]
         idle_s = self._idle_s()
@@ -336,7 +337,7 @@ class Drain(Closeable):
         return now - self._counted_at
 
     def _try_pause(self, held: HeldConnection) -> bool:
-        """Keeps the server from the next request on a connection, unless it has begun one and not answered it."""
+        """Keep the server from the next request on a connection, unless it has begun one and not answered it."""
         if held.paused:
             return True
         before = held.traffic
@@ -360,7 +361,7 @@ class Drain(Closeable):
             )
 
     def _end(self) -> int:
-        """Ends a server that nobody is connected to; by itself first, so that it can write its traces."""
+        """End a server without connections; by itself first, so that it can write its traces."""
         if self._server.poll() is None:
             self._server.send_signal(signal.SIGTERM)
             self._wait(lambda: False, time.monotonic() + _EXIT_S)
@@ -373,7 +374,7 @@ class Drain(Closeable):
         return exit_code(code)
 
     def _hand_over(self, connections: Sequence[HeldConnection]) -> int:
-        """Ends the server, and tells its clients."""
+        """End the server, and respond to its clients."""
         traffic = {held: held.traffic for held in connections}
         kill_group(self._server)
         calls = [held.release() for held in connections if held.port == self._grpc_port]
@@ -392,7 +393,7 @@ def _is_settled(held: HeldConnection) -> bool:
 
 
 def _say_goodbye(calls: Sequence[socket.socket]) -> None:
-    """Tells gRPC clients to use their connections no more, and waits a moment until they have closed them."""
+    """Send GOAWAY to gRPC clients, and wait a moment until they have closed their connections."""
     for call in calls:
         with suppress(OSError):
             call.setblocking(False)

@@ -13,8 +13,6 @@ from graphkiln_backend.graph.text import did_you_mean, nearest
 from graphkiln_backend.storage.address import RemoteAddress, is_remote, parse_store
 from graphkiln_backend.system.admin_key import is_local
 
-# Who decides which versions are served: what `--model-control-mode` of the user means for Triton and for us.
-
 _POLL_S = 15.0  # source: tritonserver's default of `--repository-poll-secs`
 _NAMES = ("none", "poll", "explicit")
 _RAW_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name"}
@@ -27,8 +25,8 @@ class ControlMode:
     Attributes:
         name: `none`, `poll` or `explicit`.
         poll_s: Seconds between two looks at the stores, in poll mode.
-        managed: Whether we decide what Triton sees, over its repository API; without HTTP and gRPC nobody can.
-        completes: Whether we complete configurations: not against the user's flags.
+        managed: Whether graphkiln decides what Triton sees, over its repository API; impossible without HTTP and gRPC.
+        completes: Whether graphkiln completes configurations: not against the user's flags.
     """
 
     name: str
@@ -38,7 +36,7 @@ class ControlMode:
 
     @classmethod
     def read(cls, flags: TritonFlags) -> ControlMode:
-        """Reads the user's flags.
+        """Read the user's flags.
 
         Raises:
             ServerSetupError: There is no such mode, or the interval is not a number of seconds.
@@ -106,16 +104,16 @@ class ListenAddress:
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """Where this machine reaches it."""
+        """Host and port by which this machine reaches it."""
         return (_ANY_HOSTS.get(self.host, self.host), self.port)
 
     @property
     def is_public(self) -> bool:
-        """Whether other machines can reach it."""
+        """True if other machines can reach it."""
         return not is_local(self.host)
 
     def overlaps(self, other: ListenAddress) -> bool:
-        """Whether nobody can listen on both: one port, and one host or every one."""
+        """True if a program cannot listen on both: one port, and one host or every one."""
         hosts = {DEFAULT_HOST if host == "localhost" else host for host in (self.host, other.host)}
         return self.port == other.port and (len(hosts) == 1 or bool(hosts & {*_ANY_HOSTS}))
 
@@ -131,7 +129,7 @@ class TritonFlags:
         backends: A backend directory given by the user, or None.
         repeated_values: Flag -> all its values, of flags that may be given several times.
         default_host: Where services listen whose address the user did not give.
-        others: What was given that is neither a flag nor a store, and that somebody else takes.
+        others: Words that are neither flags nor stores, such as the address of the page.
     """
 
     arguments: tuple[str, ...]
@@ -151,13 +149,13 @@ class TritonFlags:
         *,
         is_other: Callable[[str], bool] = lambda _: False,
     ) -> TritonFlags:
-        """Reads an argument list.
+        """Read an argument list.
 
         Args:
             arguments: `--flag=value`, `--flag value` or `--flag`; a path is a model store.
             known: tritonserver's flags -> whether they take a value.
             host: Where services listen whose address the arguments do not give.
-            is_other: Whether a word that is no flag and no path is for somebody else.
+            is_other: True for words that go to `others`.
 
         Raises:
             ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is neither a
@@ -204,7 +202,7 @@ class TritonFlags:
         )
 
     def listen_address(self, service: str) -> ListenAddress | None:
-        """Where `http`, `grpc` or `metrics` will listen, or None when it is switched off.
+        """The address of `http`, `grpc` or `metrics`, or None when it is switched off.
 
         Raises:
             ServerSetupError: The port is not a number.
@@ -220,11 +218,11 @@ class TritonFlags:
         return ListenAddress(protocol=protocol, host=self._host(service), port=int(port))
 
     def is_on(self, service: str, default: str = "true") -> bool:
-        """Whether tritonserver will start a service."""
+        """True if tritonserver will start a service."""
         return self.values.get(f"allow-{service}", default).lower() in _TRUE
 
     def _host(self, service: str) -> str:
-        """Without an address of its own, the metrics service listens where HTTP does: tritonserver's own rule."""
+        """Without another address, the metrics service listens where HTTP does: tritonserver's own rule."""
         default = self.values.get("http-address", self.default_host) if service == "metrics" else self.default_host
         return self.values.get(f"{service}-address", default).removeprefix("ipv6:").strip("[]")
 
@@ -241,7 +239,7 @@ class TritonFlags:
         return [address for service in SERVICES if (address := self.listen_address(service))]
 
     def check_ports(self, page: ListenAddress | None = None) -> None:
-        """Binds every port once, but those of the page.
+        """Bind every port once, but those of the page.
 
         Args:
             page: Where the page will listen, if there is one.
@@ -260,41 +258,36 @@ class TritonFlags:
                 check_free(service, address)
 
     def shares(self, service: str) -> bool:
-        """Whether the user lets several servers listen on the port of a service."""
+        """True if the user lets several servers listen on the port of a service."""
         return self.values.get(f"reuse-{service}-port", "false").lower() in _TRUE
 
 
 def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenAddress]) -> None:
-    """Refuses one port for two services: each of them would be free, until the first one listens.
+    """Refuse one port for two services: each of them would be free, until the first one listens.
 
     Args:
         service: Triton's name of the second one.
-        address: Where it would listen.
-        taken: Where others would.
+        address: Its address.
+        taken: The addresses of the others.
 
     Raises:
         ServerSetupError: There is another one that would listen there.
     """
     for other in taken:
-        if _overlap(other, address):
+        if other.overlaps(address):
             raise ServerSetupError(
                 f"{other.protocol} and {address.protocol} cannot both listen on port {address.port}",
                 hint=f"--{service}-port={free_port()}",
             )
 
 
-def _overlap(one: ListenAddress, other: ListenAddress) -> bool:
-    hosts = {one.host, other.host}
-    return one.port == other.port and (len(hosts) == 1 or not hosts.isdisjoint(_ANY_HOSTS))
-
-
 def spelled_for(service: str, host: str) -> str:
-    """A host as tritonserver wants to be told of it, for `http`, `grpc` or `metrics`."""
+    """A host as tritonserver expects it, for `http`, `grpc` or `metrics`."""
     return _IPV6_FORMS[service].format(host) if ":" in host else host
 
 
 def _near_folder(argument: str) -> str:
-    """What was probably meant by a path that leads nowhere."""
+    """A hint for a path that leads nowhere."""
     path = Path(argument)
     there = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     near = nearest(path.name, there)
@@ -313,11 +306,11 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
 
 
 def check_free(service: str, address: ListenAddress) -> None:
-    """Binds a port once.
+    """Bind a port once.
 
     Args:
-        service: Triton's name of what would listen there.
-        address: Where.
+        service: Triton's name of the service.
+        address: Its address.
 
     Raises:
         ServerSetupError: It is in use or not allowed; the hint names a free one.
@@ -340,7 +333,7 @@ def check_free(service: str, address: ListenAddress) -> None:
 
 
 def free_port() -> int:
-    """A TCP port that nobody holds at the moment."""
+    """A TCP port that is free at the moment."""
     with socket.socket() as listener:
         listener.bind((DEFAULT_HOST, 0))
         return int(listener.getsockname()[1])

@@ -1,8 +1,7 @@
-"""The image's health check: does the server in this container live, wherever it was told to listen?
+"""The image's health check: the server in this container is live, at whatever address it listens.
 
-It asks for what the liveness probe of deploy/kubernetes asks for: while models load, nobody answers, and a model that
-is not ready is no reason to end the others. What listens for HTTPS is a process of its own; tritonserver behind it is
-asked.
+It asks for the same as the liveness probe of deploy/kubernetes: while models load there is no response, and a model
+that is not ready is no reason to end the others. HTTPS is served by another process; tritonserver behind it is asked.
 """
 
 from __future__ import annotations
@@ -17,13 +16,7 @@ _TIMEOUT_S = 4.0
 
 
 def is_alive(protocol: str, host: str, port: int) -> bool:
-    """Whether a server says that it lives; where it speaks gRPC alone, whether it listens.
-
-    Args:
-        protocol: `http` or `grpc`.
-        host: Its name or IP address.
-        port: Its TCP port.
-    """
+    """True if a server says that it is live; with `grpc` as protocol, if it listens."""
     try:
         if protocol == "http":
             return _says_so(host, port)

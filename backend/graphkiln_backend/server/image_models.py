@@ -1,6 +1,6 @@
 """The models beside others that take encoded images for them: found in the stores, planned, configured.
 
-Such a model has no files of its own. It comes and goes with the model whose images it takes, and has the versions that
+Such a model has no files. It comes and goes with the model whose images it takes, and has the versions that
 are served of it.
 """
 
@@ -29,6 +29,7 @@ from graphkiln_backend.system.resources import usable_cores
 
 _log = logging.getLogger("graphkiln.server")
 
+
 # Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
 # many threads as there are cores, and some 70 MB.
 _FEWEST_INSTANCES, _MOST_INSTANCES = 2, 4
@@ -52,21 +53,13 @@ def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]
 
 
 def complete_pair(config: ModelConfigProto) -> None:
-    """Says in a model's configuration which model takes its images, if it accepts and can have any.
-
-    Args:
-        config: Complete; changed in place.
-    """
+    """Publish in a complete configuration, in place, which model takes its images, if it accepts and can have any."""
     if find_taker(config) is not None:
         publish_image_model(config)
 
 
 def find_taker(config: ModelConfigProto) -> ModelConfigProto | None:
-    """The configuration of the model that takes a model's images; None where nobody asks for it, or it cannot be.
-
-    Args:
-        config: Of the model that takes tensors, complete.
-    """
+    """The configuration of the model that takes a model's images; None where it asks for none, or can have none."""
     if not accepts_images(config.parameters[ACCEPT_IMAGES].string_value if ACCEPT_IMAGES in config.parameters else ""):
         return None
     try:
@@ -86,11 +79,7 @@ def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
 
 
 def describe_images(config: ModelConfigProto) -> str:
-    """How a model that asks for it takes encoded images on this machine, or why it takes none.
-
-    Args:
-        config: Of the model that takes tensors, complete.
-    """
+    """Describe how a model takes encoded images on this machine, or why it takes none."""
     try:
         return _in_words(configure(config))
     except GraphkilnError as error:
@@ -103,7 +92,7 @@ def _in_words(taker: ModelConfigProto) -> str:
 
 
 def asks_for_images(folder: Path) -> bool:
-    """Whether a model's configuration asks for a model that takes its images; one that cannot be read does not."""
+    """True if a model's configuration asks for a model that takes its images; one that cannot be read does not."""
     with suppress(GraphkilnError):  # it is refused for that itself
         parameters = read_config(folder / CONFIG_FILE).parameters
         return ACCEPT_IMAGES in parameters and accepts_images(parameters[ACCEPT_IMAGES].string_value)
@@ -145,7 +134,7 @@ class ExplicitImages:
     _shown: set[str] = field(default_factory=set)
 
     def takes_images(self, name: str) -> bool:
-        """Whether a model takes images for another one."""
+        """True if a model takes images for another one."""
         return name in self._shown
 
     def follow(self, serving: Mapping[str, tuple[int, ...]]) -> None:

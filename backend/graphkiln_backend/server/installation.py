@@ -1,4 +1,4 @@
-"""Finds a tritonserver: the one of a Triton container first, then the one inside the nvidia-pytriton wheel."""
+"""Installations of tritonserver: the one of a Triton container first, then the one inside the nvidia-pytriton wheel."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Installation:
 
     @property
     def holds_no_graphs(self) -> bool:
-        """Whether no graph is in tritonserver itself: its only backend starts a process for each instance."""
+        """True if no graph is in tritonserver itself: its only backend starts a process for each instance."""
         return [backend.name for backend in self.backends.iterdir()] == ["python"]
 
     def ask_flags(self) -> None:
-        """Asks the program for its flags and does not wait, which takes 40 ms; whoever calls this reads `flags`.
+        """Ask the program for its flags, without waiting 40 ms for them: read `flags` later.
 
         Raises:
             ServerSetupError: The program does not run on this machine.
@@ -92,10 +92,10 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """Finds the tritonserver to use.
+    """Find the tritonserver to use.
 
     Raises:
-        ServerSetupError: There is none, or it cannot run models with this Python.
+        ServerSetupError: No tritonserver is installed, or it cannot run models with this Python.
     """
     on_path = shutil.which("tritonserver")
     candidates = (Path(on_path).resolve() if on_path else None, _CONTAINER / "bin" / "tritonserver")

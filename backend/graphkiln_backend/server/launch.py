@@ -1,4 +1,4 @@
-"""How tritonserver is started: command line, environment, and the process itself."""
+"""The start of tritonserver: command line, environment, and the process itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ALLOCATOR = {
 _LOAD_FLAG = "--load-model"
 _ALL_MODELS = "*"
 
-# Who decides what "ready" means: how a server is started so that it stays ready while versions come and go.
+# A server is started so that it stays ready while versions come and go.
 #
 # Triton's own readiness (24.10) is strict or says nothing. Strict, it is "no" while any version number is being loaded
 # that was not served before, although the older version answers; not strict, it is "yes" although a model has no
@@ -64,7 +64,7 @@ _FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
 
 @dataclass(slots=True)
 class Readiness:
-    """How the next server is started; outlives the server's restarts.
+    """The choice of readiness for the next server; outlives the server's restarts.
 
     Attributes:
         whole: Whether the server that was started last serves every model or none.
@@ -76,12 +76,7 @@ class Readiness:
     _failed: bool = False
 
     def choose(self, flags: TritonFlags, *, loads: bool) -> None:
-        """Chooses for a server that is about to start.
-
-        Args:
-            flags: The user's own.
-            loads: Whether it is to load models, all of which may be good.
-        """
+        """Choose for a server that is about to start; `loads` says that it loads models, all of which may be good."""
         asked = {"strict-readiness", "exit-on-error"} & flags.values.keys()
         self.whole = loads and not asked and not self._failed
         if not self._failed:
@@ -90,7 +85,7 @@ class Readiness:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Arguments of the server, after which the user's own may stand."""
+        """Arguments of the server, before the user's own."""
         return _FLAGS if self.whole else ()
 
     def give_in(self) -> bool:
@@ -136,7 +131,7 @@ def _named_models(arguments: Sequence[str]) -> list[str]:
 
 
 def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
-    """Whether a server loads models at its start, all of which may be good; log those that are known to be bad.
+    """True if a server loads models at its start, all of which may be good; log those that are known to be bad.
 
     Args:
         arguments: Of the server.
@@ -192,7 +187,7 @@ class Launch:
     readiness: Readiness = field(default_factory=Readiness)
 
     def prepare(self, folder: RunFolder) -> list[str]:
-        """Fills the run folder; where a graph must be converted first, that takes seconds.
+        """Fill the run folder; where a graph must be converted first, that takes seconds.
 
         Args:
             folder: The folder of this run, empty.
@@ -281,7 +276,7 @@ class Launch:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
 
     def _link_stores(self, folder: RunFolder) -> tuple[list[Path], dict[str, StoredModel]]:
-        """The stores as Triton sees them in the user's explicit mode, and what lies in them.
+        """The stores as Triton sees them in the user's explicit mode, and the models in them.
 
         Raises:
             ServerSetupError: The stores cannot be read.
@@ -321,7 +316,7 @@ class Launch:
         return self.memory_bytes or (default_limit() if is_bare else 0)
 
     def _fill_mirror(self, folder: RunFolder, backends: frozenset[str], mode: ControlMode) -> bool:
-        """Mirrors the stores; whether every configuration in the mirror is complete.
+        """Mirror the stores; whether every configuration in the mirror is complete.
 
         Raises:
             ServerSetupError: The stores cannot be mirrored.

@@ -1,6 +1,6 @@
-"""What dead runs left behind: run folders, shared-memory regions, processes. The next start removes it.
+"""Leftovers of dead runs: run folders, shared-memory regions, processes. The next start removes them.
 
-A run is dead when nobody holds the locks that its supervisor took (`owned_folder`). Another user's things are never
+A run is dead when the locks that its supervisor took are free (`owned_folder`). Another user's things are never
 touched, nor what no lock can tell about; two starts at once do not meet, because each looks with a lock held.
 """
 
@@ -33,12 +33,13 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
+
 _END_WITHIN_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leftovers:
-    """What dead runs left.
+    """Leftovers of dead runs.
 
     Attributes:
         folders: Temporary folders.
@@ -53,7 +54,7 @@ class Leftovers:
 
 
 def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
-    """What dead runs of this user left; nothing is changed.
+    """Find leftovers of dead runs of this user; nothing is changed.
 
     Args:
         parents: Where temporary folders are; None for all where run folders are made.
@@ -65,7 +66,7 @@ def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
 
 
 def remove_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
-    """Removes what dead runs of this user left, and ends processes of theirs that still run.
+    """Remove leftovers of dead runs of this user, and end processes of theirs that still run.
 
     Args:
         parents: As for `find_leftovers`.
@@ -110,7 +111,7 @@ def _run_name(path: Path) -> str:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether nobody owns it, nor what lies in it: a search may be dead whose server lives."""
+    """True if it has no owner, nor has what is in it: a search may be dead whose server lives."""
     with locked_if_dead(path) as dead:
         return dead and all(map(_is_dead, owned_folders(path)))
 
@@ -135,7 +136,7 @@ def _remove_regions(owner: Path) -> bool:
 
 
 def _end_processes(run: Path) -> None:
-    """Ends what still runs of a run whose supervisor is dead, such as an instance that hangs: it may hold ports."""
+    """End processes of a dead run, such as an instance that hangs: they may hold ports."""
     found = [process for process in psutil.process_iter() if _belongs_to(process, run)]
     for process in found:
         _log.warning("ending process %d, which a dead server left", process.pid)

@@ -1,4 +1,4 @@
-"""What the processes of all instances take, held to what is here before a server is started: hundreds are many."""
+"""Limits of open files, memory and threads: checked before a server of hundreds of instances is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.system.resources import CGROUPS, OWN_CGROUPS, memory_groups, own_groups, read_file
 
-# How many files a server may have open: each connection is one, and Triton (24.10) waits for more without an end.
+_log = logging.getLogger("graphkiln.server")
+
+# Open files: each connection is one, and Triton (24.10) waits for more without an end.
 
 _LEAST = 256  # what a server of a few models has open, and some connections
 _OF_INSTANCE = 3  # in tritonserver, as counted with 16 instances
@@ -21,7 +23,7 @@ _ENOUGH = 65_536
 
 
 def raise_file_limit() -> None:
-    """Allows this process and its children as many open files as the system's own limit allows, within reason.
+    """Raise the limit of open files of this process as far as the system allows, within reason.
 
     Raises:
         ServerSetupError: That is too few.
@@ -36,10 +38,7 @@ def raise_file_limit() -> None:
 
 
 def check_files(instances: int) -> None:
-    """Refuses what would end in the middle of a start.
-
-    Args:
-        instances: Of all models.
+    """Refuse more instances than open files allow: they would fail in the middle of a start.
 
     Raises:
         ServerSetupError: They need more open files than this process may have, once its limit is raised.
@@ -82,7 +81,7 @@ _UNLIMITED_STACK = 8 << 20
 
 
 class MemoryLimit:
-    """Holds tritonserver to what it needs itself, the stacks of its threads, and some bytes more.
+    """Hold tritonserver to what it needs itself, the stacks of its threads, and some bytes more.
 
     Args:
         pid: The process.
@@ -96,7 +95,7 @@ class MemoryLimit:
         self._users_bytes: int | None = None
 
     def follow(self, *, live: bool) -> None:
-        """Sets the limit for the threads that there are now. A lower limit of the user's own stays.
+        """Set the limit for the threads that there are now. A lower limit of the user's own stays.
 
         Args:
             live: Whether the server takes requests. Until then threads may come by the hundred.
@@ -135,7 +134,7 @@ def free_memory() -> int:
     return min([available, *(group.free_bytes for group in memory_groups())])
 
 
-# How many threads the models' instances have in tritonserver, and whether that many may run here.
+# Threads of the models' instances in tritonserver.
 #
 # Triton's Python backend (24.10) keeps a pool of 32 threads for each instance, for requests that a model sends inside
 # the server and for responses that it streams. Models with a graph do neither: 34 of them with two instances each had
@@ -156,16 +155,13 @@ def pool_size(instances: int) -> int:
     """Threads in the pool of each instance.
 
     Args:
-        instances: How many there are; 0 where nobody knows, because models are loaded later: Triton's own then.
+        instances: Their number; 0 where models are loaded later: Triton's own then.
     """
     return max(_LEAST_POOL, min(_POOL, _MOST_IN_POOLS // max(instances, 1)))
 
 
 def check_threads(instances: int) -> None:
-    """Raises the limit of this process where it may be raised, and refuses what would end in the middle of a start.
-
-    Args:
-        instances: Of all models.
+    """Raise the limit of processes as far as allowed, and refuse more instances than it allows.
 
     Raises:
         ServerSetupError: They need more threads than may run here.
@@ -180,7 +176,7 @@ def check_threads(instances: int) -> None:
 
 
 def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[tuple[int, str]]:
-    """What the control groups of this process allow beyond what runs in them, with a way to allow more."""
+    """Threads that the control groups of this process allow beyond those in them, with a way to allow more."""
     for folder, _ in own_groups("pids", cgroups, own):
         most, now = (_number(read_file(folder / f"pids.{name}")) for name in ("max", "current"))
         if most is not None:
@@ -188,7 +184,7 @@ def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iter
 
 
 def _allowed_to_user() -> Iterator[tuple[int, str]]:
-    """What the limit of processes allows, once it is as high as may be; root has none."""
+    """Threads that the limit of processes allows, once it is as high as may be; root has none."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:
         return
@@ -203,17 +199,15 @@ def _number(text: str) -> int | None:
     return int(text) if text.strip().isdecimal() else None
 
 
-_log = logging.getLogger("graphkiln.server")
-
 # What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md.
 INSTANCE_BYTES = 45 << 20
 
 
 def check_instances(instances: int) -> None:
-    """Refuses what would end in the middle of a start, and says so where memory will be short.
+    """Refuse more instances than may run, and warn where memory will be short.
 
     Args:
-        instances: Of all models; 0 where nobody knows.
+        instances: Their number; 0 where it is not known.
 
     Raises:
         ServerSetupError: They need more threads or open files than may be had.

@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("graphkiln.server")
 
+
 _PAUSE_S = 0.2
 _BACKLOG = 1024
 
 
 class ListeningChild(Closeable):
-    """Listens at an address, which a module of ours serves in a process of its own.
+    """Listen at an address, which a module of ours serves in another process.
 
     Args:
         what: The process, in a word for the log.
@@ -54,11 +55,11 @@ class ListeningChild(Closeable):
 
     @property
     def pid(self) -> int:
-        """Of the child process."""
+        """The child process."""
         return self._child.pid
 
     def close(self) -> None:
-        """Ends the child process and all its connections."""
+        """End the child process and all its connections."""
         self._closing.set()
         self._child.kill()
         self._thread.join()
@@ -80,7 +81,7 @@ class ListeningChild(Closeable):
 
 
 async def run_until_orphaned(serving: Coroutine[object, object, None]) -> None:
-    """In the child: serves until the parent is gone, which holds our standard input open as long as it lives."""
+    """Serve, in the child, until the parent is gone, which holds our standard input open as long as it lives."""
     import asyncio  # the parent needs none of it, and imports ssl with it
 
     work = asyncio.ensure_future(serving)

@@ -1,4 +1,4 @@
-"""What a service and everything that it starts says, as JSON lines on standard error.
+"""The log of a service and of everything that it starts, as JSON lines on standard error.
 
 Both of its outputs become one pipe, so that nothing escapes: Triton's lines, Python's warnings and tracebacks, what a C
 library says before it aborts, Triton's last word on standard output. A thread wraps each line and writes it where
@@ -20,8 +20,6 @@ from datetime import UTC, datetime
 
 from graphkiln_backend.system.closing import Closeable
 
-# Lines of a service's log as JSON objects: the supervisor's, Triton's, and those of its instances, which Triton logs.
-#
 # Triton (24.10) writes a header before each message, in one of two forms (`--log-format`), and the message as a JSON
 # string, unless `TRITON_SERVER_ESCAPE_LOG_MESSAGES=FALSE` is in its environment. The core names the request that a
 # message is about at its beginning; so do the instances (`triton.log`), whose ids are JSON strings: what a client
@@ -81,7 +79,7 @@ _FIELDS = ("model", "request_id", "location", "details")
 
 
 def of_event(record: logging.LogRecord) -> LogRecord:
-    """What a logger of this process logged; its `extra` may name a `model` and a `request_id`."""
+    """A record of a logger of this process; its `extra` may name a `model` and a `request_id`."""
     message, details = _split(record.getMessage())
     if record.exc_info:
         details = "\n".join(filter(None, (details, logging.Formatter().formatException(record.exc_info))))
@@ -95,11 +93,7 @@ def of_event(record: logging.LogRecord) -> LogRecord:
 
 
 def of_line(line: str) -> LogRecord:
-    """A line of what the service's processes wrote.
-
-    Args:
-        line: Without its end.
-    """
+    """A line that a process of the service wrote, without its end."""
     if header := _HEADER.fullmatch(line):
         level = _LEVELS[header["short"] or header["iso"]]
         return _of_triton(_unquote(header["text"]), level, header["location"])
@@ -109,7 +103,7 @@ def of_line(line: str) -> LogRecord:
 
 
 def _of_triton(text: str, level: str, location: str) -> LogRecord:
-    """What Triton logged: for an instance, or of its own."""
+    """A message of Triton, or of an instance."""
     if ours := _INSTANCE.fullmatch(text):
         message, details = _split(ours["text"])
         request_id = json.loads(ours["request_id"] or '""')
@@ -146,7 +140,7 @@ _END_S = 5.0  # what still holds the pipe then is a process that this one did no
 
 
 class LogPipe(Closeable):
-    """Wraps both outputs until it is closed, when all that was written has been passed on."""
+    """Wrap both outputs until it is closed, when all that was written has been passed on."""
 
     def __init__(self) -> None:
         _flush()
@@ -163,7 +157,7 @@ class LogPipe(Closeable):
         self._thread.start()
 
     def write(self, record: LogRecord) -> None:
-        """Writes one event.
+        """Write one event.
 
         A full disk and a reader that has ended are no reason to end a service: what cannot be written is lost.
         """
@@ -173,7 +167,7 @@ class LogPipe(Closeable):
                 line = line[os.write(self._target, line) :]
 
     def close(self) -> None:
-        """Gives the outputs back."""
+        """Restore the outputs."""
         _flush()
         for before, output in zip(self._before, _OUTPUTS, strict=True):
             os.dup2(before, output)
@@ -197,18 +191,14 @@ def _flush() -> None:
 
 
 class LogPipeHandler(logging.Handler):
-    """What the loggers of this process log.
-
-    Args:
-        pipe: Where it goes.
-    """
+    """A handler that passes records of this process to a pipe."""
 
     def __init__(self, pipe: LogPipe) -> None:
         super().__init__()
         self._pipe = pipe
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one event."""
+        """Write one event."""
         self._pipe.write(of_event(record))
 
 

@@ -1,4 +1,4 @@
-"""What of the stores is shown to Triton, and what is refused.
+"""The versions of the stores that are shown to Triton, and those that are refused.
 
 A version that fails is kept away until its files change, and the next older one that the version policy allows takes
 its place. After a restart the server shows what it showed before: what was added meanwhile must be admitted first.
@@ -32,12 +32,12 @@ class Quarantine:
     _reasons: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
 
     def add(self, model: StoredModel, version: int, reason: str) -> None:
-        """Keeps a version away until its files or its model's configuration change."""
+        """Keep a version away until its files or its model's configuration change."""
         self._reasons[model.name, version] = (_files(model, version), reason)
         _log.error("%s version %d is not served: %s", model.name, version, reason)
 
     def reason(self, model: StoredModel, version: int) -> str:
-        """Why a version with these very files is kept away; empty where it is not."""
+        """The reason for which a version with these very files is kept away, or empty."""
         files, reason = self._reasons.get((model.name, version), ("", ""))
         return reason if files == _files(model, version) else ""
 
@@ -46,7 +46,7 @@ class Quarantine:
         return [version for version in model.versions if not self.reason(model, version)]
 
     def reasons(self, model: StoredModel) -> dict[int, str]:
-        """Why versions of a model are kept away."""
+        """The reasons for which versions of a model are kept away."""
         return {version: reason for version in model.versions if (reason := self.reason(model, version))}
 
 
@@ -69,12 +69,12 @@ class ServedModel:
     config: ModelConfigProto | None = None
 
     def serves(self, stored: StoredModel, version: int) -> bool:
-        """Whether a version with these very files and this configuration is shown."""
+        """True if a version with these very files and this configuration is shown."""
         same = self.stored.stamp == stored.stamp and self.stored.versions.get(version) == stored.versions.get(version)
         return version in self.versions and same
 
     def shows(self, other: ServedModel) -> bool:
-        """Whether it shows the very same files as another one."""
+        """True if both show the very same files."""
         mine, theirs = self.stored, other.stored
         files = [mine.versions.get(version) for version in self.versions]
         return (
@@ -86,13 +86,13 @@ class ServedModel:
 
 @dataclass(slots=True)
 class ManagedStores:
-    """What is served of some stores; outlives the server's restarts.
+    """The models that are served of some stores; outlives the server's restarts.
 
     Attributes:
         stores: The stores.
-        quarantine: What is kept away.
-        served: What the mirror shows, by model.
-        mark: Adds to what lies there what is refused beforehand, as faults.
+        quarantine: Versions that are kept away.
+        served: The models in the mirror, by name.
+        mark: Adds faults to versions that are refused beforehand.
     """
 
     stores: Sequence[Path] = ()
@@ -105,7 +105,7 @@ class ManagedStores:
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def scan(self) -> dict[str, StoredModel]:
-        """What lies in the stores, by model; where we complete configurations, also the models that take images.
+        """Scan the stores by model; where graphkiln completes configurations, with the models that take images.
 
         Raises:
             OSError: A store cannot be listed, which does not mean that it is empty.
@@ -114,7 +114,7 @@ class ManagedStores:
         return found if self._graph_folder is None else add_image_models(found)
 
     def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
-        """Fills the mirror for a server that is about to start.
+        """Fill the mirror for a server that is about to start.
 
         Args:
             mirror: Empty.
@@ -137,16 +137,16 @@ class ManagedStores:
         return all(model.config or not model.versions for model in self.served.values())
 
     def serves_all(self) -> bool:
-        """Whether there is a model, and each has a version that is shown."""
+        """True if there is a model, and each has a version that is shown."""
         return bool(self.served) and all(model.versions for model in self.served.values())
 
     def is_outdated(self, model: ServedModel) -> bool:
-        """Whether a model takes images for another one of which other versions are served than it has."""
+        """True if a model takes images for another one of which other versions are served than it has."""
         tensor_model = self.served.get(model.stored.tensor_model)
         return tensor_model is not None and tensor_model.versions != model.versions and not self._refused(model.stored)
 
     def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ServedModel:
-        """What to show of a model: the versions of its policy among those that are not kept away.
+        """Select the versions to show: those of the model's policy that are not kept away.
 
         Versions from whose graph no configuration can be completed are kept away from then on, and as long as they are
         beside newer ones, those with another signature.
@@ -182,7 +182,7 @@ class ManagedStores:
         return ServedModel(stored=stored)
 
     def _plan_images(self, stored: StoredModel) -> ServedModel:
-        """What to show of a model that takes images: the versions that are shown of the model whose images they are."""
+        """Select those versions of a model that takes images that are shown of the model whose images they are."""
         tensor_model = self.served.get(stored.tensor_model)
         if tensor_model is None or not tensor_model.versions or self._refused(stored):
             return ServedModel(stored=stored)
@@ -198,14 +198,14 @@ class ManagedStores:
         return bool(stored.problem or self.quarantine.reasons(stored))
 
     def disagree(self, stored: StoredModel, version: int, reason: str) -> None:
-        """Keeps in mind that a version has another signature than those it would stand beside, and says so once."""
+        """Refuse a version beside others that have another signature, and log it once."""
         known = self._disagreeing.setdefault(stored.name, {})
         if known.get(version) != reason:
             _log.error("%s version %d is not served: %s", stored.name, version, reason)
         known[version] = reason
 
     def present(self, mirror: Mirror, model: ServedModel) -> None:
-        """Shows a model in the mirror; one without a version as a placeholder that fails with the reason.
+        """Show a model in the mirror; one without a version as a placeholder that fails with the reason.
 
         Raises:
             OSError: The mirror cannot be written.
@@ -220,7 +220,7 @@ class ManagedStores:
         self.served[stored.name] = model
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:
-        """Why versions of a model are not served."""
+        """The reasons for which versions of a model are not served."""
         reasons = self.quarantine.reasons(stored)
         if stored.problem or not reasons:
             newest = max(stored.versions, default=1)
@@ -231,7 +231,7 @@ class ManagedStores:
         return reasons
 
     def refusals(self) -> dict[tuple[str, str], str]:
-        """Why versions are not served, by model and version."""
+        """The reasons for which versions are not served, by model and version."""
         found: dict[tuple[str, str], str] = {}
         for name, model in self.served.items():
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
@@ -279,7 +279,7 @@ def _computed_here(model: ServedModel) -> ModelConfigProto:
 
 
 def _misfit(version: Path, config: ModelConfigProto, graph_folder: GraphFolder) -> str:
-    """How the graph of a version contradicts a configuration; empty where it does not, or cannot be read."""
+    """The contradiction between the graph of a version and a configuration; empty where there is none to be found."""
     fitted = ModelConfigProto()
     fitted.CopyFrom(config)
     try:

@@ -2,7 +2,7 @@
 
 Triton (24.10) never forgets that a version failed: its readiness stays "no" although the version's folder is gone or
 the model unloaded, until the same version number is loaded well. A placeholder is a model of Triton's own Python
-backend that loads in half a second, well or badly, as it is told. It makes Triton forget, and it says why a model
+backend that loads in half a second, well or badly, as required. It makes Triton forget, and it says why a model
 without any good version is not served.
 """
 
@@ -51,7 +51,7 @@ class TritonPythonModel:
 _IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
-# Says where Triton has put what it was told to load: it keeps that when the load fails.
+# Notes where Triton has put the files of a load request: it keeps them when the load fails.
 _NOTE = """
 
 def note_sent(args):
@@ -86,7 +86,7 @@ class Mirror:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def show(self, model: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
-        """Shows some versions of a model, and no others; without a configuration, the user's own.
+        """Show some versions of a model, and no others; without a configuration, the user's own.
 
         Raises:
             OSError: The mirror cannot be written.
@@ -95,7 +95,7 @@ class Mirror:
         self._swap_in(model.name)
 
     def show_images(self, name: str, model: Path, versions: Collection[int], config: ModelConfigProto) -> None:
-        """Shows a model that takes images for versions of another one.
+        """Show a model that takes images for versions of another one.
 
         Args:
             name: Its name.
@@ -115,7 +115,7 @@ class Mirror:
         self._swap_in(name)
 
     def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:
-        """What to load as a model that takes images for versions of another one, where it is shown nowhere.
+        """The load request for a model that takes images for versions of another one and is shown nowhere.
 
         Args:
             model: The folder of the other one, whose labels are its own.
@@ -131,11 +131,11 @@ class Mirror:
         return LoadOverride(config=json_format.MessageToJson(config), files=files)
 
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
-        """Shows versions of a model whose loading fails with a reason."""
+        """Show versions of a model whose loading fails with a reason."""
         self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
 
     def forget(self, failed: Collection[int], *, serving: Collection[int]) -> LoadOverride:
-        """What to load so that Triton forgets on the way that versions of a model failed; that load fails.
+        """The load request by which Triton forgets that versions of a model failed; the load itself fails.
 
         Of versions that are loaded together, none goes live if one fails: those that failed earlier load now and are
         dropped as "unloaded", while those that serve are loaded beside what serves and fail there. Nothing is shown in
@@ -149,11 +149,11 @@ class Mirror:
         return LoadOverride(config=config, files={f"{version}/model.py": text for version, text in files.items()})
 
     def remove_forgotten(self) -> None:
-        """Removes what Triton keeps of such loads, once they are over."""
+        """Remove what Triton keeps of such loads, once they are over."""
         remove_sent(self._sent)
 
     def remove(self, name: str) -> None:
-        """Shows nothing of a model."""
+        """Remove a model."""
         shutil.rmtree(self.path / name, ignore_errors=True)
 
     def _show_placeholder(self, name: str, files: dict[int, str]) -> None:
@@ -169,18 +169,15 @@ class Mirror:
         self._next.rename(self.path / name)
 
 
-# The user's stores as Triton sees them in the user's explicit mode: as they are, but for single models at times.
-
-
 class StoreView:
-    """Links to stores, which lead elsewhere while some models are shown as a mirror has them.
+    """Links to the user's stores for Triton in explicit mode; they lead elsewhere while some models are mirrored.
 
     What is loaded keeps its path: an instance never notices.
 
     Args:
-        folder: Where the links lie; made when missing.
+        folder: For the links; made when missing.
         stores: The user's stores.
-        mirror: Holds the models that are shown otherwise.
+        mirror: Holds the mirrored models.
 
     Attributes:
         paths: What Triton is given, one for each store.
@@ -194,7 +191,7 @@ class StoreView:
         self._numbers = count()
 
     def show_mirrored(self, models: Collection[str]) -> None:
-        """Shows these models as the mirror has them, and everything else as it is.
+        """Show these models as the mirror has them, and everything else as it is.
 
         Raises:
             OSError: The links cannot be written.
@@ -222,7 +219,7 @@ class StoreView:
 
 
 def _relink(link: Path, target: Path) -> None:
-    """Has a link lead elsewhere, in one step."""
+    """Make a link lead elsewhere, in one step."""
     new = link.with_name(f"{link.name}.next")
     new.symlink_to(target)
     new.replace(link)

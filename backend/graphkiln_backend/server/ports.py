@@ -1,4 +1,4 @@
-"""Where a server listens, told in its run's folder: the health check of an image finds the one that runs beside it."""
+"""Ports of servers: claimed by a start, published in a run's folder, found by the health check of an image."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from graphkiln_backend.server.flags import SERVICES, ListenAddress, TritonFlags,
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead, owned_folders
 
-# The ports that a start has chosen: tritonserver opens them when its models are loaded, which may take minutes.
-#
-# Until then another start finds them free, loads the same models, and fails at its end. Where both serve HTTP alone,
-# they even share the port, as Triton is told to (see `server.unavailable`), and each gets some of the requests. So a
-# start claims its ports: by Unix sockets with names that nobody else can have meanwhile. These names end with the
-# process, and hold, as ports do, within a namespace of the network. Source: unix(7), abstract socket addresses.
+# A start claims its ports by Unix sockets with names that are taken meanwhile: tritonserver opens the ports when its
+# models are loaded, which may take minutes. Until then another start would find them free, load the same models, and
+# fail at its end; where both serve HTTP alone, they would even share the port, as Triton is configured to (see
+# `server.unavailable`). The names end with the process, and hold, as ports do, within a namespace of the network.
+# Source: unix(7), abstract socket addresses.
 
 
 class PortClaims(Closeable):
-    """Claims every port of a server that it does not share on purpose, until it is closed.
+    """Claim every port of a server that it does not share on purpose, until it is closed.
 
     Args:
         flags: The user's.
@@ -46,7 +45,7 @@ class PortClaims(Closeable):
             raise
 
     def close(self) -> None:
-        """Gives the ports up."""
+        """Release the ports."""
         self._claims.close()
 
     def _claim(self, service: str, address: ListenAddress) -> None:
@@ -56,25 +55,24 @@ class PortClaims(Closeable):
         except OSError as error:
             if error.errno == errno.EADDRINUSE:  # else a system without such names: the port itself will tell
                 raise ServerSetupError(
-                    f"port {address.port} ({address.protocol}) is that of another server, which starts or stops",
+                    f"port {address.port} ({address.protocol}) is reserved by another graphkiln server that "
+                    "is starting or stopping",
                     hint=f"wait for it, or choose another port: --{service}-port={free_port()}",
                 ) from error
 
-
-# What a server on this machine publishes on its metrics port.
 
 _TIMEOUT_S = 5
 _LIMIT = 16 * MIB
 
 
 def fetch_metrics(url: str) -> str:
-    """The text, in Prometheus' format. No proxy is asked, whatever the environment names.
+    """Fetch the metrics in Prometheus' text format, without any proxy that the environment names.
 
     Args:
         url: Of the port, with its path.
 
     Raises:
-        OSError: Nobody answers.
+        OSError: There is no response.
         ValueError: It is no URL.
     """
     # Only commands ask over HTTP: a start, which also needs this file, does without http.client and ssl.
@@ -88,7 +86,7 @@ _FILE = "address.json"
 
 
 def publish_address(folder: Path, flags: TritonFlags) -> None:
-    """Tells where a server listens: for HTTP, or else for gRPC.
+    """Write down where a server listens: for HTTP, or else for gRPC.
 
     Args:
         folder: Of its run.

@@ -2,7 +2,7 @@
 
 In `/tmp/graphkiln-XXXX/`:
 
-- `owner.json`: says that the folder has an owner (graphkiln_backend.system.owned_folder)
+- `owner.json`: the owner of the folder (graphkiln_backend.system.owned_folder)
 - `address.json`: where its server listens (graphkiln_backend.server.ports)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
@@ -17,7 +17,7 @@ In `/tmp/graphkiln-XXXX/`:
 
 What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.run_folder.
 
-The run's regions in /dev/shm have an owner of their own, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
+The run's regions in /dev/shm have another owner, the locked file `/dev/shm/graphkiln-XXXX-owner`: containers
 may share /dev/shm and have a /tmp each.
 """
 
@@ -44,7 +44,7 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
 from graphkiln_backend.triton.sent_models import NOTES, remove_sent
 
-# Under which names config.pbtxt means our backend on this machine.
+_log = logging.getLogger("graphkiln.server")
 
 
 def installed_backend_names() -> frozenset[str]:
@@ -57,17 +57,17 @@ def installed_backend_names() -> frozenset[str]:
 
 # What Triton (24.10) puts into /tmp wherever TMPDIR leads, and leaves there when it is killed: found again, removed.
 #
-# - `/tmp/gk-XXXXyyyyyy/`: what its Python backend makes for packed environments, as `/tmp/python_env_yyyyyy`. The
-# copy of   the backend in a run folder is told another name, by which it can be told whose the folder is.
-# - `/tmp/folderXXXXXX/`: models whose files came with the request that loads them. Who is loaded from there notes it in
-#   the run folder (graphkiln_backend.triton.sent_models).
+# - `/tmp/gk-XXXXyyyyyy/`: for packed environments of its Python backend, in place of `/tmp/python_env_yyyyyy`: the copy
+#   of the backend in a run folder is given a name that says whose the folder is.
+# - `/tmp/folderXXXXXX/`: models whose files came with the request that loads them; their instances note it in the run
+#   folder (graphkiln_backend.triton.sent_models).
 
 # Where the folder for environments is made, followed by six random letters: a constant in the backend's library.
 _ENVIRONMENTS = b"/tmp/python_env_"
 
 
 def rename_environments(library: Path, run: str) -> None:
-    """Gives the folder that a copied Python backend makes a name by which it can be told whose it is.
+    """Give the folder for environments of a copied Python backend a name that says whose it is.
 
     Args:
         library: The copy; changed in place where it is of the release that is known.
@@ -82,7 +82,7 @@ def rename_environments(library: Path, run: str) -> None:
 
 
 def environments_of(run: str) -> list[Path]:
-    """What Triton's Python backend has made for packed environments in a run.
+    """Find the folders for packed environments of a run.
 
     Args:
         run: The name of the run's folder.
@@ -92,7 +92,7 @@ def environments_of(run: str) -> list[Path]:
 
 
 def remove_environments(run: str) -> None:
-    """Removes what Triton's Python backend made for packed environments and left, as far as it can be.
+    """Remove the folders for packed environments of a run, as far as they can be.
 
     Args:
         run: The name of the run's folder.
@@ -102,7 +102,7 @@ def remove_environments(run: str) -> None:
 
 
 def remove_sent_models(run: Path) -> None:
-    """Removes what Triton has kept of models whose files came with a request, as far as it can be.
+    """Remove the files that Triton has kept of models that came with a request, as far as they can be.
 
     Args:
         run: The folder of the run, whose server is dead.
@@ -112,8 +112,8 @@ def remove_sent_models(run: Path) -> None:
 
 
 def _environments(run: str) -> str:
-    """What stands in the place of `_ENVIRONMENTS`: as long, and unique, as the run's name is."""
-    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - the backend asks nobody where
+    """The replacement of `_ENVIRONMENTS`: as long, and unique, as the run's name is."""
+    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - a constant of the backend
 
 
 # How much shared memory the models need, and how much of it each instance starts with.
@@ -132,12 +132,12 @@ _HEADROOM = 1.25  # the regions hold messages and the allocator's own data besid
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedMemoryPlan:
-    """How large regions should be.
+    """Sizes of shared-memory regions.
 
     Attributes:
         region_bytes: Size that every instance's region starts with.
         needed_bytes: What all instances need together when each holds a full batch.
-        instances: How many there are; 0 where nobody knows.
+        instances: Their number; 0 where it is not known.
     """
 
     region_bytes: int
@@ -146,7 +146,7 @@ class SharedMemoryPlan:
 
 
 def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMemoryPlan:
-    """Sizes the regions for the largest batches of the models.
+    """Size the regions for the largest batches of the models.
 
     Args:
         mirrors: Stores with complete configurations.
@@ -209,8 +209,6 @@ def region_bytes(footprint_bytes: int) -> int:
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-_log = logging.getLogger("graphkiln.server")
-
 # All names that graphkiln's backend can have in a configuration.
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 _MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
@@ -269,13 +267,13 @@ class RunFolder(Closeable):
             raise
 
     def _make_instances(self) -> None:
-        """Status files lie in memory: a disk that is full must not keep a model from being loaded."""
+        """Put status files into memory: a full disk must not keep a model from being loaded."""
         folder = SHARED_MEMORY / f"{self.shared_memory_prefix}instances"
         folder.mkdir(mode=0o700)
         self.instances.symlink_to(folder)
 
     def _own_regions(self) -> None:
-        """Makes the file whose lock says that the run lives, among its regions."""
+        """Make the file among the regions whose lock says that the run lives."""
         owner = region_owner(self.path.name)
         try:
             self._resources.callback(os.close, create_locked(owner))
@@ -288,7 +286,7 @@ class RunFolder(Closeable):
     def assemble_backends(
         self, installation: Installation, extra: Path | None, *, replace_onnxruntime: bool = False
     ) -> frozenset[str]:
-        """Links the installation's backends and the user's own, copies its Python backend, and adds graphkiln's.
+        """Link the installation's backends and the user's own, copy its Python backend, and add graphkiln's.
 
         Args:
             installation: The server to assemble for.
@@ -320,7 +318,7 @@ class RunFolder(Closeable):
         return names
 
     def _copy_python_backend(self, installation: Installation) -> None:
-        """Triton refuses a backend library whose real path lies outside the backend's folder: a link does not do."""
+        """Copy it, because Triton refuses a backend library whose real path is outside the backend's folder."""
         python = self.backends / "python"
         shutil.copytree(installation.backends / "python", python)  # with what is compiled: each stub would do it anew
         shutil.copy2(installation.stub, python / installation.stub.name)
@@ -350,7 +348,7 @@ class RunFolder(Closeable):
         return link
 
     def close(self) -> None:
-        """Removes the folder and what a killed server left in shared memory."""
+        """Remove the folder and what a killed server left in shared memory."""
         self._resources.close()
 
     def _remove_regions(self) -> None:
@@ -397,7 +395,7 @@ def temporary_parent() -> Path:
 
 
 def _find_unfit(place: Path) -> str:
-    """Why no run folder can be made in a folder, or empty."""
+    """The reason for which no run folder can be made in a folder, or empty."""
     if not _SAFE_PATH.fullmatch(str(place)):
         return f"{place} has letters in its path that Triton cannot take"
     if not os.access(place, os.W_OK | os.X_OK):
@@ -413,7 +411,7 @@ def _free_bytes(place: Path) -> int:
 
 
 def remove_regions(run: str) -> None:
-    """Removes the shared-memory regions of a run, as far as they can be.
+    """Remove the shared-memory regions of a run, as far as they can be.
 
     Args:
         run: The name of its folder.
@@ -432,7 +430,7 @@ def remove_regions(run: str) -> None:
 
 @contextmanager
 def _explained_errors(folder: Path) -> Iterator[None]:
-    """Says of a file system's error which folder it hit, and what to do.
+    """Name the folder of a file system's error, and what to do.
 
     Raises:
         ServerSetupError: There was one.

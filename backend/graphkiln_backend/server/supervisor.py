@@ -180,7 +180,7 @@ class Supervisor:
         return self._judge(code)
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
-        """Whether the server is up: Triton opens its ports only when loading is over.
+        """True if the server is up: Triton opens its ports only when loading is over.
 
         Its sockets are looked at, because a request to the HTTP port could reach the supervisor, which shares it.
         """
@@ -257,7 +257,7 @@ class Supervisor:
                 _log.warning("until then the HTTP port refuses connections instead of responding with 503: %s", error)
 
     def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
-        """Wait before the next start; an exit code where there is none."""
+        """Wait before the next start; an exit code instead to give up or stop."""
         served_s = time.monotonic() - self._live_at if self._live_at else 0.0
         delay_s = self._budget.spend(fault, served_s)
         if delay_s is None:

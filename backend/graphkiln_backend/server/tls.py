@@ -21,18 +21,25 @@ from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
 from graphkiln_backend.server.listening_child import ListeningChild
 
+if TYPE_CHECKING:
+    import ssl
+else:
+    ssl = LazyModule("ssl")
+
+_log = logging.getLogger("graphkiln.server")
+
 # When a certificate is valid. OpenSSL serves an expired one like any other, and only clients complain.
 
 
 def fault_of_validity(pem: bytes, now: datetime) -> str:
-    """Why clients refuse a certificate at a moment; empty where they do not, or where nothing here can read it.
+    """The reason for which clients refuse a certificate at a moment; empty without one, or without `cryptography`.
 
     Args:
         pem: The server's own certificate, and what may follow it.
         now: With its time zone.
 
     Raises:
-        ValueError: The first certificate is none that can be read.
+        ValueError: The first certificate cannot be read.
     """
     if find_spec("cryptography") is None:  # the extras that serve bring it
         return ""
@@ -44,12 +51,6 @@ def fault_of_validity(pem: bytes, now: datetime) -> str:
     return f"expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC" if now > own.not_valid_after_utc else ""
 
 
-if TYPE_CHECKING:
-    import ssl
-else:
-    ssl = LazyModule("ssl")
-
-_log = logging.getLogger("graphkiln.server")
 _REFUSED = "--tls-cert %s %s: clients that check it do not connect; renew it, then start again"
 
 
@@ -84,7 +85,7 @@ class TlsFiles:
         return files
 
     def warn_if_refused(self) -> None:
-        """Says so where clients will refuse the certificate because of its time."""
+        """Warn where clients will refuse the certificate because of its time."""
         try:
             fault = fault_of_validity(self.certificate.read_bytes(), datetime.now(UTC))
         except ValueError as error:
@@ -131,7 +132,7 @@ class TlsFiles:
 
 
 class TlsTerminator(ListeningChild):
-    """Listens for HTTPS and passes the bytes on; its child process is started again when it ends.
+    """Listen for HTTPS and pass the bytes on; its child process is started again when it ends.
 
     Args:
         files: Certificate and key.
@@ -162,7 +163,7 @@ def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
 
 
 def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFlags) -> AbstractContextManager[object]:
-    """Listens for HTTPS where there are certificates and HTTP is on.
+    """Listen for HTTPS where there are certificates and HTTP is on.
 
     Args:
         files: Certificate and key, or None.
@@ -195,5 +196,5 @@ def _unusable(files: str, error: Exception) -> ServerSetupError:
 
 
 def _no_password() -> str:
-    """In place of OpenSSL's question on the terminal."""
+    """Answer in place of OpenSSL's question on the terminal."""
     return ""

@@ -22,7 +22,7 @@ _HOST = "127.0.0.1"
 
 
 class Terminator:
-    """Passes connections on.
+    """Pass connections on.
 
     Args:
         port: Of this machine, where they go to.
@@ -32,7 +32,7 @@ class Terminator:
         self._port = port
 
     async def serve(self, listener: socket.socket, files: TlsFiles) -> None:
-        """Serves until it is cancelled."""
+        """Serve until it is cancelled."""
         server = await asyncio.start_server(
             self._pass_on,
             sock=listener,
@@ -65,7 +65,7 @@ class _Pipe:
 
 
 async def _join(*pipes: _Pipe) -> None:
-    """Runs both directions until one ends: neither HTTP nor TLS goes on with half a connection."""
+    """Run both directions until one ends: neither HTTP nor TLS goes on with half a connection."""
     tasks = [asyncio.create_task(pipe.run()) for pipe in pipes]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task, pipe in zip(tasks, pipes, strict=True):
@@ -74,7 +74,7 @@ async def _join(*pipes: _Pipe) -> None:
 
 
 async def run(arguments: Sequence[str]) -> None:
-    """Serves until the parent is gone."""
+    """Serve until the parent is gone."""
     descriptor, port, *files = arguments
     listener = socket.socket(fileno=int(descriptor))
     certificate, key, authorities = files

@@ -1,4 +1,4 @@
-"""Responds with 503 on the HTTP port while the server restarts or stops: clients see "not ready" and not a dead port.
+"""A listener on the HTTP port while the server restarts or stops: clients get 503, not a dead port.
 
 It shares the port with tritonserver (SO_REUSEPORT). A filter in the kernel gives each new connection to the second of
 the sockets that share it, or to the only one: while the server stops, that is this listener; when the next server
@@ -48,7 +48,7 @@ _DROP_OPENING = [
 
 
 class UnavailableListener(Closeable):
-    """Responds to every request with 503 until it is closed.
+    """Respond to every request with 503 until it is closed.
 
     Args:
         address: The server's HTTP address; the server must have been started with `--reuse-http-port=true`.
@@ -68,16 +68,16 @@ class UnavailableListener(Closeable):
 
     @property
     def busy(self) -> bool:
-        """Whether a connection is open that was accepted or adopted."""
+        """True if a connection is open that was accepted or adopted."""
         return self._listener.open > 0
 
     def adopt(self, connection: socket.socket) -> None:
-        """Answers the next request of a client of the server that has ended, and closes the connection."""
+        """Answer the next request of a client of the server that has ended, and close the connection."""
         connection.setblocking(True)
         self._listener.process_request(connection, ("", 0))
 
     def close(self) -> None:
-        """Stops listening; connections that were accepted, and those that the kernel has accepted, are answered."""
+        """Stop listening; connections that were accepted, and those that the kernel has accepted, are answered."""
         self._listener.shutdown()
         self._thread.join()
         listener = self._listener.socket
@@ -106,7 +106,7 @@ class _Listener(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Closes a connection when its client has, so that no response is lost to a reset."""
+        """Close a connection when its client has, so that no response is lost to a reset."""
         try:
             with suppress(OSError):
                 request.shutdown(socket.SHUT_WR)
@@ -121,7 +121,7 @@ class _Listener(ThreadingHTTPServer):
                 self.open -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing: a client that breaks off is no fault of ours."""
+        """Log nothing: a client that breaks off is no fault of ours."""
 
 
 class _Listener6(_Listener):
@@ -148,11 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(self.server.body)
 
     def log_message(self, *_: object) -> None:
-        """Logs nothing: a health check every second would fill the log."""
+        """Log nothing: a health check every second would fill the log."""
 
 
 def _attach(listener: socket.socket, option: int, instructions: Sequence[tuple[int, int, int, int]]) -> None:
-    """Runs a program in the kernel for a socket; where that is not allowed, all goes on without it."""
+    """Run a program in the kernel for a socket; where that is not allowed, all goes on without it."""
     packed = b"".join(_FILTER.pack(*instruction) for instruction in instructions)
     program = ctypes.create_string_buffer(packed, len(packed))
     with suppress(OSError):

@@ -260,7 +260,7 @@ class VersionController:
         return bool(unstable or self._gone)
 
     def _scan(self) -> dict[str, StoredModel] | None:
-        """What the stores hold; None where one cannot be read, or is suddenly another file system: not empty."""
+        """Scan the stores; None where one cannot be read, or is suddenly another file system: not empty."""
         found = None
         try:
             devices = {store: store.stat().st_dev for store in self._stores.stores}
@@ -301,12 +301,12 @@ class VersionController:
         self._problems[name] = problem
 
     def _replaced_badly(self, stored: StoredModel, served: ServedModel) -> bool:
-        """Whether the newest version that serves has got bad files: it goes on with what it was loaded from."""
+        """True if the newest version that serves has got bad files: it goes on with what it was loaded from."""
         newest = max(served.versions, default=0)
         return bool(self._stores.quarantine.reason(stored, newest)) and newest in served.versions
 
     def _admissible(self, stored: StoredModel, served: ServedModel | None) -> ServedModel:
-        """What may be served of a folder: versions that fail to prove themselves give way to older ones."""
+        """Select what may be served of a folder: versions that fail to prove themselves give way to older ones."""
         disagreeing: set[int] = set()
         if stored.tensor_model:  # a model that takes images has no files to prove
             return self._stores.plan(stored, ())
@@ -337,7 +337,7 @@ class VersionController:
         return newest if problem else 0
 
     def _is_good(self, planned: ServedModel, version: int, served: ServedModel | None) -> bool:
-        """Whether a version serves already, with these very files, or proves itself now."""
+        """True if a version serves already, with these very files, or proves itself now."""
         if planned.config is None or (served and served.serves(planned.stored, version)):
             return True
         verdict = self._admit(planned, version, self._stop.is_set)
@@ -357,7 +357,7 @@ class VersionController:
         return states
 
     def _replace_failed(self) -> None:
-        """Load an older version in the place of each that failed, until one serves or there is none left."""
+        """Load an older version in the place of each that failed, until one serves or all have failed."""
         pending = True
         while pending:
             states = self._states()
@@ -404,7 +404,7 @@ class VersionController:
             self._mirror.remove_forgotten()
 
     def _forget_model(self, name: str, failed: list[int]) -> None:
-        """Load placeholders, then unload them, unless somebody else has loaded the model meanwhile."""
+        """Load placeholders, then unload them, unless the model was loaded again meanwhile."""
         try:
             self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=()))
             rows = self._states().get(name, [])
@@ -420,7 +420,7 @@ def _serving(rows: Sequence[VersionState]) -> list[int]:
 
 
 def _failures(model: ServedModel, rows: Sequence[VersionState]) -> dict[int, str]:
-    """Why versions failed that are shown to Triton."""
+    """The reasons for which versions failed that are shown to Triton."""
     if not any(row.version for row in rows):  # it did not come as far as loading a version
         return dict.fromkeys(model.versions, _NOT_READ)
     failed = {int(row.version): row.reason for row in rows if row.failed and row.version}

@@ -50,7 +50,7 @@ _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: clos
 
 
 class Cause(StrEnum):
-    """Why a server is started again: the label `cause` of the metric `graphkiln_restarts_total`."""
+    """The cause of a restart: the label `cause` of the metric `graphkiln_restarts_total`."""
 
     INSTANCE_DIED = "instance_died"
     INSTANCE_HUNG = "instance_hung"
@@ -63,7 +63,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Why a server must be started again.
+    """A fault for which a server must be started again.
 
     Attributes:
         cause: The kind of fault.
@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeLimits:
-    """How long things may take, in seconds.
+    """Time limits in seconds.
 
     Attributes:
         compute: One batch, before its instance counts as hung.
@@ -192,7 +192,7 @@ class Watchdog(Closeable):
         return ended
 
     def _loading(self, instances: Snapshot, now: float) -> dict[int, tuple[str, float]]:
-        """By process: what it loads, and since when. A stub may hang before it writes a file."""
+        """The version that each process loads, and the time when it began. A stub may hang before it writes a file."""
         self._seen_ready |= instances.ready
         if now - self._stubs_at > _STUBS_EVERY_S:
             self._stubs_at = now
@@ -252,7 +252,7 @@ class Watchdog(Closeable):
         return None
 
     def _is_stopped(self, process: int, state: str, now: float) -> bool:
-        """Whether a process has been stopped for some time."""
+        """True if a process has been stopped for some time."""
         if state != psutil.STATUS_STOPPED:
             self._stopped_since.pop(process, None)
             return False
@@ -272,7 +272,7 @@ def _wrong(instances: Snapshot) -> Fault | None:
 
 
 def _state(process: int) -> str:
-    """As psutil names it; one that is gone is a zombie, too."""
+    """The state as psutil names it; a process that is gone is a zombie, too."""
     try:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
@@ -324,7 +324,7 @@ def read_stubs(server: int) -> list[Stub]:
 
 
 def _read(process: psutil.Process, server: int) -> Stub | None:
-    """Of `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
+    """Parse `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
     try:
         age_s = process_age_s(process.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
@@ -368,7 +368,7 @@ class SuspensionDetector:
         self._called_at = time.monotonic()
 
     def has_resumed(self) -> bool:
-        """Whether this process has just gone on after a suspension. Call regularly."""
+        """True if this process has just gone on after a suspension. Call regularly."""
         before, self._called_at = self._called_at, time.monotonic()
         return self._called_at - before > _SUSPENDED_S
 
@@ -418,7 +418,7 @@ class GrpcLivenessProbe(_Probe):
 
 
 def _is_answer(call: Any) -> bool:
-    """Whether the server itself has ended a call; so it has where the user restricts this protocol, too."""
+    """True if the server itself has ended a call; so it has where the user restricts this protocol, too."""
     return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
 
 

@@ -1,6 +1,6 @@
 """The admin key: the header that carries it, and where a program on the server's own machine finds it.
 
-Whoever may load models may run code (Triton takes a model's files from the request), so what changes the server needs
+Loading models means running code (Triton takes a model's files from the request), so what changes the server needs
 a key. `graphkiln serve` makes a new one at each start and leaves it where only its own user can read it, one file for
 each port: the same user's commands need no set-up, another user's and a web page's requests are refused.
 
@@ -32,7 +32,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def key_folders() -> Iterator[Path]:
-    """Where keys of this user's servers may lie: the preferred folder, and another for a home that is read-only."""
+    """Folders for keys of this user's servers: the preferred one, and another for a home that is read-only."""
     yield from (folder for folder in (_state_folder(),) if folder.is_absolute())
     with suppress(FileNotFoundError):  # no folder for temporary files can be written
         yield Path(tempfile.gettempdir()) / f"graphkiln-keys-{os.geteuid()}"
@@ -88,17 +88,17 @@ def check_key(key: str, origin: str) -> str:
 
 
 def needs_admin_key(reason: str) -> bool:
-    """Whether Triton refused a request because the admin key was missing or wrong; over gRPC it says UNAVAILABLE."""
+    """True if Triton refused a request because the admin key was missing or wrong; over gRPC it says UNAVAILABLE."""
     return "restricted" in reason and HTTP_HEADER in reason
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine's loopback interface."""
+    """True if a host is this machine's loopback interface."""
     return host == "localhost" or _is_loopback_address(host)
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or folder, which is not a link, belongs to this user, and nobody else can write to it."""
+    """True if a file or folder, which is not a link, belongs to this user, and others cannot write to it."""
     with suppress(OSError):
         return _belongs_to_us(path.lstat())
     return False

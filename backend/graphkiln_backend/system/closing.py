@@ -7,11 +7,11 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """Holds resources; `close` frees them, and so does the end of a `with` block, however it ends."""
+    """An owner of resources; `close` frees them, and so does the end of a `with` block, however it ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Frees the resources."""
+        """Free the resources."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,7 +1,7 @@
-"""A temporary folder that says whether its owner still lives, so that the next start can remove what a dead one left.
+"""A temporary folder whose owner may die: the next start finds out, and removes it.
 
 The owner holds a lock on the folder itself as long as it lives; the kernel takes it away from a process that dies. That
-holds across PID namespaces, where a PID would say nothing. Folders without `owner.json` are nobody's business here.
+holds across PID namespaces, where a PID would say nothing. Folders without `owner.json` are left alone.
 
 Why the folder and not a file in it: cleaners of /tmp, such as systemd-tmpfiles, leave a folder alone that is locked.
 Sources: flock(2), tmpfiles.d(5).
@@ -53,7 +53,7 @@ class OwnedFolder(Closeable):
             raise ServerSetupError(f"cannot make a temporary folder: {error}", hint=_way_out(error)) from error
 
     def close(self) -> None:
-        """Removes the folder."""
+        """Remove the folder."""
         if path := getattr(self, "path", None):
             remove_owned(path)
         if self._lock >= 0:
@@ -62,19 +62,19 @@ class OwnedFolder(Closeable):
 
 
 def hold_lock(path: Path) -> int:
-    """Takes a lock on a file or folder, for as long as the returned descriptor stays open.
+    """Take a lock on a file or folder, for as long as the returned descriptor stays open.
 
     Raises:
         OSError: It cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):  # a file system without locks: then nobody else finds it unlocked either
+    with suppress(OSError):  # a file system without locks: then others do not find it unlocked either
         lock_shared(descriptor)
     return descriptor
 
 
 def create_locked(path: Path) -> int:
-    """Makes an empty file in /dev/shm that is locked from the first moment that it has a name: open(2), O_TMPFILE.
+    """Make an empty file in /dev/shm that is locked from the first moment that it has a name: open(2), O_TMPFILE.
 
     Returns:
         A descriptor; the lock is held as long as it stays open.
@@ -96,14 +96,14 @@ def create_locked(path: Path) -> int:
 
 @contextmanager
 def locked_if_dead(path: Path) -> Iterator[bool]:
-    """Looks whether the owner of a file or folder of this user is dead.
+    """Check whether the owner of a file or folder of this user is dead.
 
     Args:
-        path: What the owner locked.
+        path: The path that the owner locked.
 
     Yields:
-        Whether it is: then nobody else can find out the same until the end of the block. False where that cannot be
-        told, for what belongs to another user, and for links.
+        Whether it is: then another process gets False until the end of the block. False where there is no telling,
+        for what belongs to another user, and for links.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -117,12 +117,12 @@ def locked_if_dead(path: Path) -> Iterator[bool]:
 
 
 def owned_folders(parent: Path, prefix: str = PREFIX) -> list[Path]:
-    """The folders in a folder that were made as `OwnedFolder`, by whichever process."""
+    """The folders in a folder that were made as `OwnedFolder`, by any process."""
     return sorted(path.parent for path in parent.glob(f"{prefix}*/{OWNER_FILE}"))
 
 
 def remove_dead(parent: Path, prefix: str = PREFIX) -> None:
-    """Removes those of them whose owners are dead, as far as that can be told and done."""
+    """Remove owned folders whose owners are dead, as far as possible."""
     for left in owned_folders(parent, prefix):
         with locked_if_dead(left) as dead, suppress(OSError):
             if dead:
@@ -130,7 +130,7 @@ def remove_dead(parent: Path, prefix: str = PREFIX) -> None:
 
 
 def remove_owned(path: Path) -> None:
-    """Removes a folder; where that is interrupted, what is left still says that it had an owner."""
+    """Remove a folder; where that is interrupted, what is left still has its owner file."""
     with suppress(OSError):
         for inside in [inside for inside in path.iterdir() if inside.name != OWNER_FILE]:
             if inside.is_dir() and not inside.is_symlink():
@@ -147,7 +147,7 @@ def _can_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether what was opened is still there: another start may have removed it meanwhile."""
+    """True if what was opened is still there: another start may have removed it meanwhile."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:

@@ -94,7 +94,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, also where its parent has not asked how."""
+    """True if a process has ended, also where its parent has not asked how."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""How many cores this process may really use: affinity, cgroup quota and what it is told, not what the machine has."""
+"""Cores and memory that this process may really use: affinity, control groups and the user's settings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_file(path: Path) -> str:
 
 # The memory limits of the control groups that this process is in, and what counts against them.
 #
-# The kernel counts the cache of files, too, although it takes that back before it ends anybody: what was not read
+# The kernel counts the cache of files, too, although it takes that back before it ends a process: what was not read
 # lately is no memory that is used.
 # Source: the kernel's cgroup-v2.rst and cgroup-v1/memory.rst; Kubernetes, "Node-pressure Eviction" (`workingSet`).
 
@@ -76,8 +76,8 @@ class MemoryGroup:
     """A group with a limit.
 
     Attributes:
-        limit_bytes: What its processes may take together.
-        used_bytes: What they have taken, less what the kernel takes back by itself: files that nobody read lately.
+        limit_bytes: Memory that its processes may take together.
+        used_bytes: Memory that they have taken, less what the kernel takes back by itself: files not read lately.
     """
 
     limit_bytes: int
@@ -85,7 +85,7 @@ class MemoryGroup:
 
     @property
     def free_bytes(self) -> int:
-        """What is left."""
+        """Memory that is left."""
         return max(self.limit_bytes - self.used_bytes, 0)
 
 
@@ -117,7 +117,7 @@ def _as_bytes(text: str) -> int:
 _NUMA_NODES = Path("/sys/devices/system/node")
 _CORES = Path("/sys/devices/system/cpu")
 # The environment variable that says it where nothing limits: a pod that requests cores and has no limit of them.
-_TOLD = "GRAPHKILN_CORES"
+_CORES_VARIABLE = "GRAPHKILN_CORES"
 
 
 def usable_cores() -> int:
@@ -126,19 +126,18 @@ def usable_cores() -> int:
     Raises:
         ServerSetupError: What the user says is no number of cores.
     """
-    quota, told = _cgroup_quota(), os.environ.get(_TOLD, "")
     limits = [len(os.sched_getaffinity(0))]
+    quota, wanted = _cgroup_quota(), os.environ.get(_CORES_VARIABLE, "")
     if quota is not None:
         limits.append(math.ceil(quota))
-    if told:
-        limits.append(_read(told))
+    if wanted:
+        if not wanted.isdecimal() or int(wanted) < 1:
+            raise ServerSetupError(
+                f"{_CORES_VARIABLE} is '{wanted}', which is no number of cores",
+                hint=f"{_CORES_VARIABLE}=4, or leave it out",
+            )
+        limits.append(int(wanted))
     return max(1, min(limits))
-
-
-def _read(told: str) -> int:
-    if not told.isdecimal() or int(told) < 1:
-        raise ServerSetupError(f"{_TOLD} is '{told}', which is no number of cores", hint=f"{_TOLD}=4, or leave it out")
-    return int(told)
 
 
 def _cgroup_quota() -> float | None:
@@ -148,7 +147,7 @@ def _cgroup_quota() -> float | None:
 
 
 def _read_quota(group: Path, version: int) -> float | None:
-    """In cores.
+    """A CPU quota in cores.
 
     Source: Linux kernel documentation, "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1).
     """
@@ -167,7 +166,7 @@ def _read_quota(group: Path, version: int) -> float | None:
 def usable_core_numbers() -> tuple[int, ...]:
     """The cores that this process may use by number, as many as are usable.
 
-    Those of a NUMA node stand behind each other, and so do the threads of a physical core, which share what computes:
+    Those of a NUMA node are neighbors, and so are the threads of a physical core, which share what computes:
     groups of neighbors have cores of their own. Where not all are usable, second threads of a core are left out first.
     """
     allowed, nodes = os.sched_getaffinity(0), numa_nodes()
@@ -190,12 +189,12 @@ def _threads_of_core(number: int) -> set[int]:
 
 
 def has_own_cores() -> bool:
-    """Whether this process may use all cores that it may run on; with a quota it may run on more than it may use."""
+    """True if this process may use all cores that it may run on; with a quota it may run on more than it may use."""
     return usable_cores() == len(os.sched_getaffinity(0))
 
 
 def stay_on(cores: Iterable[int]) -> None:
-    """Keeps this thread, and those that it starts from now on, on some cores.
+    """Keep this thread, and those that it starts from now on, on some cores.
 
     Args:
         cores: Their numbers; nothing happens where there are none.
@@ -222,7 +221,7 @@ def numa_nodes() -> dict[int, int]:
 
 
 def _read_numbers(listed: str) -> Iterator[int]:
-    """Of a list such as `0-3,8`."""
+    """Numbers of a list such as `0-3,8`."""
     for span in filter(None, listed.strip().split(",")):
         first, _, last = span.partition("-")
         yield from range(int(first), int(last or first) + 1)

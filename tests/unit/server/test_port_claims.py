@@ -23,7 +23,7 @@ def parse(http: int, grpc: int, *more: str) -> TritonFlags:
 def test_a_port_is_claimed_once_until_it_is_given_up() -> None:
     http, grpc, other, more = free_ports(4)
     with PortClaims(parse(http, grpc)):
-        with pytest.raises(ServerSetupError, match=rf"port {grpc} \(gRPC\) is that of another server") as raised:
+        with pytest.raises(ServerSetupError, match=rf"port {grpc} \(gRPC\) is reserved by another") as raised:
             PortClaims(parse(other, grpc))
         assert "--grpc-port=" in raised.value.hint
         with PortClaims(parse(other, more)):  # what failed half-way holds nothing
