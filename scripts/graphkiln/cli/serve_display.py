@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
     from graphkiln_backend.server.flags import ListenAddress, TritonFlags
-    from graphkiln_backend.server.model_states import LoadProgress
-    from graphkiln_backend.server.model_states import ModelState
+    from graphkiln_backend.server.model_states import LoadProgress, ModelState
 
 _log = logging.getLogger("graphkiln.cli")
 
