@@ -112,7 +112,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one."""
     names = [str(value.name) for value in graph.graph.outputs]
-    recorded = recorded_samples(recipe, model.inputs, names, whole=bool(model.whole), task=model.task)
+    recorded = recorded_samples(recipe, model, names)
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)

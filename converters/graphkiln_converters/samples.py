@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,11 +14,10 @@ from graphkiln_backend.graph.arrays import as_text, read_npz
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, InvalidInput, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Task
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.images.formats import image_files, list_images
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.proof.comparison import OutputError, compare
+from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.proof.tasks import is_judged, judge
@@ -82,27 +81,20 @@ def read_samples(
     if path.is_dir():
         return _images(path, inputs, preprocess, most)
     arrays = _read_arrays(path, "samples")
-    names = _names_in(arrays, path, inputs)
-    arrays = {name: _with_samples(arrays[name], spec) for name, spec in zip(names, inputs.values(), strict=True)}
-    for name in names:
+    specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
+    for name, spec in specs.items():
+        if arrays[name].ndim == len(spec.shape):  # one sample may come without an axis for the samples
+            arrays[name] = arrays[name][None]
         if not arrays[name].ndim:
             raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
-    count = min(len(arrays[name]) for name in names)
+    count = min(len(arrays[name]) for name in specs)
     if not count:
         raise ConversionError(f"{path} holds no sample")
-    chosen = _spread(count, most)
-    specs = zip(names, inputs.values(), strict=True)
-    return {name: _as_input(np.ascontiguousarray(arrays[name][chosen]), spec) for name, spec in specs}
-
-
-def _with_samples(array: AnyArray, spec: InputSpec) -> AnyArray:
-    """One sample may come without an axis for the samples."""
-    return array[None] if array.ndim == len(spec.shape) else array
-
-
-def _as_input(array: AnyArray, spec: InputSpec) -> AnyArray:
-    """Floating-point samples in the input's type: numpy alone writes no bf16, and recordings are rarely fp16."""
-    return array.astype(spec.dtype.numpy) if spec.dtype.is_float and array.dtype.kind == "f" else array
+    samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
+    for name, spec in specs.items():  # numpy alone writes no bf16, and recordings are rarely fp16
+        if spec.dtype.is_float and samples[name].dtype.kind == "f":
+            samples[name] = samples[name].astype(spec.dtype.numpy)
+    return samples
 
 
 def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
@@ -175,35 +167,12 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
     names = [file.parent.name for file in _chosen(path, most)]
     unknown = sorted({*names} - {*labels})
     if unknown and {name.casefold() for name in names} & {label.casefold() for label in labels}:
-        _log.warning("%s: what is right is not known, for no label is called '%s', as a folder is", path, unknown[0])
+        _log.warning(
+            "%s: the classes of the images are not known: no label is called '%s', as a folder is", path, unknown[0]
+        )
     if unknown or not names:
         return None
     return np.array([labels.index(name) for name in names], np.int64)
-
-
-def read_targets_of(
-    task: Task | None, path: Path, labels: Sequence[str], most: int, preprocess: Preprocess | None
-) -> TaskTargets | None:
-    """Read the ground truth of the images that `read_samples` reads, in the form that the task takes.
-
-    Args:
-        task: The image task.
-        path: The file or folder.
-        labels: Class names.
-        most: As for `read_samples`.
-        preprocess: As for `read_samples`.
-
-    Returns:
-        None where there is no ground truth.
-
-    Raises:
-        ConversionError: The ground truth cannot be read, or does not fit.
-    """
-    if not is_judged(task):
-        return read_targets(path, labels, most)
-    if preprocess is None or not path.is_dir():
-        return None
-    return read_task_targets(path, _chosen(path, most), task, labels, preprocess)
 
 
 def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
@@ -224,7 +193,12 @@ def _images(
             "images can be samples of a model with one image input only",
             hint="give an .npz with an array for every input",
         )
-    known = _listed(folder)
+    try:
+        known, left_out = list_images(folder)
+    except InvalidInput as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    if left_out:
+        _log.warning("%s", left_out)
     files = [known[index] for index in _spread(len(known), most)]
     samples = [load_sample(file, preprocess) for file in files]
     for file, sample in zip(files, samples, strict=True):
@@ -236,18 +210,8 @@ def _images(
     return {next(iter(inputs)): np.stack(samples)}
 
 
-def _listed(folder: Path) -> list[Path]:
-    """List the images of a folder; log those that are not decoded."""
-    try:
-        files, left_out = list_images(folder)
-    except InvalidInput as error:
-        raise ConversionError(error.message, hint=error.hint) from error
-    if left_out:
-        _log.warning("%s", left_out)
-    return files
-
-
 def _chosen(folder: Path, most: int) -> list[Path]:
+    """The images that `read_samples` reads."""
     files = image_files(folder)
     return [files[index] for index in _spread(len(files), most)]
 
@@ -256,7 +220,7 @@ def _spread(count: int, most: int) -> list[int]:
     return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})
 
 
-# Samples for the proof of a graph: what it is fed, and what its source returns for that.
+# Samples for the proof of a graph: its feeds, and what its source returns for them.
 
 _SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
@@ -284,11 +248,6 @@ class Sampler:
         """The source's inputs, by the graph's names."""
         return {self.edge.input_name(spec.name): spec for spec in self.model.inputs}
 
-    @property
-    def task(self) -> Task | None:
-        """The task, by the graph's names of outputs."""
-        return self.edge.to_graph_task(self.model.task)
-
     def samples(self, recipe: Recipe) -> list[ReferenceSamples]:
         """Samples at the usual sizes (the user's own where given), then synthetic ones at the smallest and largest.
 
@@ -297,52 +256,20 @@ class Sampler:
         """
         if self.model.whole:
             return self._whole_samples(recipe)
-        usual, *ends = sizes_to_try(self.model.inputs)
         own = recipe.samples
-        feeds = self._read(own) if own else self._usual_feeds(usual)
-        targets = self._targets(own) if own else None
-        further = [self._synthetic_feeds(sizes, SEED + number) for number, sizes in enumerate(ends, 1)]
-        return [self._referenced(feeds, targets), *(self._referenced(synthetic) for synthetic in further)]
+        first = self._referenced(self._read(own) if own else self._usual_feeds(), self._targets(own) if own else None)
+        _, *ends = sizes_to_try(self.model.inputs)
+        return [first, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
 
     def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
         """As `samples`, each of whole tensors."""
         own = read_samples(recipe.samples, self.inputs, None, _MOST_WHOLE) if recipe.samples else {}
-        feeds = [self._as_feeds(_one(own, i)) for i in range(_rows(own))]
+        feeds = [self._as_feeds(sample) for sample in each_sample(own)]
         for number, sizes in enumerate(sizes_to_try(self.model.inputs)):
             count = 1 if number else 0 if own else _WHOLE_SAMPLES
             made = synthetic_samples(self.model.inputs, count, sizes, seed=SEED + number)
-            feeds += [self.edge.to_graph_feeds(_one(made, i)) for i in range(count)]
-        return [self._whole_reference(each) for each in feeds]
-
-    def _whole_reference(self, feeds: Arrays) -> ReferenceSamples:
-        edge = self.edge
-        outputs = edge.to_graph_outputs(edge.keep(self.model.run(edge.to_source_feeds(feeds))))
-        return ReferenceSamples(feeds=feeds, outputs=outputs, ranking=edge.ranking, task=self.task, whole=True)
-
-    def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
-        """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
-
-        Returns:
-            The samples, in the types that they had, and the largest relative L2 error of an output; no samples where
-            the source cannot be computed in fp64.
-        """
-        if self.model.whole or not samples:
-            return [], 0.0
-        try:
-            precise = [self._in_fp64(sample) for sample in samples]
-        except GraphkilnError:
-            return [], 0.0
-        pairs = zip(samples, precise, strict=True)
-        errors = [error for sample, exact in pairs for error in _errors(exact, sample)]
-        return precise, max(error.relative_l2 for error in errors)
-
-    def _in_fp64(self, sample: ReferenceSamples) -> ReferenceSamples:
-        edge, feeds = self.edge, self.edge.to_source_feeds(sample.feeds)
-        outputs = run_in_batches(lambda batch: edge.keep(self.model.run_in_fp64(batch)), feeds, _REFERENCE_BATCH)
-        exact = edge.to_graph_outputs(outputs)
-        return replace(
-            sample, outputs={name: exact[name].astype(array.dtype) for name, array in sample.outputs.items()}
-        )
+            feeds += [self.edge.to_graph_feeds(sample) for sample in each_sample(made)]
+        return [self._referenced(each) for each in feeds]
 
     def calibration(self, recipe: Recipe) -> Arrays:
         """Feeds to calibrate an int8 graph on; others than those of the proof.
@@ -361,74 +288,99 @@ class Sampler:
             )
         return self._read(recipe.calibration)
 
+    def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
+        """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
+
+        Returns:
+            The samples, in the types that they had, and the largest relative L2 error of an output; no samples where
+            the source cannot be computed in fp64.
+        """
+        if self.model.whole or not samples:
+            return [], 0.0
+        try:
+            precise = [self._in_fp64(sample) for sample in samples]
+        except GraphkilnError:
+            return [], 0.0
+        errors = [
+            error.relative_l2
+            for sample, exact in zip(samples, precise, strict=True)
+            # Independent of the order of detections.
+            for error in compare(exact.outputs, judge(sample.task, exact.outputs, sample.outputs, EXPORT).outputs)
+        ]
+        return precise, max(errors)
+
+    def _in_fp64(self, sample: ReferenceSamples) -> ReferenceSamples:
+        exact = self._outputs(self.model.run_in_fp64, sample.feeds)
+        return replace(
+            sample, outputs={name: exact[name].astype(array.dtype) for name, array in sample.outputs.items()}
+        )
+
     def _read(self, path: Path) -> Arrays:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
-
-    def _targets(self, path: Path) -> TaskTargets | None:
-        return read_targets_of(self.model.task, path, self.model.labels, _MOST_READ, self.preprocess)
 
     def _as_feeds(self, feeds: Arrays) -> Arrays:
         """A user's samples as feeds of the graph: those by the source's names are what the source takes."""
         return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
 
-    def _usual_feeds(self, sizes: Sizes) -> Arrays:
+    def _targets(self, path: Path) -> TaskTargets | None:
+        """The ground truth of a folder of images, in the form that the task takes; None where there is none."""
+        task, labels = self.model.task, self.model.labels
+        if not is_judged(task):
+            return read_targets(path, labels, _MOST_READ)
+        if self.preprocess is None or not path.is_dir():
+            return None
+        return read_task_targets(path, _chosen(path, _MOST_READ), task, labels, self.preprocess)
+
+    def _usual_feeds(self) -> Arrays:
         (first, *others) = self.model.inputs
         if self.preprocess is None or others or len(first.shape) != 3:
-            return self._synthetic_feeds(sizes, SEED)
+            return self._synthetic({}, SEED)
         channels, height, width = first.shape
         images = synthetic_images((height, width, channels), _SYNTHETIC_SAMPLES)
         return {self.edge.input_name(first.name): np.stack([self.preprocess.normalize(image) for image in images])}
 
-    def _synthetic_feeds(self, sizes: Sizes, seed: int) -> Arrays:
-        feeds = synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed)
-        return self.edge.to_graph_feeds(feeds)
+    def _synthetic(self, sizes: Sizes, seed: int) -> Arrays:
+        return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed))
 
     def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
         """Feeds of the graph, and what the source returns for them, as the graph should."""
         model, edge = self.model, self.edge
-        source_feeds = edge.to_source_feeds(feeds)
-        outputs = run_in_batches(lambda batch: edge.keep(model.run(batch)), source_feeds, _REFERENCE_BATCH)
         return ReferenceSamples(
             feeds=feeds,
-            outputs=edge.to_graph_outputs(outputs),
+            outputs=self._outputs(model.run, feeds),
             gradients=frozenset({edge.output_name(model.gradient)} if model.gradient else ()),
-            gradient_noise=model.gradient_noise(source_feeds),
+            gradient_noise=model.gradient_noise(edge.to_source_feeds(feeds)),
             ranking=edge.ranking,
-            task=self.task,
+            task=edge.to_graph_task(model.task),
             targets=targets,
+            whole=bool(model.whole),
+        )
+
+    def _outputs(self, run: Callable[[Arrays], Arrays], feeds: Arrays) -> dict[str, AnyArray]:
+        """What the source computes for feeds of the graph, as the graph should return it."""
+
+        def kept(batch: Arrays) -> Arrays:
+            return self.edge.keep(run(batch))
+
+        given = self.edge.to_source_feeds(feeds)
+        return self.edge.to_graph_outputs(
+            kept(given) if self.model.whole else run_in_batches(kept, given, _REFERENCE_BATCH)
         )
 
 
-def _errors(exact: ReferenceSamples, sample: ReferenceSamples) -> tuple[OutputError, ...]:
-    """Errors of samples, independent of the order of detections."""
-    return compare(exact.outputs, judge(sample.task, exact.outputs, sample.outputs, EXPORT).outputs)
+def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
+    """Whole samples one by one; one of a scalar is an array, too."""
+    count = len(next(iter(arrays.values()), ()))
+    return [{name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(count)]
 
 
-def _one(arrays: Arrays, number: int) -> dict[str, AnyArray]:
-    """A whole sample; one of a scalar is an array, too."""
-    return {name: np.asarray(array[number]) for name, array in arrays.items()}
-
-
-def _rows(arrays: Arrays) -> int:
-    return len(next(iter(arrays.values()), ()))
-
-
-def recorded_samples(
-    recipe: Recipe,
-    inputs: Sequence[InputSpec],
-    outputs: Sequence[str],
-    *,
-    whole: bool = False,
-    task: Task | None = None,
-) -> list[ReferenceSamples]:
+def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str]) -> list[ReferenceSamples]:
     """Inputs and outputs of the source that were recorded where it ran, by the source's names; none without a file.
 
     Args:
         recipe: Names the file.
-        inputs: The source's inputs.
+        model: The source.
         outputs: Names of the source's outputs.
-        whole: Whether each sample is one of whole tensors.
-        task: The image task.
 
     Raises:
         ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.
@@ -440,10 +392,8 @@ def recorded_samples(
             "--reference holds inputs and outputs of the source as it is",
             hint="leave out --gradient and --input, or prove with --samples",
         )
-    feeds, recorded = read_reference(recipe.reference, inputs, outputs)
-    if not whole:
-        return [ReferenceSamples(feeds=feeds, outputs=recorded, task=task)]
-    return [
-        ReferenceSamples(feeds=_one(feeds, i), outputs=_one(recorded, i), whole=True, task=task)
-        for i in range(_rows(feeds))
-    ]
+    feeds, recorded = read_reference(recipe.reference, model.inputs, outputs)
+    if not model.whole:
+        return [ReferenceSamples(feeds=feeds, outputs=recorded, task=model.task)]
+    pairs = zip(each_sample(feeds), each_sample(recorded), strict=True)
+    return [ReferenceSamples(feeds=one, outputs=answer, whole=True, task=model.task) for one, answer in pairs]

@@ -25,7 +25,7 @@ from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
 from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_converters.runnable import run_in_batches
-from graphkiln_converters.samples import read_samples
+from graphkiln_converters.samples import each_sample, read_samples
 from graphkiln_converters.sources.base import InputSpec
 
 _BATCH_SIZES = (1, 2, 5)
@@ -181,11 +181,9 @@ def _compare_samples(version: ModelVersion, session: Session, path: Path, limits
     with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
         if not whole:
             return _compare(reference, session, feeds, limits, version.reading)
-        count = len(next(iter(feeds.values())))
-        each = [{name: np.asarray(array[i]) for name, array in feeds.items()} for i in range(count)]
         verdicts = [
             prove(reference.run(one), session.run(one), limits, batch_sizes=(), reading=version.reading, samples=1)
-            for one in each
+            for one in each_sample(feeds)
         ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 

@@ -45,6 +45,22 @@ def _modules_are_exported_once(monkeypatch: pytest.MonkeyPatch, exports: dict[st
     monkeypatch.setattr(pytorch, "export_module", export)
 
 
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Convert:
+    """Convert with the same options once for all tests, which only read the version."""
+    store, versions = tmp_path_factory.mktemp("versions"), dict[str, Path]()
+
+    def once(source: str, **options: Any) -> Path:
+        asked = repr((source, sorted(options.items())))
+        if asked not in versions:
+            name = f"m{len(versions)}"
+            recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
+            versions[asked] = convert(recipe, command="test")
+        return versions[asked]
+
+    return once
+
+
 @pytest.fixture
 def run(store: Path, _modules_are_exported_once: None) -> Convert:
     def run(source: str, name: str = "m", **options: Any) -> Path:

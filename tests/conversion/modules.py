@@ -75,14 +75,6 @@ def odd() -> tuple[nn.Module, torch.Tensor]:
     return Odd(), torch.zeros(2, 4)
 
 
-def nothing() -> str:
-    return "no module"
-
-
-def broken() -> nn.Module:
-    raise RuntimeError("cannot find the ark")
-
-
 class BakedHeight(nn.Module):
     """Its linear layer knows only images of 16 rows."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import pickle
 import shutil
@@ -21,7 +20,6 @@ import onnx
 import onnx_ir
 import pytest
 import torch
-import zoo
 from converting import MODULES, Convert
 from safetensors.torch import save_file
 
@@ -35,7 +33,7 @@ from graphkiln_backend.passes.input_embedding import EmbedPreprocess
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.version import read_version
 from graphkiln_converters import convert as rewriting
-from graphkiln_converters import write as writer
+from graphkiln_converters.recipe_file import read_recipe
 from graphkiln_converters.torch_libraries import import_torchvision
 
 PREPROCESS = {"resize": [16, 16], "mean": [0.1, 0.5, 0.9], "std": [0.2, 0.3, 0.4]}
@@ -57,11 +55,13 @@ def expected(nchw: np.ndarray) -> np.ndarray:
 
 
 class TestWhatIsWritten:
-    def test_a_version_that_can_be_served(self, run: Convert, small: str, store: Path) -> None:
-        version = run(small)
-        assert version == store / "m" / "1"
+    def test_a_version_that_can_be_served(self, once: Convert, small: str) -> None:
+        version = once(small)
+        assert version.name == "1"
         assert sorted(path.name for path in version.iterdir()) == ["golden.npz", "manifest.json", "model.onnx"]
-        assert sorted(path.name for path in (store / "m").iterdir()) == ["1", "config.pbtxt"]
+        assert sorted(path.name for path in version.parent.iterdir()) == ["1", "config.pbtxt"]
+        operators = {node.op_type for node in onnx.load(version / "model.onnx").graph.node}
+        assert not operators & {"BatchNormalization", "Pad", "Constant", "Identity"}
         read = read_version(version)
         assert read.manifest is not None
         assert read.manifest.conversion is not None
@@ -70,34 +70,15 @@ class TestWhatIsWritten:
         sample = np.random.default_rng(0).normal(size=(7, 3, 16, 16)).astype(np.float32)
         np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
 
-    def test_the_passes_did_their_work(self, run: Convert, small: str) -> None:
-        operators = {node.op_type for node in onnx.load(run(small) / "model.onnx").graph.node}
-        assert not operators & {"BatchNormalization", "Pad", "Constant", "Identity"}
-
     def test_passes_can_be_skipped(self, run: Convert, small: str) -> None:
         version = run(small, skip=["fold-batch-norm", "pad-into-conv"])
         operators = {node.op_type for node in onnx.load(version / "model.onnx").graph.node}
         assert {"BatchNormalization", "Pad"} <= operators
-        with pytest.raises(ConversionError, match="did you mean 'fold-batch-norm'"):
-            run(small, name="other", skip=["fold-batchnorm"])
 
-    def test_the_next_free_number_and_the_users_own_files(self, run: Convert, small: str, store: Path) -> None:
-        run(small)
-        (store / "m" / "config.pbtxt").write_text("# mine\n")
-        assert run(small).name == "2"
-        assert (store / "m" / "config.pbtxt").read_text() == "# mine\n"
-        with pytest.raises(ConversionError, match="exists already"):
-            run(small, version=2)
-
-    def test_the_manifest_repeats_the_conversion(self, run: Convert, small: str) -> None:
-        from graphkiln_converters.recipe_file import read_recipe
-
-        version = run(small, softmax=True, keep_names=True)
+    def test_the_manifest_repeats_the_conversion(self, once: Convert, small: str) -> None:
+        version = once(small, softmax=True, top_k=2)
         again = read_recipe(version / "manifest.json", {"allow_code": True}, [])  # its source is a module
-        assert again.softmax
-        assert again.keep_names
-        assert again.source == small
-        assert again.version is None
+        assert (again.source, again.softmax, again.top_k, again.version) == (small, True, 2, None)
 
     def test_weights_above_the_limit_of_a_message_lie_beside_the_graph(
         self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
@@ -124,25 +105,20 @@ class TestEdges:
         assert manifest.preprocess is not None
         assert (manifest.preprocess.layout, manifest.preprocess.mean) == ("HWC", ())
 
-    def test_raw_bytes_need_a_spec(self, run: Convert, small: str) -> None:
-        with pytest.raises(ConversionError, match="it is not known how an image becomes the input"):
-            run(small, input="uint8-nhwc")
-
-    def test_probabilities_and_the_best(self, run: Convert, small: str) -> None:
+    def test_probabilities_and_the_best(self, once: Convert, small: str) -> None:
         sample = np.random.default_rng(0).normal(size=(4, 3, 16, 16)).astype(np.float32)
         scores = torch.from_numpy(expected(sample)).softmax(dim=1)
         best = scores.topk(2, dim=1)
-        got = answers(run(small, softmax=True, top_k=2), INPUT_0=sample)
+        got = answers(once(small, softmax=True, top_k=2), INPUT_0=sample)
         np.testing.assert_allclose(got["OUTPUT_0"], best.values, rtol=1e-4)
         np.testing.assert_array_equal(got["INDEX_0"], best.indices)
 
-    @pytest.mark.parametrize("keep_names", [False, True])
     def test_clients_are_told_which_outputs_are_the_best_and_their_labels(
-        self, run: Convert, small: str, tmp_path: Path, keep_names: bool
+        self, run: Convert, small: str, tmp_path: Path
     ) -> None:
         (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
-        version = run(small, top_k=2, labels=str(tmp_path / "labels.txt"), keep_names=keep_names)
-        expected = Ranking(scores="output" if keep_names else "OUTPUT_0", indices="INDEX_0", labels=tuple("abcde"))
+        version = run(small, top_k=2, labels=str(tmp_path / "labels.txt"), keep_names=True)
+        expected = Ranking(scores="output", indices="INDEX_0", labels=tuple("abcde"))
         assert Manifest.read(version / "manifest.json").ranking == expected
         config = read_config(version.parent / "config.pbtxt")
         assert Ranking.from_json(config.parameters["ranking"].string_value) == expected
@@ -163,10 +139,6 @@ class TestEdges:
             answers(version, INPUT_0=sample)["OUTPUT_0"], answers(digits / "1", INPUT_0=sample)["OUTPUT_0"], rtol=1e-5
         )
 
-    def test_raw_bytes_for_what_is_no_image(self, run: Convert) -> None:
-        with pytest.raises(ConversionError, match="the input is no FP32 image"):
-            run(f"python:{MODULES}:pair", input="uint8-nhwc", preprocess=PREPROCESS)
-
     def test_nhwc(self, run: Convert, small: str) -> None:
         sample = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
         got = answers(run(small, layout="nhwc"), INPUT_0=sample)["OUTPUT_0"]
@@ -178,16 +150,12 @@ class TestEdges:
         got = answers(version, left=left, right=right)
         assert list(got) == ["product"]
         np.testing.assert_array_equal(got["product"], left * 5)
-        with pytest.raises(ConversionError, match="did you mean 'product'"):
-            run(f"python:{MODULES}:pair", name="other", outputs=["produce"])
 
     def test_another_dimension_varies(self, run: Convert) -> None:
         version = run(f"python:{MODULES}:pair", dynamic=["left:1=2..6", "right:1=2..6"])
         for size in (2, 6, 11):
             feeds = {"INPUT_0": np.ones((1, size), np.float32), "INPUT_1": np.ones((1, size), np.int64)}
             assert answers(version, **feeds)["OUTPUT_0"].shape == (1, size)
-        with pytest.raises(ConversionError, match="there is no input 'middle'"):
-            run(f"python:{MODULES}:pair", name="other", dynamic=["middle:1=2..6"])
         with pytest.raises(ConversionError, match=r"rejects an input of image \[4, 3, 8, 16\]"):
             run(f"python:{MODULES}:baked_height", name="other", dynamic=["image:2=8..32"])
 
@@ -270,16 +238,7 @@ class TestBadInput:
         ("source", "words"),
         [
             ("torchvision:resnet19", "did you mean 'resnet18'"),
-            ("timm:resnet34x", "did you mean 'resnet34"),
-            ("tourchvision:resnet18", "did you mean 'torchvision:resnet18'"),
-            ("huggingface:/nowhere/model", "cannot open '/nowhere/model'"),
             ("missing.onnx", "there is no file missing.onnx"),
-            ("missing.pt2", "there is no file missing.pt2"),
-            ("python:missing.py:make", "there is no file missing.py"),
-            (f"python:{MODULES}:smal", "did you mean 'small'"),
-            (f"python:{MODULES}:nothing", "returns a str, expected a torch.nn.Module"),
-            (f"python:{MODULES}:broken", "cannot find the ark"),
-            (f"python:{MODULES}:small", "the shape of small's input is not known"),
             (f"python:{MODULES}:branching", "branches on values"),
             (f"python:{MODULES}:baked", "bakes its batch in"),
             (f"python:{MODULES}:odd", "bessel_j1"),
@@ -290,39 +249,13 @@ class TestBadInput:
             run(source)
         assert not list(store.rglob("*"))
 
-    def test_an_input_that_the_model_rejects(self, run: Convert) -> None:
-        with pytest.raises(ConversionError, match=r"rejects an input of input \[.*--shape"):
-            run(f"python:{MODULES}:small", shape=["4x16x16"])
-
-    def test_weights_of_another_model_are_listed(self, run: Convert, tmp_path: Path) -> None:
-        state = modules.small().state_dict()
-        state["extra.weight"] = state.pop("head.bias")
-        torch.save(state, tmp_path / "w.pth")
-        with pytest.raises(ConversionError, match=r"1 missing: head.bias; 1 unknown: extra.weight"):
-            run(f"python:{MODULES}:shaped", weights=str(tmp_path / "w.pth"))
-
-    @pytest.mark.parametrize("kind", ["pth", "wrapped", "safetensors"])
-    def test_weights_are_loaded(self, run: Convert, tmp_path: Path, kind: str) -> None:
-        torch.manual_seed(77)
-        other = modules.Small().eval()
-        path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
-        if kind == "safetensors":
-            save_file(other.state_dict(), path)
-        else:
-            state = {f"module.{key}": value for key, value in other.state_dict().items()}
-            torch.save({"state_dict": state, "epoch": 3} if kind == "wrapped" else other.state_dict(), path)
-        version = run(f"python:{MODULES}:shaped", weights=str(path))
-        sample = np.ones((2, 3, 16, 16), np.float32)
-        with torch.inference_mode():
-            wanted = other(torch.from_numpy(sample)).numpy()
-        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], wanted, rtol=1e-4, atol=1e-5)
-
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "source",
         [
-            pytest.param("torchvision:mobilenet_v3_small", marks=pytest.mark.slow),
+            "torchvision:mobilenet_v3_small",
             "torchvision:squeezenet1_1",
-            pytest.param("timm:resnet10t", marks=pytest.mark.slow),
+            "timm:resnet10t",
         ],
     )
     def test_weights_that_were_trained_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
@@ -339,24 +272,6 @@ class TestBadInput:
         assert manifest.labels is None  # ImageNet's names are not theirs
         assert manifest.preprocess is not None
         assert manifest.preprocess.crop == (64, 64)
-
-    def test_a_file_with_code_in_it_is_not_run(self, run: Convert, tmp_path: Path) -> None:
-        marker = tmp_path / "ran"
-        (tmp_path / "w.pth").write_bytes(pickle.dumps(Evil(str(marker)), protocol=2))
-        with pytest.raises(ConversionError, match="it could run code"):
-            run(f"python:{MODULES}:shaped", weights=str(tmp_path / "w.pth"))
-        assert not marker.exists()
-
-    def test_a_full_disk_leaves_nothing(
-        self, run: Convert, small: str, store: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(*_: Any) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(writer.shutil, "copyfile", full)
-        with pytest.raises(ConversionError, match="No space left on device"):
-            run(small)
-        assert not (store / "m").exists()
 
     @pytest.mark.slow
     def test_interrupted_half_way_leaves_nothing(self, small: str, store: Path) -> None:
@@ -378,28 +293,7 @@ class TestBadInput:
         assert not list(store.glob("m/.*"))
 
 
-class Evil:
-    def __init__(self, marker: str) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (Path(self.marker),)
-
-
 class TestSources:
-    def test_an_onnx_file_of_an_old_opset(self, run: Convert, tmp_path: Path) -> None:
-        zoo.add(tmp_path, "old", zoo.scale(("batch", 3), 3, opset=11))
-        version = run(str(tmp_path / "old" / "1" / "model.onnx"))
-        sample = np.ones((2, 3), np.float32)
-        np.testing.assert_array_equal(answers(version, INPUT_0=sample)["OUTPUT_0"], sample * 3)
-
-    @pytest.mark.parametrize("batch", [1, 2])
-    def test_an_onnx_file_with_a_fixed_batch(self, run: Convert, tmp_path: Path, batch: int) -> None:
-        zoo.add(tmp_path, "fixed", zoo.scale((batch, 3)))
-        version = run(str(tmp_path / "fixed" / "1" / "model.onnx"))
-        sample = np.ones((5, 3), np.float32)
-        np.testing.assert_array_equal(answers(version, INPUT_0=sample)["OUTPUT_0"], sample * 2)
-
     def test_an_exported_program(self, run: Convert, tmp_path: Path) -> None:
         module, example = modules.small().eval(), torch.zeros(2, 3, 16, 16)
         program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
@@ -436,15 +330,6 @@ class TestSources:
         version = run("timm:resnet18", features_only=True, out_indices=[1, 3])
         signature = Manifest.read(version / "manifest.json").signature
         assert [spec.shape[1] for spec in signature.outputs] == [64, 256]
-
-    @pytest.mark.slow
-    def test_samples_of_a_users_own(self, run: Convert, small: str, tmp_path: Path) -> None:
-        np.savez(tmp_path / "s.npz", INPUT_0=np.random.default_rng(0).normal(size=(9, 3, 16, 16)).astype(np.float32))
-        version = run(small, samples=str(tmp_path / "s.npz"))
-        assert Manifest.read(version / "manifest.json").verification[0].samples == 9
-        np.savez(tmp_path / "t.npz", other=np.zeros(3))
-        with pytest.raises(ConversionError, match="lack input INPUT_0"):
-            run(small, name="other", samples=str(tmp_path / "t.npz"))
 
     def test_published_labels_and_preprocess(self, run: Convert, store: Path) -> None:
         version = run("torchvision:squeezenet1_1")

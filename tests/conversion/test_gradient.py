@@ -12,7 +12,7 @@ import torch
 from converting import MODULES, Convert
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.errors import ConversionError, VerificationError
+from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Manifest
 
 pytestmark = pytest.mark.slow
@@ -55,17 +55,3 @@ def test_a_wrong_gradient_is_refused(run: Convert, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(decompositions, "convolution_backward", lambda *a: (original(*a)[0] * 1.001, None, None))
     with pytest.raises(VerificationError, match="export gradient"):
         run(f"python:{MODULES}:pooling", gradient="output:image")
-
-
-@pytest.mark.parametrize(
-    ("source", "asked", "words"),
-    [
-        ("shaped", "output", "write OUTPUT:INPUT"),
-        ("shaped", "outputs:image", "did you mean 'output'"),
-        ("shaped", "output:imag", "did you mean 'image'"),
-        ("pair", "sum:right", "holds integers"),
-    ],
-)
-def test_says_what_is_wrong(run: Convert, source: str, asked: str, words: str) -> None:
-    with pytest.raises(ConversionError, match=words):
-        run(f"python:{MODULES}:{source}", gradient=asked)

@@ -24,7 +24,6 @@ from graphkiln_converters.gradient import (
     joint_module,
     max_pool2d_backward,
     perturb,
-    plain_attention,
 )
 from graphkiln_converters.sources.base import InputSpec, SourceOptions, open_source
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
@@ -171,14 +170,6 @@ class TestDifferentiable:
         assert isinstance(copy[1][0], FrozenNorm)  # type: ignore[index]
         assert not copy[1][1].inplace  # type: ignore[index]
         assert copy[0].weight is not module[0].weight  # type: ignore[index]
-
-
-class TestAttention:
-    def test_is_restored_after_an_error(self) -> None:
-        before = torch.backends.mha.get_fastpath_enabled()
-        with pytest.raises(RuntimeError, match="inside"), plain_attention():
-            raise RuntimeError("inside")
-        assert torch.backends.mha.get_fastpath_enabled() == before
 
 
 class TestJointModule:

@@ -29,7 +29,6 @@ from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_converters.convert import convert
 from graphkiln_converters.precision import (
     _import_nncf,
-    behind_products,
     compare_speed,
     kept_by_recipe,
     lower_and_prove,
@@ -85,12 +84,6 @@ class TestHalf:
         assert {str(value.dtype) for value in model.graph.initializers.values()} == {
             "FLOAT16" if precision == "fp16" else "BFLOAT16"
         }
-
-    def test_inputs_and_outputs_too(self, tmp_path: Path) -> None:
-        lowered = lower(tmp_path, USUAL, precision="fp16", lower_edges=True)
-        assert [str(spec) for spec in lowered.proof.signature.inputs] == ["x FP16[batch,8]"]
-        assert lowered.proof.golden.inputs["x"].dtype == np.float16
-        assert lowered.rewritten.edge.to_graph_feeds({"x": draw(1, 8)})["x"].dtype == np.float16
 
     def test_an_overflow_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(VerificationError, match="NaN or Inf"):
@@ -212,12 +205,6 @@ def only(monkeypatch: pytest.MonkeyPatch, engine: str, error: Exception) -> None
 
 
 @pytest.mark.usefixtures("cpu_with_vnni")
-def test_it_is_really_measured(fp32: Path, int8: Path, golden: GoldenSamples) -> None:
-    told = compare_speed(fp32, int8, golden)
-    assert told.startswith(f"rate of int8 to that of fp32, on {cpu_name()}: ")
-
-
-@pytest.mark.usefixtures("cpu_with_vnni")
 def test_where_int8_is_faster_nothing_is_warned_of(
     fp32: Path, int8: Path, golden: GoldenSamples, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,12 +265,6 @@ class Needs:
         return self.needed <= set(kept)
 
 
-@given(st.sets(st.sampled_from(NAMES)))
-def test_finds_exactly_what_is_needed(needed: set[str]) -> None:
-    test = Needs(*needed)
-    assert set(smallest_kept(NAMES, test)) == needed
-
-
 @given(st.sets(st.frozensets(st.sampled_from(NAMES[:6]), min_size=1), min_size=1))
 def test_of_several_ways_one_of_which_nothing_can_be_left_out(ways: set[frozenset[str]]) -> None:
     def passes(kept: Sequence[str]) -> bool:
@@ -323,10 +304,6 @@ MODEL = graph(
     **{name: draw(4, 4) for name in ("first", "second", "third")},
 )
 BEHIND = ["node4", "node5"]
-
-
-def test_what_no_product_reads_is_behind_them() -> None:
-    assert behind_products(MODEL) == BEHIND
 
 
 @pytest.mark.parametrize(
@@ -376,15 +353,6 @@ def test_what_it_cannot_do_is_told_with_a_way_out(fp32_of_nncf_quantization: Pat
     with pytest.raises(LoweringError, match="NNCF cannot quantize") as caught:
         quantize_by_nncf(fp32_of_nncf_quantization, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
     assert "leave --int8-by out" in caught.value.hint
-
-
-def test_without_the_library_the_extra_is_named(
-    fp32_of_nncf_quantization: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "nncf", None)
-    with pytest.raises(EngineUnavailable, match="not installed") as caught:
-        quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
-    assert caught.value.extra == "nncf"
 
 
 class TestRecipe:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import fault_in_name
 from graphkiln_converters.recipe import Flag, Recipe, name_of
 
@@ -18,10 +16,6 @@ def recipe(**fields: Any) -> Recipe:
 
 
 class TestFields:
-    def test_only_source_and_name_are_needed(self) -> None:
-        made = recipe()
-        assert (made.model_store, made.precision, made.max_batch_size) == (Path("model_repository"), Precision.FP32, 32)
-
     @pytest.mark.parametrize(
         ("field", "value"),
         [
@@ -114,19 +108,6 @@ class TestFrozen:
             shape=["3x4x4"], keep_fp32=["Conv*"], version=3,
         )  # fmt: skip
         assert Recipe.model_validate(made.frozen()) == made
-
-
-class TestOldSpellings:
-    @pytest.mark.parametrize("key", ["quantise_bias", "quantise_ends"])
-    @pytest.mark.parametrize("value", [True, False])
-    def test_are_read(self, key: str, value: bool) -> None:
-        made = recipe(**{key: value})
-        assert getattr(made, key.replace("quantise", "quantize")) is value
-        assert key not in made.frozen()
-
-
-def test_every_field_says_what_it_is() -> None:
-    assert [name for name, field in Recipe.model_fields.items() if not field.description] == []
 
 
 def test_only_these_fields_have_no_flag() -> None:

@@ -15,7 +15,7 @@ from sources import TextSource
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Embedding, Segmentation
+from graphkiln_backend.graph.task import Segmentation
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edge import Edge
@@ -27,7 +27,6 @@ from graphkiln_converters.samples import (
     read_reference,
     read_samples,
     read_targets,
-    read_targets_of,
     recorded_samples,
     sizes_to_try,
     synthetic_images,
@@ -204,13 +203,6 @@ class TestTargets:
         assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
         assert ("no label is called '" in caplog.text) == told
 
-    def test_of_other_tasks_are_what_is_written_down(self, tmp_path: Path) -> None:
-        folder = save_images(tmp_path, *(f"{name}/{number}.png" for name in ("cat", "dog") for number in (1, 2)))
-        vectors, spec = Embedding(vectors="v"), Preprocess(resize=4, crop=(4, 4))
-        np.testing.assert_array_equal(read_targets_of(vectors, folder, [], 256, spec), [0, 0, 1, 1])  # type: ignore[arg-type]
-        assert read_targets_of(Segmentation(scores="s"), folder, ["cat", "dog"], 256, spec) is None
-        assert read_targets_of(vectors, folder, [], 256, None) is None
-
 
 RECORDED = {"a": draw(3, 2), "b": np.arange(3), "y": draw(3, 5)}
 
@@ -365,9 +357,7 @@ def test_samples_say_what_is_read_from_them_by_the_graphs_names(tmp_path: Path) 
     assert sample.task == Segmentation(scores="OUTPUT_1")
     image = draw(2, 3, 8, 8)
     np.savez(tmp_path / "r.npz", image=image, **compute(source.graph(), image=image))
-    (recorded,) = recorded_samples(
-        recipe(reference=tmp_path / "r.npz"), [IMAGE_OF_SAMPLING], ["y", "map"], task=Segmentation(scores="map")
-    )
+    (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), knowing.model, ["y", "map"])
     assert recorded.at(made.edge).task == sample.task
 
 
@@ -423,7 +413,7 @@ class TestCalibration:
 
 class TestRecorded:
     def test_none_without_a_file(self) -> None:
-        assert recorded_samples(recipe(), (IMAGE_OF_SAMPLING,), ["y"]) == []
+        assert recorded_samples(recipe(), TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)), ["y"]) == []
 
     @pytest.mark.parametrize("options", [{}, {"nhwc": True}, {"softmax": True, "top_k": 2}, {"outputs": ("map",)}])
     def test_go_through_the_edge_as_the_graph_does(self, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -431,14 +421,16 @@ class TestRecorded:
         outputs = source.run({"image": image})
         np.savez(tmp_path / "r.npz", image=image, **outputs)
         made, model = sampler(source, **options)
-        (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), (IMAGE_OF_SAMPLING,), ["y", "map"])
+        (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), source, ["y", "map"])
         np.testing.assert_array_equal(recorded.feeds["image"], image)
         check([recorded.at(made.edge)], model)
 
     @pytest.mark.parametrize("fields", [{"gradient": "y:image"}, {"input": "uint8-nhwc"}])
     def test_are_of_the_source_as_it_is(self, tmp_path: Path, fields: dict[str, str]) -> None:
         with pytest.raises(ConversionError, match="--reference holds inputs and outputs of the source"):
-            recorded_samples(recipe(reference=tmp_path / "r.npz", **fields), (IMAGE_OF_SAMPLING,), ["y"])
+            recorded_samples(
+                recipe(reference=tmp_path / "r.npz", **fields), TextSource.of(TEXT, (IMAGE_OF_SAMPLING,)), ["y"]
+            )
 
 
 class Precise(TextSource):

@@ -27,8 +27,6 @@ from graphkiln_converters.prove import ReferenceSamples, prove_graph
 from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
-    claim,
-    next_number,
     prove_and_write,
     write_next_version,
     write_version,
@@ -125,12 +123,6 @@ class TestWriting:
         assert (folder / "config.pbtxt").read_text().startswith(mine or 'name: "m"')
         assert sorted(path.name for path in folder.iterdir()) == ["1", "config.pbtxt"]
 
-    def test_a_graph_without_a_batch_is_served_as_it_is(self, version: NewVersion, folder: Path) -> None:
-        (spec,) = version.signature.outputs
-        fixed = replace(version.signature, outputs=(replace(spec, shape=(2, 3)),))
-        write_version(replace(version, signature=fixed), folder, 1)
-        assert read_config(folder / "config.pbtxt").max_batch_size == 0
-
 
 class TestWholeOrNotAtAll:
     @pytest.mark.parametrize("at", ["copyfile", "golden", "manifest", "config"])
@@ -149,11 +141,6 @@ class TestWholeOrNotAtAll:
             write_version(version, folder, 1)
         assert "nothing was left half written" in caught.value.hint
         assert not folder.parent.exists()
-
-    def test_a_store_that_is_a_file(self, version: NewVersion, tmp_path: Path) -> None:
-        (tmp_path / "store").touch()
-        with pytest.raises(ConversionError, match="cannot write"):
-            write_version(version, tmp_path / "store" / "m", 1)
 
     def test_an_interruption(self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: Any) -> None:
@@ -283,29 +270,3 @@ class TestRefused:
 
 
 # The numbers of versions: next, free, and of one conversion only.
-
-
-def made(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "graph").touch()
-    return folder
-
-
-def test_the_next_one_is_above_all_others(tmp_path: Path) -> None:
-    assert next_number(tmp_path / "nowhere") == 1
-    for name in ("2", "10", "x3", "4.old"):
-        (tmp_path / name).mkdir()
-    assert next_number(tmp_path) == 11
-
-
-def test_one_that_another_took_meanwhile(tmp_path: Path) -> None:
-    """Between the question and the rename, another conversion takes the number: the next one is tried."""
-    numbers: list[int] = []
-
-    def another_is_faster(number: int) -> None:
-        numbers.append(number)
-        if number < 3:
-            made(tmp_path / str(number))
-
-    assert claim(made(tmp_path / "new"), tmp_path, None, another_is_faster) == 3
-    assert numbers == [1, 2, 3]

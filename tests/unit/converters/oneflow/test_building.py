@@ -80,22 +80,6 @@ class TestSegments:
             op(IMAGES, IMAGES, operand_segment_sizes=sizes).operand_segments()
 
 
-class TestNodes:
-    @pytest.mark.parametrize(
-        ("op_type", "attributes"),
-        [
-            ("Transpose", {"perm": [0, 1, 2, 9]}),
-            ("Concat", {"axis": 7}),
-            ("Softmax", {"axis": 2**70}),
-            ("Conv", {}),
-        ],
-    )
-    def test_what_no_node_can_have(self, op_type: str, attributes: dict[str, Any]) -> None:
-        one = op(IMAGES)
-        with pytest.raises(ConversionError, match=f"line 3: any 'an_op': .*do not fit each other: {op_type}"):
-            one.emit(op_type, one.x, **attributes)
-
-
 class TestConstants:
     def test_like_ones_are_shared(self) -> None:
         one = op(IMAGES)
@@ -114,24 +98,6 @@ class TestConstants:
 
 
 # The three names of an element type in OneFlow's files.
-
-NUMPY = {
-    "f16": np.float16,
-    "f32": np.float32,
-    "f64": np.float64,
-    "i1": np.bool_,
-    "i8": np.int8,
-    "si8": np.int8,
-    "i32": np.int32,
-    "si64": np.int64,
-    "ui8": np.uint8,
-    "ui32": np.uint32,
-}
-
-
-@pytest.mark.parametrize("element", NUMPY)
-def test_mlir_names_bits_and_sign(element: str) -> None:
-    assert dtype_from_mlir(element).numpy == np.dtype(NUMPY[element])
 
 
 @pytest.mark.parametrize(
@@ -170,9 +136,3 @@ def test_a_weight_is_reshaped_without_a_node(axis: int, shape: list[int]) -> Non
     assert list(aligned.shape or ()) == shape
     assert one.graph.nodes == []
     assert align_to_axis(one, weight, axis) is aligned
-
-
-# How a function becomes a translator: it stays a function, and stands under each operation that it names.
-
-
-# Values of a parsed graph: what is shown of them in errors, and that nobody can change them by the way.

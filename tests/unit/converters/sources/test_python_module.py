@@ -148,10 +148,6 @@ class TestErrors:
         with pytest.raises(ConversionError, match=f"'python:{location}' names no factory"):
             open_source(location, OPTIONS)
 
-    def test_no_module(self) -> None:
-        with pytest.raises(ConversionError, match="cannot import not_there: ModuleNotFoundError"):
-            open_source("not_there:make", OPTIONS)
-
     @pytest.mark.parametrize(
         ("code", "error"),
         [("def make(:", "SyntaxError"), ("import not_there", "ModuleNotFoundError"), ("1 / 0", "ZeroDivisionError")],

@@ -103,12 +103,6 @@ class TestRun:
         assert "and more" not in caught.value.message
         assert "--shape" in caught.value.hint
 
-    def test_frozen_means_fp32_evaluation_and_no_gradients(self) -> None:
-        module = freeze(nn.Sequential(nn.Linear(4, 4, dtype=torch.float64), nn.Dropout(0.9)).train())
-        assert not module.training
-        assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
-        assert not any(parameter.requires_grad for parameter in module.parameters())
-
 
 class TestFp64:
     def test_is_computed_beside_the_module(self) -> None:
@@ -189,13 +183,6 @@ def test_a_tensor_has_the_size_of_its_shape(kind: type[nn.Module]) -> None:
         assert counted(varying) == 3
         assert counted([1, 2]) == 2  # type: ignore[arg-type]
     assert "len" not in vars(HERE)
-
-
-def test_what_was_exported_takes_any_batch() -> None:
-    batch = torch.export.Dim("batch")
-    with varying_lengths(Counting()):
-        program = torch.export.export(Counting(), (torch.zeros(2, 2),), dynamic_shapes=({0: batch},))
-    assert program.module()(torch.zeros(5, 2)).shape == (5, 2)
 
 
 def test_after_an_error_everything_is_as_before() -> None:
