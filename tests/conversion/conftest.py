@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,8 @@ def exports() -> dict[str, onnx_ir.Model]:
     return {}
 
 
-@pytest.fixture
-def _modules_are_exported_once(monkeypatch: pytest.MonkeyPatch, exports: dict[str, onnx_ir.Model]) -> None:
+@contextmanager
+def exported_once(exports: dict[str, onnx_ir.Model]) -> Iterator[None]:
     """Most tests are about what becomes of the graph: another module, weight, size or name is exported anew."""
     original = pytorch.export_module
 
@@ -36,17 +38,17 @@ def _modules_are_exported_once(monkeypatch: pytest.MonkeyPatch, exports: dict[st
         weights = [(key, value.tolist()) for key, value in module.state_dict().items()]
         inputs = [(each.shape, each.dtype) for each in (*arguments, *keywords.values())]
         asked = repr((type(module).__name__, weights, inputs, sorted(keywords), options))
-        if asked in exports:
-            return exports[asked].clone()
-        exported = original(module, arguments, keywords, **options)
-        exports[asked] = exported.clone()
-        return exported
+        if asked not in exports:
+            exports[asked] = original(module, arguments, keywords, **options)
+        return exports[asked].clone()
 
-    monkeypatch.setattr(pytorch, "export_module", export)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pytorch, "export_module", export)
+        yield
 
 
 @pytest.fixture(scope="session")
-def once(tmp_path_factory: pytest.TempPathFactory) -> Convert:
+def once(tmp_path_factory: pytest.TempPathFactory, exports: dict[str, onnx_ir.Model]) -> Convert:
     """Convert with the same options once for all tests, which only read the version."""
     store, versions = tmp_path_factory.mktemp("versions"), dict[str, Path]()
 
@@ -55,17 +57,19 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Convert:
         if asked not in versions:
             name = f"m{len(versions)}"
             recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
-            versions[asked] = convert(recipe, command="test")
+            with exported_once(exports):
+                versions[asked] = convert(recipe, command="test")
         return versions[asked]
 
     return once
 
 
 @pytest.fixture
-def run(store: Path, _modules_are_exported_once: None) -> Convert:
+def run(store: Path, exports: dict[str, onnx_ir.Model]) -> Convert:
     def run(source: str, name: str = "m", **options: Any) -> Path:
         recipe = read_recipe(None, {"source": source, "name": name, "model_store": str(store), **options}, [])
-        return convert(recipe, command="test")
+        with exported_once(exports):
+            return convert(recipe, command="test")
 
     return run
 

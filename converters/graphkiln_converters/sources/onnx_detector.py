@@ -6,11 +6,12 @@ The reference is the graph as it is, with its outputs read image by image in Num
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -32,6 +33,335 @@ from graphkiln_converters.sources import onnx_file
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.onnx_file import OnnxModel
 from graphkiln_converters.sources.pytorch import export_module, to_tensor
+
+Arrays = Mapping[str, AnyArray]
+# Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict".
+_SCORE_THRESHOLD = 0.25
+_CHANNELS = 3
+_MAX_DETECTIONS = 300
+# Source: Ultralytics, "Predict" (YOLOv8), and `detect.py` (YOLOv5).
+_IOU_THRESHOLDS = {Head.YOLOV8: 0.7, Head.YOLOV5: 0.45}
+_FORMATS = {Head.YOLOV8: BoxFormat.CENTER, Head.YOLOV5: BoxFormat.CENTER, Head.END_TO_END: BoxFormat.CORNERS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxDetector(SourceModel):
+    """A graph of the YOLO kind that returns detections; its input is an image of one size.
+
+    Attributes:
+        graph: The graph that the head is appended to.
+        read: Outputs of that graph which the head takes.
+        settings: Settings of the head.
+    """
+
+    graph: OnnxModel
+    read: tuple[str, ...]
+    settings: Settings
+    _resources: ExitStack = field(default_factory=ExitStack)
+
+    def run(self, feeds: Arrays) -> dict[str, AnyArray]:
+        """See `SourceModel.run`."""
+        return detect(self.graph.run(feeds)[self.read[0]], self.settings)
+
+    def export(self) -> onnx_ir.Model:
+        """See `SourceModel.export`.
+
+        Raises:
+            ConversionError: Another size than the batch is to vary.
+        """
+        if any(spec.dynamic for spec in self.inputs):
+            raise ConversionError("--dynamic: a detector takes images of one size", hint="choose it with --shape")
+        model = self.graph.export()
+        for value, spec in zip(model.graph.inputs, self.inputs, strict=True):
+            value.shape = onnx_ir.Shape(["batch", *spec.shape])
+        found = self.graph.run(synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0))
+        example = tuple(to_tensor(found[name]) for name in self.read)
+        head = export_module(
+            head_of(self.settings),
+            example,
+            {},
+            dynamic_shapes=({0: torch.export.Dim("batch")},) * len(example),
+            input_names=list(self.read),
+            output_names=list(OUTPUTS),
+            description=f"the head {self.settings.head}",
+        )
+        return append(model, head, self.read)
+
+    def close(self) -> None:
+        """See `SourceModel.close`."""
+        self._resources.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectingDetector(OnnxDetector):
+    """A graph that ends in a NonMaxSuppression: the head is appended to the graph before that.
+
+    Attributes:
+        selection: The NonMaxSuppression.
+        session: Runs the whole graph, and returns what the NonMaxSuppression reads, too.
+    """
+
+    selection: Selection
+    session: Session
+
+    def run(self, feeds: Arrays) -> dict[str, AnyArray]:
+        """See `SourceModel.run`: image by image, each filling the batch; what is selected of the first one counts."""
+        rows = len(next(iter(feeds.values())))
+        found = [
+            self.session.run({name: np.repeat(a[i : i + 1], self.batch_size, axis=0) for name, a in feeds.items()})
+            for i in range(rows)
+        ]
+        boxes, scores = (np.concatenate([each[name][:1] for each in found]) for name in self.read)
+        chosen = [each[self.selection.output] for each in found]
+        return selected(boxes, scores, [each[each[:, 0] == 0] for each in chosen], self.settings)
+
+
+def open_source(location: str, options: SourceOptions) -> OnnxModel | OnnxDetector:
+    """Open a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
+
+    Raises:
+        ConversionError: The file cannot be loaded, its kind is not clear, or it cannot take batches of images.
+    """
+    chosen = options.detection
+    with ExitStack() as resources:
+        model = resources.enter_context(onnx_file.open_source(location, options))
+        if set(OUTPUTS) <= set(model.outputs):
+            if chosen.given:
+                raise ConversionError(
+                    f"{location} returns {', '.join(OUTPUTS)} itself", hint=f"leave out {chosen.given[0]}"
+                )
+            resources.pop_all()
+            return model
+        image, layout = _image(model, options)
+        height, width = image.shape[1:] if layout == "CHW" else image.shape[:2]
+        selection = find_selection(load(model.path)) if chosen.head in (None, Head.SELECTED) else None
+        detector: OnnxDetector
+        if selection:
+            detector = _open_selecting(model, selection, image, (height, width), options, resources)
+        else:
+            detector = _open_recognized(model, image, (height, width), chosen)
+        return replace(
+            detector,
+            preprocess=Preprocess(letterbox=Letterbox(size=(height, width)), layout=layout, dtype=image.dtype),
+            labels=_labels(model.path, detector.classes),
+            _resources=resources.pop_all(),
+        )
+
+
+def _open_recognized(
+    model: OnnxModel, image: InputSpec, size: tuple[int, int], chosen: DetectorOptions
+) -> OnnxDetector:
+    """Recognize the head by the shapes of the outputs."""
+    _check_batch(model)
+    found = model.run(synthetic_samples((image,), 1, {}, seed=0))
+    recognized = recognize({name: array.shape for name, array in found.items()}, size, chosen.head)
+    settings = _settings(recognized.head, size, chosen)
+    return OnnxDetector(
+        **_described(model, image, f"{recognized}, {_in_words(settings)}"),
+        classes=recognized.classes,
+        graph=model,
+        read=(recognized.output,),
+        settings=settings,
+    )
+
+
+def _open_selecting(  # noqa: PLR0917 - a step of `open_source`
+    model: OnnxModel,
+    selection: Selection,
+    image: InputSpec,
+    size: tuple[int, int],
+    options: SourceOptions,
+    resources: ExitStack,
+) -> SelectingDetector:
+    """Open the graph up to its NonMaxSuppression, and a session of all of it as the reference."""
+    settings = replace(
+        _settings(Head.END_TO_END, size, options.detection),
+        head=Head.SELECTED,
+        boxes=_box_format(selection, options.detection),
+        iou_threshold=selection.iou_threshold,
+        least_score=selection.score_threshold,
+        most_of_class=selection.most_of_class,
+    )
+    read = (selection.boxes, selection.scores)
+    folder = Path(resources.enter_context(TemporaryDirectory(prefix="graphkiln-")))
+    for name, outputs in (("cut", read), ("whole", (*read, selection.output))):
+        save(return_values(load(model.path), outputs), folder / f"{name}.onnx")
+    session = resources.enter_context(OnnxRuntimeEngine().build_reference(folder / "whole.onnx"))
+    graph = resources.enter_context(onnx_file.open_source(str(folder / "cut.onnx"), replace(options, task="auto")))
+    _check_batch(graph)
+    scores = graph.run(synthetic_samples(graph.inputs, 1, {}, seed=0))[selection.scores]
+    note = f"output '{selection.output}' is of the kind {Head.SELECTED} [selected, 3], {_in_words(settings)}"
+    return SelectingDetector(
+        **_described(graph, image, note) | {"description": model.description},
+        classes=int(scores.shape[1]),
+        graph=graph,
+        read=read,
+        settings=settings,
+        selection=selection,
+        session=session,
+    )
+
+
+def _described(graph: OnnxModel, image: InputSpec, note: str) -> dict[str, Any]:
+    """Fields that all detectors have."""
+    return {
+        "description": graph.description,
+        "libraries": ("onnx", "onnxruntime", "torch"),
+        "inputs": (image,),
+        "batch_size": graph.batch_size,
+        "notes": (note,),
+        "task": replace(DETECTION, score_threshold=_SCORE_THRESHOLD),
+    }
+
+
+def _settings(head: Head, size: tuple[int, int], chosen: DetectorOptions) -> Settings:
+    if head is Head.END_TO_END and chosen.iou_threshold is not None:
+        raise ConversionError("--iou-threshold: the graph suppresses boxes itself", hint="leave it out")
+    return Settings(
+        head=head,
+        boxes=chosen.boxes or _FORMATS[head],
+        size=size,
+        iou_threshold=chosen.iou_threshold or _IOU_THRESHOLDS.get(head, 1.0),
+        max_detections=chosen.max_detections or _MAX_DETECTIONS,
+        least_score=LEAST_SCORE,
+    )
+
+
+def _in_words(settings: Settings) -> str:
+    suppressed = "" if settings.head is Head.END_TO_END else f"overlaps over {settings.iou_threshold:g} suppressed, "
+    return f"boxes {settings.boxes}, {suppressed}at most {settings.max_detections} detections"
+
+
+def _check_batch(model: OnnxModel) -> None:
+    """Refuse a graph that takes one batch size only."""
+    if model.whole:
+        raise ConversionError(
+            f"{model.path} cannot take batches of images: {model.whole}",
+            hint="export it with a dynamic batch, or without its suppression (nms=False), which is then added here",
+        )
+
+
+def _box_format(selection: Selection, chosen: DetectorOptions) -> BoxFormat:
+    """The format that the user names, or that of the node; a node need not know the order of corners."""
+    if chosen.boxes is None and not selection.centered:
+        raise ConversionError(
+            f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
+            hint="say which its boxes have: --boxes xyxy, yxyx, or with -unit where they are shares of the image",
+        )
+    boxes = chosen.boxes or BoxFormat.CENTER
+    if selection.centered != boxes.value.startswith(BoxFormat.CENTER.value):
+        raise ConversionError(f"--boxes {boxes} contradicts NonMaxSuppression '{selection.output}'")
+    return boxes
+
+
+def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
+    """The only input, of one size, and the order of its dimensions."""
+    (spec, *others) = model.inputs
+    shape = spec.shape[1:] if model.whole else spec.shape
+    varies = any(axis >= len(spec.shape) - len(shape) for axis in spec.dynamic)
+    if others or len(shape) != 3 or _CHANNELS not in (shape[0], shape[2]):
+        listed = ", ".join(f"{each.name} {list(each.shape)}" for each in model.inputs)
+        raise ConversionError(f"a detector takes one image, {model.path} takes {listed}", hint="--shape 3x640x640")
+    if varies and not options.shapes:
+        raise ConversionError(
+            f"{model.path} takes images of any size, and a version takes images of one", hint="--shape 3x640x640"
+        )
+    return replace(spec, shape=shape, dynamic={}), "CHW" if shape[0] == _CHANNELS else "HWC"
+
+
+def _labels(path: Path, classes: int) -> tuple[str, ...]:
+    """The names that Ultralytics writes into its files: a dict by class, as Python spells it."""
+    properties = {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
+    try:
+        names = ast.literal_eval(properties.get("names", "{}"))
+    except (ValueError, SyntaxError):
+        return ()
+    if not isinstance(names, dict) or set(names) != set(range(len(names))):
+        return ()
+    if names and classes and len(names) != classes:
+        raise ConversionError(
+            f"{path} names {len(names)} classes, and its output would hold {classes}: it is of another kind than plain "
+            "boxes, such as poses, masks or turned boxes",
+            hint="name the kind with --head, or wrap it: python:FILE:FACTORY --task detection",
+        )
+    return tuple(str(names[number]) for number in range(len(names)))
+
+
+# Graphs that end in a NonMaxSuppression: its inputs, its thresholds, and the graph before it.
+
+_OPERATOR = "NonMaxSuppression"
+_INPUTS = {2: "max_output_boxes_per_class", 3: "iou_threshold", 4: "score_threshold"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """A NonMaxSuppression whose result a graph returns: `[selected, 3]` of image, class and box.
+
+    Attributes:
+        output: The output of the graph.
+        boxes: The value that holds the boxes, `[batch, boxes, 4]`.
+        scores: The value that holds the scores, `[batch, classes, boxes]`.
+        centered: Boxes are center and size; else they are corners in any order.
+        most_of_class: Most boxes of a class.
+        iou_threshold: Most that two boxes of a class which are kept may overlap.
+        score_threshold: Boxes at or below it are not selected.
+    """
+
+    output: str
+    boxes: str
+    scores: str
+    centered: bool
+    most_of_class: int
+    iou_threshold: float
+    score_threshold: float
+
+
+def find_selection(model: onnx_ir.Model) -> Selection | None:
+    """Find the only NonMaxSuppression among the outputs of a graph.
+
+    Raises:
+        ConversionError: A threshold is computed by the graph.
+    """
+    nodes = [value.producer() for value in model.graph.outputs]
+    found = [node for node in nodes if node is not None and node.op_type == _OPERATOR]
+    if len(found) != 1:
+        return None
+    (node,) = found
+    boxes, scores, *_ = node.inputs
+    attribute = node.attributes.get("center_point_box")
+    return Selection(
+        output=str(node.outputs[0].name),
+        boxes=str(boxes.name if boxes else ""),
+        scores=str(scores.name if scores else ""),
+        centered=attribute is not None and attribute.as_int() == 1,
+        most_of_class=int(_number(node, 2)),
+        iou_threshold=_number(node, 3),
+        score_threshold=_number(node, 4),
+    )
+
+
+def return_values(model: onnx_ir.Model, names: tuple[str, ...]) -> onnx_ir.Model:
+    """A graph that returns these of its values, changed in place, without what only others needed."""
+    ShapeInferencePass()(model)
+    values = {str(value.name): value for node in model.graph for value in node.outputs}
+    model.graph.outputs[:] = [values[name] for name in names]
+    RemoveUnusedNodesPass()(model)
+    return model
+
+
+def _number(node: onnx_ir.Node, number: int) -> float:
+    """A number among the inputs of the node; 0 where it is left out."""
+    value = node.inputs[number] if number < len(node.inputs) else None
+    if value is None:
+        return 0.0
+    tensor = onnx_ir.convenience.get_const_tensor(value)
+    if tensor is None:
+        raise ConversionError(
+            f"{_INPUTS[number]} of {_OPERATOR} is computed by the graph, where a constant was expected",
+            hint="export the model with fixed thresholds, or without its suppression: --head yolov8 or yolov5",
+        )
+    return float(tensor.numpy().reshape(-1)[0])
+
 
 # Appends one graph to another.
 
@@ -86,390 +416,3 @@ def _move(source: onnx_ir.Model, target: onnx_ir.Model) -> None:
     target.functions.update(source.functions)
     for domain, version in source.opset_imports.items():
         target.opset_imports.setdefault(domain, version)
-
-
-# Graphs that end in a NonMaxSuppression: its inputs, its thresholds, and the graph before it.
-
-_OPERATOR = "NonMaxSuppression"
-_INPUTS = {2: "max_output_boxes_per_class", 3: "iou_threshold", 4: "score_threshold"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
-    """A NonMaxSuppression whose result a graph returns: `[selected, 3]` of image, class and box.
-
-    Attributes:
-        output: The output of the graph.
-        boxes: The value that holds the boxes, `[batch, boxes, 4]`.
-        scores: The value that holds the scores, `[batch, classes, boxes]`.
-        centered: Whether boxes are center and size; else they are corners in any order.
-        most_of_class: Most boxes of a class.
-        iou_threshold: Most that two boxes of a class which are kept may overlap.
-        score_threshold: Boxes at or below it are not selected.
-    """
-
-    output: str
-    boxes: str
-    scores: str
-    centered: bool
-    most_of_class: int
-    iou_threshold: float
-    score_threshold: float
-
-
-def find_selection(model: onnx_ir.Model) -> Selection | None:
-    """The only one among the outputs of a graph, or None.
-
-    Raises:
-        ConversionError: A threshold is computed by the graph.
-    """
-    nodes = [value.producer() for value in model.graph.outputs]
-    found = [node for node in nodes if node is not None and node.op_type == _OPERATOR]
-    if len(found) != 1:
-        return None
-    (node,) = found
-    boxes, scores, *_ = node.inputs
-    attribute = node.attributes.get("center_point_box")
-    return Selection(
-        output=str(node.outputs[0].name),
-        boxes=str(boxes.name if boxes else ""),
-        scores=str(scores.name if scores else ""),
-        centered=attribute is not None and attribute.as_int() == 1,
-        most_of_class=int(_told(node, 2)),
-        iou_threshold=_told(node, 3),
-        score_threshold=_told(node, 4),
-    )
-
-
-def return_values(model: onnx_ir.Model, names: tuple[str, ...]) -> onnx_ir.Model:
-    """A graph that returns these of its values, changed in place, without what only others needed."""
-    ShapeInferencePass()(model)
-    values = {str(value.name): value for node in model.graph for value in node.outputs}
-    model.graph.outputs[:] = [values[name] for name in names]
-    RemoveUnusedNodesPass()(model)
-    return model
-
-
-def _told(node: onnx_ir.Node, number: int) -> float:
-    """A number that the node is given; 0 where it is left out."""
-    value = node.inputs[number] if number < len(node.inputs) else None
-    if value is None:
-        return 0.0
-    tensor = onnx_ir.convenience.get_const_tensor(value)
-    if tensor is None:
-        raise ConversionError(
-            f"{_INPUTS[number]} of {_OPERATOR} is computed by the graph, where a constant was expected",
-            hint="export the model with fixed thresholds, or without its suppression: --head yolov8 or yolov5",
-        )
-    return float(tensor.numpy().reshape(-1)[0])
-
-
-# Post-processing of a graph: by the shapes of its outputs, or from its NonMaxSuppression at the end.
-
-Arrays = Mapping[str, AnyArray]
-_MAX_DETECTIONS = 300
-# Source: Ultralytics, "Predict" (YOLOv8), and `detect.py` (YOLOv5).
-_IOU_THRESHOLDS = {Head.YOLOV8: 0.7, Head.YOLOV5: 0.45}
-_FORMATS = {Head.YOLOV8: BoxFormat.CENTER, Head.YOLOV5: BoxFormat.CENTER, Head.END_TO_END: BoxFormat.CORNERS}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoundHead:
-    """Post-processing that was found for a graph.
-
-    Attributes:
-        graph: Graph that the head is appended to.
-        read: Outputs of that graph which the head takes.
-        settings: Settings of the post-processing.
-        classes: Number of classes; 0 where that is not known.
-        note: Remark for the user.
-        run: The reference: detections of any number of images, `OUTPUTS` by name.
-        release: Closes what the reference holds beside the graph.
-    """
-
-    graph: OnnxModel
-    read: tuple[str, ...]
-    settings: Settings
-    classes: int
-    note: str
-    run: Callable[[Arrays], dict[str, AnyArray]]
-    release: Callable[[], None] = lambda: None
-
-
-def find_head(model: OnnxModel, image: InputSpec, size: tuple[int, int], options: SourceOptions) -> FoundHead:
-    """Find the post-processing of a graph.
-
-    Args:
-        model: The graph.
-        image: Its input, of one size.
-        size: `(height, width)` of that in pixels.
-        options: The user's options.
-
-    Raises:
-        ConversionError: It is not clear, or the graph takes no batches.
-    """
-    told = options.detection
-    selection = find_selection(load(model.path)) if told.head in (None, Head.SELECTED) else None
-    if selection:
-        return _selected(model, selection, size, options)
-    _check_batch(model)
-    found = model.run(synthetic_samples((image,), 1, {}, seed=0))
-    recognized = recognize({name: array.shape for name, array in found.items()}, size, told.head)
-    settings = _settings(recognized.head, size, told)
-    read = recognized.output
-    return FoundHead(
-        graph=model,
-        read=(read,),
-        settings=settings,
-        classes=recognized.classes,
-        note=f"{recognized}, {_described(settings)}",
-        run=lambda feeds: detect(model.run(feeds)[read], settings),
-    )
-
-
-def _settings(head: Head, size: tuple[int, int], told: DetectorOptions) -> Settings:
-    if head is Head.END_TO_END and told.iou_threshold is not None:
-        raise ConversionError("--iou-threshold: the graph suppresses boxes itself", hint="leave it out")
-    return Settings(
-        head=head,
-        boxes=told.boxes or _FORMATS[head],
-        size=size,
-        iou_threshold=told.iou_threshold or _IOU_THRESHOLDS.get(head, 1.0),
-        max_detections=told.max_detections or _MAX_DETECTIONS,
-        least_score=LEAST_SCORE,
-    )
-
-
-def _described(settings: Settings) -> str:
-    suppressed = "" if settings.head is Head.END_TO_END else f"overlaps over {settings.iou_threshold:g} suppressed, "
-    return f"boxes {settings.boxes}, {suppressed}at most {settings.max_detections} detections"
-
-
-def _check_batch(model: OnnxModel) -> None:
-    """Refuse a graph that takes one batch size only."""
-    if model.whole:
-        raise ConversionError(
-            f"{model.path} cannot take batches of images: {model.whole}",
-            hint="export it with a dynamic batch, or without its suppression (nms=False), which is then added here",
-        )
-
-
-def _selected(model: OnnxModel, selection: Selection, size: tuple[int, int], options: SourceOptions) -> FoundHead:
-    told = options.detection
-    settings = replace(_settings(Head.END_TO_END, size, told), head=Head.SELECTED)
-    settings = replace(
-        settings,
-        boxes=_box_format(selection, told),
-        iou_threshold=selection.iou_threshold,
-        least_score=selection.score_threshold,
-        most_of_class=selection.most_of_class,
-    )
-    temporary = TemporaryDirectory(prefix="graphkiln-")
-    try:
-        return _open_selection(model, selection, settings, options, temporary)
-    except BaseException:
-        temporary.cleanup()
-        raise
-
-
-def _box_format(selection: Selection, told: DetectorOptions) -> BoxFormat:
-    """The format that the user names, or that of the node; a node need not know the order of corners."""
-    if told.boxes is None and not selection.centered:
-        raise ConversionError(
-            f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
-            hint="say which its boxes have: --boxes xyxy, yxyx, or with -unit where they are shares of the image",
-        )
-    chosen = told.boxes or BoxFormat.CENTER
-    if selection.centered != chosen.value.startswith(BoxFormat.CENTER.value):
-        raise ConversionError(f"--boxes {chosen} contradicts NonMaxSuppression '{selection.output}'")
-    return chosen
-
-
-def _open_selection(
-    model: OnnxModel,
-    selection: Selection,
-    settings: Settings,
-    options: SourceOptions,
-    temporary: TemporaryDirectory[str],
-) -> FoundHead:
-    """The graph up to its suppression, and a session of all of it as the reference."""
-    read, folder = (selection.boxes, selection.scores), Path(temporary.name)
-    cut, whole = (_save(model.path, names, folder) for names in (read, (*read, selection.output)))
-    session = OnnxRuntimeEngine().build_reference(whole)
-    try:
-        graph = onnx_file.open_source(str(cut), replace(options, task="auto"))
-    except BaseException:
-        session.close()
-        raise
-
-    def release() -> None:
-        session.close()
-        graph.close()
-        temporary.cleanup()
-
-    try:
-        _check_batch(graph)
-    except BaseException:
-        release()
-        raise
-    return FoundHead(
-        graph=graph,
-        read=read,
-        settings=settings,
-        classes=_classes(graph, selection.scores),
-        note=f"output '{selection.output}' is of the kind {Head.SELECTED} [selected, 3], {_described(settings)}",
-        run=lambda feeds: _run_selection(session, graph.batch_size, selection, feeds, settings),
-        release=release,
-    )
-
-
-def _save(path: Path, names: tuple[str, ...], folder: Path) -> Path:
-    target = folder / f"{len(names)}.onnx"
-    save(return_values(load(path), names), target)
-    return target
-
-
-def _run_selection(
-    session: Session, batch_size: int, selection: Selection, feeds: Arrays, settings: Settings
-) -> dict[str, AnyArray]:
-    """Image by image, each filling the batch; of what is selected, what belongs to the first."""
-    rows = len(next(iter(feeds.values())))
-    images = [
-        {name: np.repeat(a[row : row + 1], batch_size, axis=0) for name, a in feeds.items()} for row in range(rows)
-    ]
-    found = [session.run(image) for image in images]
-    boxes, scores = (np.concatenate([each[name][:1] for each in found]) for name in (selection.boxes, selection.scores))
-    chosen = [each[selection.output] for each in found]
-    return selected(boxes, scores, [each[each[:, 0] == 0] for each in chosen], settings)
-
-
-def _classes(graph: OnnxModel, scores: str) -> int:
-    return int(graph.run(synthetic_samples(graph.inputs, 1, {}, seed=0))[scores].shape[1])
-
-
-# Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict".
-_SCORE_THRESHOLD = 0.25
-_CHANNELS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnnxDetector(SourceModel):
-    """A graph of the YOLO kind that returns detections; its input is an image of one size.
-
-    Attributes:
-        file: The graph as it was opened.
-        head: How it is read.
-    """
-
-    file: OnnxModel
-    head: FoundHead
-
-    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`."""
-        return self.head.run(feeds)
-
-    def export(self) -> onnx_ir.Model:
-        """See `SourceModel.export`.
-
-        Raises:
-            ConversionError: Another size than the batch is to vary.
-        """
-        if any(spec.dynamic for spec in self.inputs):
-            raise ConversionError("--dynamic: a detector takes images of one size", hint="choose it with --shape")
-        model = self.head.graph.export()
-        for value, spec in zip(model.graph.inputs, self.inputs, strict=True):
-            value.shape = onnx_ir.Shape(["batch", *spec.shape])
-        return append(model, self._export_head(), self.head.read)
-
-    def _export_head(self) -> onnx_ir.Model:
-        found = self.head.graph.run(synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0))
-        example = tuple(to_tensor(found[name]) for name in self.head.read)
-        return export_module(
-            head_of(self.head.settings),
-            example,
-            {},
-            dynamic_shapes=({0: torch.export.Dim("batch")},) * len(example),
-            input_names=list(self.head.read),
-            output_names=list(OUTPUTS),
-            description=f"the head {self.head.settings.head}",
-        )
-
-    def close(self) -> None:
-        """See `SourceModel.close`."""
-        self.head.release()
-        self.file.close()
-
-
-def open_source(location: str, options: SourceOptions) -> OnnxModel | OnnxDetector:
-    """Open a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
-
-    Raises:
-        ConversionError: The file cannot be loaded, its kind is not clear, or it cannot take batches of images.
-    """
-    model = onnx_file.open_source(location, options)
-    try:
-        return _with_head(model, options)
-    except BaseException:
-        model.close()
-        raise
-
-
-def _with_head(model: OnnxModel, options: SourceOptions) -> OnnxModel | OnnxDetector:
-    given = options.detection.given
-    if set(OUTPUTS) <= set(model.outputs):
-        if given:
-            raise ConversionError(f"{model.path} returns {', '.join(OUTPUTS)} itself", hint=f"leave out {given[0]}")
-        return model
-    image, layout = _image(model, options)
-    height, width = image.shape[1:] if layout == "CHW" else image.shape[:2]
-    head = find_head(model, image, (height, width), options)
-    try:
-        return OnnxDetector(
-            description=model.description,
-            libraries=("onnx", "onnxruntime", "torch"),
-            file=model,
-            head=head,
-            inputs=(image,),
-            batch_size=head.graph.batch_size,
-            classes=head.classes,
-            notes=(head.note,),
-            preprocess=Preprocess(letterbox=Letterbox(size=(height, width)), layout=layout, dtype=image.dtype),
-            labels=_labels(model.path, head.classes),
-            task=replace(DETECTION, score_threshold=_SCORE_THRESHOLD),
-        )
-    except BaseException:
-        head.release()
-        raise
-
-
-def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
-    """The only input, of one size, and the order of its dimensions."""
-    (spec, *others) = model.inputs
-    shape = spec.shape[1:] if model.whole else spec.shape
-    varies = any(axis >= len(spec.shape) - len(shape) for axis in spec.dynamic)
-    if others or len(shape) != 3 or _CHANNELS not in (shape[0], shape[2]):
-        listed = ", ".join(f"{each.name} {list(each.shape)}" for each in model.inputs)
-        raise ConversionError(f"a detector takes one image, {model.path} takes {listed}", hint="--shape 3x640x640")
-    if varies and not options.shapes:
-        raise ConversionError(
-            f"{model.path} takes images of any size, and a version takes images of one", hint="--shape 3x640x640"
-        )
-    return replace(spec, shape=shape, dynamic={}), "CHW" if shape[0] == _CHANNELS else "HWC"
-
-
-def _labels(path: Path, classes: int) -> tuple[str, ...]:
-    """The names that Ultralytics writes into its files: a dict by class, as Python spells it."""
-    properties = {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
-    try:
-        names = ast.literal_eval(properties.get("names", "{}"))
-    except (ValueError, SyntaxError):
-        return ()
-    if not isinstance(names, dict) or set(names) != set(range(len(names))):
-        return ()
-    if names and classes and len(names) != classes:
-        raise ConversionError(
-            f"{path} names {len(names)} classes, and its output would hold {classes}: it is of another kind than plain "
-            "boxes, such as poses, masks or turned boxes",
-            hint="name the kind with --head, or wrap it: python:FILE:FACTORY --task detection",
-        )
-    return tuple(str(names[number]) for number in range(len(names)))
