@@ -349,7 +349,7 @@ def quantize_by_nncf(
             )
             onnx.save(quantized, target)
         return count_integer_products(target)
-    except Exception as error:  # NNCF has no error class of its own
+    except Exception as error:  # NNCF has no error class
         raise LoweringError(
             f"NNCF cannot quantize {graph}",
             attempts=(f"{type(error).__name__}: {error}",),

@@ -101,7 +101,7 @@ class ProvenGraph:
     """A graph that may become a version.
 
     Attributes:
-        graph: The ONNX file; weights of their own lie beside it.
+        graph: The ONNX file; external weights are beside it.
         proof: The proof of this file.
         rewritten: Changes to the exported graph.
         verification: All steps that were proven on the way.

@@ -23,7 +23,7 @@ from graphkiln_converters.sources.base import CODE_HINT
 # counted before anything is built from them.
 
 _MOST_VALUES = 1_000_000
-# Which takes ten seconds; JSON of any size is parsed by a parser of its own.
+# Takes ten seconds to parse; JSON has another parser, for any size.
 _MOST_YAML = MIB
 
 

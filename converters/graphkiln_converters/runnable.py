@@ -120,7 +120,7 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
         target: The file.
 
     Returns:
-        What a person should know of it: which nodes compute in another type than they were saved in.
+        Remarks for the user: which nodes compute in another type than they were saved in.
     """
     remove_export_notes(model)
     save(model, target)
@@ -129,7 +129,7 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
         return ()
     guessed = infer_types(model)
     notes = [
-        f"{count} nodes in {name} compute in fp32, between casts: ONNX Runtime has no kernels of their own for CPUs"
+        f"{count} nodes in {name} compute in fp32, between casts: ONNX Runtime has no such kernels for CPUs"
         for dtype, name in _HALVES.items()
         if dtype in types and (count := compute_in_fp32(model, dtype))
     ]

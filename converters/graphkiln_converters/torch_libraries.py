@@ -18,7 +18,7 @@ _DECLARED: list[torch.library.Library] = []
 def prepare_torchvision() -> None:
     """Import torchvision where it is installed, so that what imports it next finds it."""
     if find_spec("torchvision"):
-        with suppress(ImportError, RuntimeError):  # whoever needs it imports it, and gets the error, too
+        with suppress(ImportError, RuntimeError):  # the importing library meets the error itself
             import_torchvision()
 
 

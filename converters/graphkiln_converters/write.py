@@ -77,7 +77,7 @@ class NewVersion:
     """Everything that a version folder is written from.
 
     Attributes:
-        graph: The ONNX file; weights of their own lie beside it.
+        graph: The ONNX file; external weights are beside it.
         source: Its source.
         signature: Inputs and outputs.
         verification: The steps that were proven.

@@ -86,7 +86,7 @@ def best_of_all_classes(boxes: torch.Tensor, scores: torch.Tensor, count: int) -
     Args:
         boxes: `[batch, boxes, 4]`.
         scores: `[batch, boxes, classes]`.
-        count: How many; all where there are fewer.
+        count: Number of pairs; all where there are fewer.
     """
     classes = scores.shape[2]
     best, order = scores.flatten(1).topk(min(count, scores.shape[1] * classes), dim=1)
@@ -110,7 +110,7 @@ def clipped(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def suppressed_by_group(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, *, first: int) -> Candidates:
-    """Candidates of classes that have boxes of their own, without those that a better one of their class overlaps.
+    """Suppress candidates, each class with its own boxes, that a better one of their class overlaps.
 
     Args:
         boxes: `[batch, classes, candidates, 4]`.

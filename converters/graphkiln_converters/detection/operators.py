@@ -150,7 +150,7 @@ def _pooled(features: torch.Tensor, boxes: torch.Tensor, scale: float, side: int
 
 
 def _weights(points: torch.Tensor, size: int) -> torch.Tensor:
-    """Of linear interpolation at points `[boxes, points]` of a row: `[boxes, points, size]`; 0 outside."""
+    """Weights of linear interpolation at points `[boxes, points]` of a row: `[boxes, points, size]`; 0 outside."""
     inside = (points >= -1) & (points <= size)
     distance = (points.clamp(0, size - 1).unsqueeze(2) - torch.arange(size)).abs()
     return (1 - distance).clamp(min=0) * inside.unsqueeze(2)
@@ -174,7 +174,7 @@ def pool_in_graph(features: FLOAT, boxes: FLOAT, scale: float, side: int, sample
     )
 
 
-# Peaks of heatmaps: each heatmap is enlarged to the pixels of its own box, so the sizes differ and a graph goes through
+# Peaks of heatmaps: each heatmap is enlarged to the pixels of its box, so the sizes differ and a graph goes through
 # the boxes one by one, however many images they belong to.
 
 _op: Any = opset18  # untyped: onnxscript's types are narrower than what this function passes

@@ -22,7 +22,7 @@ class QueryDetector(nn.Module):
     Attributes:
         model: Of transformers.
         size: `(height, width)` of its input in pixels.
-        focal: Whether each class has a probability of its own; else all of a query and "nothing" share one.
+        focal: Each class has an independent probability; else those of a query and of "nothing" add up to 1.
         most: Most detections of an image.
 
     Source: `post_process_object_detection` of `DetrImageProcessor`, `ConditionalDetrImageProcessor` and
@@ -64,8 +64,10 @@ class QueryLibrary(nn.Module):
     def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
         """`[batch, 3, height, width]` -> what the graph returns for it."""
         outputs = self.model(pixel_values=pixel_values, return_dict=True)
-        told = {"threshold": LEAST_SCORE, "target_sizes": [self.size] * len(pixel_values)}
-        return pad_found(self.processor.post_process_object_detection(outputs, **told), self.most)
+        found = self.processor.post_process_object_detection(
+            outputs, threshold=LEAST_SCORE, target_sizes=[self.size] * len(pixel_values)
+        )
+        return pad_found(found, self.most)
 
 
 class QuerySegmenter(nn.Module):

@@ -18,7 +18,7 @@ from graphkiln_converters.detection.candidates import Candidates, as_corners, ta
 from graphkiln_converters.detection.operators import Floats, keep, suppress
 from graphkiln_converters.detection.options import BoxFormat, Head
 
-# Boxes at or below it are no candidates; clients choose by a score of their own, and find the same with or without.
+# Boxes at or below it are no candidates; clients apply a higher threshold, so that this one changes nothing for them.
 LEAST_SCORE = 0.01
 
 

@@ -106,7 +106,7 @@ def _scaled(array: AnyArray) -> AnyArray:
 
 
 def _infer_shapes(model: onnx_ir.Model) -> None:
-    """Shapes from the inputs alone: exporters write names of their own for dimensions that follow from them.
+    """Shapes from the inputs alone: exporters invent names for dimensions that follow from them.
 
     Those in numbers stay: ONNX's inference ends at the first operator that an operator set has not in bf16.
     """
@@ -235,8 +235,8 @@ def with_free_batch(
     Args:
         program: Program to run; its inputs are whole.
         export: Makes its graph, with the sizes that it takes.
-        options: Whether the batch is to vary.
-        hint: How a program is saved whose batch varies.
+        options: Say whether the batch is to vary.
+        hint: Way to save a program whose batch varies.
 
     Raises:
         ConversionError: It cannot be exported.

@@ -94,7 +94,7 @@ def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, 
 
 
 def _sizes(program: torch.export.ExportedProgram, name: str) -> tuple[Any, ...]:
-    """Of an input: integers, or symbols where they vary."""
+    """Sizes of an input: integers, or symbols where they vary."""
     value = next(node.meta.get("val") for node in program.graph.nodes if node.name == name)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 

@@ -31,7 +31,57 @@ os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of 
 import transformers  # noqa: E402 - transformers imports torchvision
 from transformers.image_processing_backends import PilBackend  # noqa: E402
 
-# Opens models of transformers: their weights, or random ones, and what it says of those that it cannot open.
+_TOKENS = 32
+_LEAST_TOKENS, _MOST_TOKENS = 8, 512
+# Ends of the names of models whose classes have names.
+_NAMED = ("Classification", "Detection", "Segmentation")
+# Outputs of transformers' models that are served as they are.
+_SERVED = (
+    "logits",
+    "last_hidden_state",
+    "pooler_output",
+    "image_embeds",
+    "text_embeds",
+    "predicted_depth",
+    "field_of_view",
+)
+
+
+def open_source(location: str, options: SourceOptions) -> TorchModel:
+    """Open a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
+
+    Raises:
+        ConversionError: There is no such model, or it is neither an image nor a text encoder.
+    """
+    with opened(location):
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+        check_takes_images_alone(config, location)
+        model = _model(location, config)
+    if options.weights:
+        load_weights(model, options.weights)
+    inputs, preprocess = _inputs(model, config, location, options)
+    labels = getattr(config, "id2label", None) or {}
+    shape = inputs[0].shape
+    own = image_task(freeze(model), (shape[-2], shape[-1]), options.task) if len(inputs) == 1 else None
+    module = own.module if own else _Encoder(model, [spec.name for spec in inputs])
+    return TorchModel(
+        module=freeze(module),
+        reference=own.reference.eval() if own and own.reference else None,
+        task=own.task if own else None,
+        classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
+        description=described(f"huggingface:{location}", options)
+        if is_without_weights(location)
+        else f"huggingface:{location}",
+        libraries=("torch", "transformers"),
+        inputs=inputs,
+        preprocess=preprocess,
+        labels=() if options.task == "embedding" else _labels(labels, model),
+    )
+
+
+def list_architectures() -> list[str]:
+    """The model types that transformers knows: names on the hub mostly begin with one."""
+    return list(transformers.CONFIG_MAPPING)
 
 
 @contextmanager
@@ -43,7 +93,7 @@ def opened(location: str) -> Iterator[None]:
 
     Raises:
         ConversionError: It does not exist, is not known to transformers, needs a library that is not installed, or
-            brings code of its own.
+            brings its own code.
     """
     try:
         yield
@@ -55,7 +105,7 @@ def opened(location: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ConversionError(
-                f"'{location}' brings code of its own, which is not run", hint="wrap the model: python:FILE:FACTORY"
+                f"'{location}' brings its own code, which is not run", hint="wrap the model: python:FILE:FACTORY"
             ) from error
         raise ConversionError(
             f"transformers cannot open '{location}': {_reason(error)}",
@@ -104,7 +154,101 @@ def create(location: str, config: Any, factory: Any, *, complete: bool = False) 
     return model
 
 
-# Preprocessing of transformers' detectors, segmenters and depth estimators, as in their image processors.
+def _model(location: str, config: Any) -> Any:
+    config.use_cache = False
+    architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
+    if config.model_type == "t5":
+        architecture = transformers.T5EncoderModel
+    return create(location, config, architecture or transformers.AutoModel)
+
+
+class _Encoder(torch.nn.Module):
+    """A transformers model that returns the tensors worth serving: no cache, no losses."""
+
+    def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, names
+
+    def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The inputs in order -> outputs by transformers' names."""
+        return _tensors(self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True))
+
+
+def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
+    served = {name: outputs[name] for name in _SERVED if outputs.get(name) is not None}
+    if not served:
+        returned = ", ".join(outputs.keys())
+        raise ConversionError(
+            f"the model returns {returned}: what is served of transformers' models is {', '.join(_SERVED)}",
+            hint="wrap it in a module that returns the tensors you want: python:FILE:FACTORY",
+        )
+    return served
+
+
+def _inputs(
+    model: Any, config: Any, location: str, options: SourceOptions
+) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
+    if model.main_input_name == "pixel_values" and takes_images_of_any_size(model):
+        processor = _processor(location)
+        height, width = fitted_size(config, processor)
+        fitted = _image_shape(options.shapes.get("", (3, height, width)))
+        return (InputSpec(name="pixel_values", shape=fitted),), fitted_preprocess(processor, fitted[1:])
+    if model.main_input_name == "pixel_values":
+        side = getattr(config, "image_size", 224)
+        height, width = side if isinstance(side, (list, tuple)) else (side, side)
+        shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
+        processor = _processor(location)
+        preprocess = preprocess_from_processor(processor) if processor is not None else None
+        return (InputSpec(name="pixel_values", shape=shape),), preprocess
+    if model.main_input_name == "input_ids":
+        most = _most_tokens(model, config)
+        dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
+        tokens = min(_TOKENS, most)
+        ids = InputSpec(
+            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, high=int(config.vocab_size)
+        )
+        mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
+        return (ids, mask), None
+    raise ConversionError(
+        f"'{location}' takes '{model.main_input_name}', which is neither an image nor a text",
+        hint="wrap it in a module of your own: python:FILE:FACTORY",
+    )
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(shape) != 3:
+        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x640x640")
+    return shape[0], shape[1], shape[2]
+
+
+def _most_tokens(model: Any, config: Any) -> int:
+    """Largest number of tokens of a text; models like RoBERTa count positions from behind that of the padding."""
+    most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
+    for name, layer in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
+            return most - int(layer.padding_idx) - 1
+    return most
+
+
+def _processor(location: str) -> Any:
+    """The model's image processor, or None."""
+    if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
+        return None
+    try:
+        automatic: Any = transformers.AutoImageProcessor
+        return automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
+    except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
+        return None
+
+
+def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
+    if not type(model).__name__.endswith(_NAMED) or all(v.startswith("LABEL_") for v in names.values()):
+        return ()
+    # By number, as transformers looks them up: names whose numbers begin at one would move by one.
+    return tuple(names.get(index, f"LABEL_{index}") for index in range(len(names)))
+
+
+# Preprocessing: specs of transformers' image processors (Pillow's backend).
 
 # Source: `PIL.Image.Resampling`.
 RESAMPLING: dict[int, Interpolation] = {
@@ -115,10 +259,64 @@ RESAMPLING: dict[int, Interpolation] = {
     4: "box",
     5: "hamming",
 }
+_METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
+# Processors whose own code differs for segmentation maps only.
+_SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
+_CONVNEXT = "ConvNextImageProcessorPil"
+_CONVNEXT_WARPS_FROM = 384
 _STRIDE = 32
-# Processors that pad with mirrored images.
-_INEXPRESSIBLE = ("ZoeDepthImageProcessorPil",)
+# Processors that pad with mirrored images, or on all sides of an image.
+_PADS_WITH_MIRRORED = "ZoeDepthImageProcessorPil"
 _PADS_AROUND = "Sapiens2ImageProcessor"
+
+
+def _pixels(processor: Any) -> Preprocess | None:
+    """How a processor resamples and normalizes, without its sizes; None where a spec cannot express it."""
+    interpolation = RESAMPLING.get(int(getattr(processor, "resample", None) or 0))
+    scales = processor.do_rescale and math.isclose(getattr(processor, "rescale_factor", 1 / 255), 1 / 255)
+    if interpolation is None or not scales:
+        return None
+    mean, std = (tuple(processor.image_mean), tuple(processor.image_std)) if processor.do_normalize else ((), ())
+    return Preprocess(interpolation=interpolation, mean=mean, std=std)
+
+
+def preprocess_from_processor(processor: Any) -> Preprocess | None:
+    """The spec of a classifier's or encoder's image processor; None where a spec cannot express it.
+
+    Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
+    """
+    kind = type(processor)
+    inherited = all(getattr(kind, method) is getattr(PilBackend, method) for method in _METHODS)
+    spec = _pixels(processor)
+    if spec is None or processor.do_pad or not (inherited or kind.__name__ in (*_SAME_FOR_IMAGES, _CONVNEXT)):
+        return None
+    geometry = _convnext_geometry(processor) if kind.__name__ == _CONVNEXT else _geometry(processor)
+    if geometry is None:
+        return None
+    return replace(spec, resize=geometry[0], crop=geometry[1], crop_rounding="down")
+
+
+_Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
+
+
+def _geometry(processor: Any) -> _Geometry | None:
+    """Resize and crop; None where a spec cannot express them."""
+    size, resize = processor.size, None
+    if processor.do_resize:
+        if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
+            return None
+        resize = size.shortest_edge or (size.height, size.width)
+    crop = processor.crop_size
+    return resize, (crop.height, crop.width) if processor.do_center_crop else None
+
+
+def _convnext_geometry(processor: Any) -> _Geometry | None:
+    side = processor.size.shortest_edge
+    if not processor.do_resize or not side or processor.do_center_crop:
+        return None
+    if side >= _CONVNEXT_WARPS_FROM:
+        return (side, side), None
+    return int(side / processor.crop_pct), (side, side)
 
 
 def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
@@ -139,8 +337,8 @@ def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
 def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | None:
     """Fit images into the one size of a detector, a segmenter or a depth estimator.
 
-    A processor that keeps the aspect ratio gives every image a size of its own, and pads the smaller ones of a batch;
-    here each is padded to the size of the input.
+    A processor that keeps the aspect ratio gives each image another size, and pads the smaller ones of a batch; here
+    each is padded to the size of the input.
 
     Args:
         processor: Of transformers, or None where the model has none.
@@ -149,24 +347,14 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
     Returns:
         The spec, or None where none can express what the processor does.
     """
-    if processor is None or _is_inexpressible(processor) or not _scales_to_one(processor):
-        return None
-    interpolation = RESAMPLING.get(int(getattr(processor, "resample", None) or 0))
-    if interpolation is None:
-        return None
-    mean, std = (tuple(processor.image_mean), tuple(processor.image_std)) if processor.do_normalize else ((), ())
-    flipped = bool(getattr(processor, "do_flip_channel_order", False))
-    spec = Preprocess(interpolation=interpolation, mean=mean, std=std, color="BGR" if flipped else "RGB")
-    return _with_geometry(spec, processor, size)
-
-
-def _is_inexpressible(processor: Any) -> bool:
-    """True for a processor that pads with mirrored images, or on all sides of an image."""
     name = type(processor).__name__
-    return name in _INEXPRESSIBLE or (name == _PADS_AROUND and bool(processor.do_pad))
-
-
-def _with_geometry(spec: Preprocess, processor: Any, size: tuple[int, int]) -> Preprocess:
+    if processor is None or name == _PADS_WITH_MIRRORED or (name == _PADS_AROUND and processor.do_pad):
+        return None
+    spec = _pixels(processor)
+    if spec is None:
+        return None
+    if getattr(processor, "do_flip_channel_order", False):
+        spec = replace(spec, color="BGR")
     own = processor.size
     if crop := _crop(processor):
         edge = getattr(own, "shortest_edge", None)
@@ -175,10 +363,6 @@ def _with_geometry(spec: Preprocess, processor: Any, size: tuple[int, int]) -> P
     if own is not None and own.height and own.width and not getattr(processor, "keep_aspect_ratio", False):
         return replace(spec, resize=size)
     return replace(spec, letterbox=Letterbox(size=size, padding=None, position="top-left", rounding="down"))
-
-
-def _scales_to_one(processor: Any) -> bool:
-    return bool(processor.do_rescale) and math.isclose(getattr(processor, "rescale_factor", 1 / 255), 1 / 255)
 
 
 def _crop(processor: Any) -> tuple[int, int] | None:
@@ -192,228 +376,3 @@ def _crop(processor: Any) -> tuple[int, int] | None:
 def _scaled(resize: tuple[int, int], crop: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
     height, width = (round(side * wanted / usual) for side, usual, wanted in zip(resize, crop, size, strict=True))
     return height, width
-
-
-_TOKENS = 32
-_LEAST_TOKENS, _MOST_TOKENS = 8, 512
-# Outputs of transformers' models that are served as they are.
-_SERVED = (
-    "logits",
-    "last_hidden_state",
-    "pooler_output",
-    "image_embeds",
-    "text_embeds",
-    "predicted_depth",
-    "field_of_view",
-)
-
-
-class _ImageEncoder(torch.nn.Module):
-    """A transformers model of images that returns the tensors worth serving."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, channels, height, width]` -> outputs by transformers' names."""
-        return _tensors(self.model(pixel_values=pixel_values, return_dict=True))
-
-
-class _TextEncoder(torch.nn.Module):
-    """A transformers model of texts that returns the tensors worth serving: no cache, no losses."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, tokens]` twice -> outputs by transformers' names."""
-        return _tensors(self.model(input_ids=input_ids, attention_mask=attention_mask, return_dict=True))
-
-
-def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
-    served = {name: outputs[name] for name in _SERVED if outputs.get(name) is not None}
-    if not served:
-        returned = ", ".join(outputs.keys())
-        raise ConversionError(
-            f"the model returns {returned}: what is served of transformers' models is {', '.join(_SERVED)}",
-            hint="wrap it in a module that returns the tensors you want: python:FILE:FACTORY",
-        )
-    return served
-
-
-def open_source(location: str, options: SourceOptions) -> TorchModel:
-    """Open a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
-
-    Raises:
-        ConversionError: There is no such model, or it is neither an image nor a text encoder.
-    """
-    with opened(location):
-        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
-        check_takes_images_alone(config, location)
-        model = _model(location, config)
-    if options.weights:
-        load_weights(model, options.weights)
-    inputs, preprocess = _inputs(model, config, location, options)
-    labels = getattr(config, "id2label", None) or {}
-    own = image_task(freeze(model), _image_size(inputs[0]), options.task) if len(inputs) == 1 else None
-    module = own.module if own else _TextEncoder(model) if len(inputs) > 1 else _ImageEncoder(model)
-    return TorchModel(
-        module=freeze(module),
-        reference=own.reference.eval() if own and own.reference else None,
-        task=own.task if own else None,
-        classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
-        description=described(f"huggingface:{location}", options)
-        if is_without_weights(location)
-        else f"huggingface:{location}",
-        libraries=("torch", "transformers"),
-        inputs=inputs,
-        preprocess=preprocess,
-        labels=() if options.task == "embedding" else _labels(labels, model),
-    )
-
-
-def list_architectures() -> list[str]:
-    """The model types that transformers knows: names on the hub mostly begin with one."""
-    return list(transformers.CONFIG_MAPPING)
-
-
-def _model(location: str, config: Any) -> Any:
-    config.use_cache = False
-    architecture = getattr(transformers, (getattr(config, "architectures", None) or [""])[0], None)
-    if config.model_type == "t5":
-        architecture = transformers.T5EncoderModel
-    return create(location, config, architecture or transformers.AutoModel)
-
-
-def _most_tokens(model: Any, config: Any) -> int:
-    """Largest number of tokens of a text; models like RoBERTa count positions from behind that of the padding."""
-    most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
-    for name, layer in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
-            return most - int(layer.padding_idx) - 1
-    return most
-
-
-def _inputs(
-    model: Any, config: Any, location: str, options: SourceOptions
-) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
-    if model.main_input_name == "pixel_values" and takes_images_of_any_size(model):
-        processor = _processor(location)
-        height, width = fitted_size(config, processor)
-        fitted = _image_shape(options.shapes.get("", (3, height, width)))
-        return (InputSpec(name="pixel_values", shape=fitted),), fitted_preprocess(processor, fitted[1:])
-    if model.main_input_name == "pixel_values":
-        side = getattr(config, "image_size", 224)
-        height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
-        return (InputSpec(name="pixel_values", shape=shape),), _preprocess(location)
-    if model.main_input_name == "input_ids":
-        most = _most_tokens(model, config)
-        dynamic = {0: (min(_LEAST_TOKENS, most), min(most, _MOST_TOKENS))}
-        tokens = min(_TOKENS, most)
-        ids = InputSpec(
-            name="input_ids", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, high=int(config.vocab_size)
-        )
-        mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
-        return (ids, mask), None
-    raise ConversionError(
-        f"'{location}' takes '{model.main_input_name}', which is neither an image nor a text",
-        hint="wrap it in a module of your own: python:FILE:FACTORY",
-    )
-
-
-def _image_size(image: InputSpec) -> tuple[int, int]:
-    return image.shape[-2], image.shape[-1]
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x640x640")
-    return shape[0], shape[1], shape[2]
-
-
-def _preprocess(location: str) -> Preprocess | None:
-    """The model's image processor as a spec, or None where a spec cannot express it."""
-    processor = _processor(location)
-    return preprocess_from_processor(processor) if processor is not None else None
-
-
-def _processor(location: str) -> Any:
-    """The model's image processor, or None."""
-    if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
-        return None
-    try:
-        automatic: Any = transformers.AutoImageProcessor
-        return automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
-    except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
-        return None
-
-
-_METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
-# Processors whose own code differs for segmentation maps only.
-_SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
-_CONVNEXT_WARPS_FROM = 384
-# Ends of the names of models whose classes have names.
-_NAMED = ("Classification", "Detection", "Segmentation")
-
-
-def preprocess_from_processor(processor: Any) -> Preprocess | None:
-    """The spec of an image processor of transformers (Pillow's backend); None where a spec cannot express it.
-
-    Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
-    """
-    kind = type(processor)
-    inherited = all(getattr(kind, method) is getattr(PilBackend, method) for method in _METHODS)
-    usual = inherited or kind.__name__ in _SAME_FOR_IMAGES
-    convnext = kind.__name__ == "ConvNextImageProcessorPil"
-    interpolation = RESAMPLING.get(int(processor.resample or 0))
-    scales = processor.do_rescale and math.isclose(processor.rescale_factor, 1 / 255)
-    if not (usual or convnext) or not scales or processor.do_pad or interpolation is None:
-        return None
-    try:
-        resize, crop = _convnext_geometry(processor) if convnext else _geometry(processor)
-    except _Inexpressible:
-        return None
-    return Preprocess(
-        resize=resize,
-        crop=crop,
-        crop_rounding="down",
-        interpolation=interpolation,
-        mean=tuple(processor.image_mean) if processor.do_normalize else (),
-        std=tuple(processor.image_std) if processor.do_normalize else (),
-    )
-
-
-class _Inexpressible(Exception):
-    """A spec cannot express it."""
-
-
-_Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
-
-
-def _geometry(processor: Any) -> _Geometry:
-    size, resize = processor.size, None
-    if processor.do_resize:
-        if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
-            raise _Inexpressible
-        resize = size.shortest_edge or (size.height, size.width)
-    crop = processor.crop_size
-    return resize, (crop.height, crop.width) if processor.do_center_crop else None
-
-
-def _convnext_geometry(processor: Any) -> _Geometry:
-    side = processor.size.shortest_edge
-    if not processor.do_resize or not side or processor.do_center_crop:
-        raise _Inexpressible
-    if side >= _CONVNEXT_WARPS_FROM:
-        return (side, side), None
-    return int(side / processor.crop_pct), (side, side)
-
-
-def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
-    if not type(model).__name__.endswith(_NAMED) or all(v.startswith("LABEL_") for v in names.values()):
-        return ()
-    # By number, as transformers looks them up: names whose numbers begin at one would move by one.
-    return tuple(names.get(index, f"LABEL_{index}") for index in range(len(names)))

@@ -68,7 +68,7 @@ def _load(location: str, options: SourceOptions) -> Any:
     except Exception as error:
         text = str(error)
         if "arbitrary code" in text or "unsafe" in text:
-            raise ConversionError(f"{location} is not loaded: it holds code of its own", hint=CODE_HINT) from error
+            raise ConversionError(f"{location} is not loaded: it holds code", hint=CODE_HINT) from error
         raise ConversionError(
             f"{location} is no model that Keras 3 can load: {(text.splitlines() or [type(error).__name__])[0]}",
             hint="one is written by model.save('NAME.keras'); layers of your own need a function: python:FILE:FACTORY",

@@ -66,7 +66,7 @@ class OneflowGraph(SourceModel):
                 "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
             )
         model = load(_file(self._temporary))
-        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases are nodes of their own, before the norm
+        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases are separate nodes, before the norm
         return model
 
     def close(self) -> None:

@@ -128,7 +128,7 @@ class ReferenceSession(Closeable):
                 found = self._evaluator.run(names, dict(feeds))
         except ComputeLimitExceeded:
             raise
-        except Exception as error:  # whatever an operator raises, in numpy
+        except Exception as error:  # an operator in numpy raises anything
             raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
         return dict(zip(names, map(np.asarray, found), strict=True))
 

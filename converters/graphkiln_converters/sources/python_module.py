@@ -136,7 +136,7 @@ def _as(like: Any, items: Sequence[Any]) -> Any:
 def open_source(location: str, options: SourceOptions) -> TorchModel:
     """Call the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
 
-    Tensors in tuples, lists and dicts inside of the example become inputs of their own.
+    Tensors in tuples, lists and dicts inside of the example become separate inputs.
 
     Raises:
         ConversionError: There is no such file or factory, it fails, or the input's shape is not known.

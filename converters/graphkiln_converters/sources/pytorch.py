@@ -23,7 +23,7 @@ from graphkiln_converters.detection import operators
 from graphkiln_converters.runnable import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 
-# PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16 of its own.
+# PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16.
 
 _BF16 = DType.BF16.numpy
 
@@ -73,7 +73,7 @@ def input_specs(module: torch.nn.Module, example: Any, *, whole: bool = False) -
     Args:
         module: The module.
         example: A batch of inputs: one tensor, a sequence of them, or tensors by parameter name.
-        whole: Whether the first dimension is one as others are.
+        whole: The first dimension is no batch.
 
     Raises:
         ConversionError: The example is something else.
@@ -130,7 +130,7 @@ def first_size(items: Sized | torch.Tensor) -> Any:
 
 
 def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the code of a module's parts, each once, but for those that have a `len` of their own."""
+    """The global names of the code of a module's parts, each once, but for those that define `len`."""
     found = {id(names): names for names in map(_globals_of, {type(part) for part in module.modules()})}
     return [names for names in found.values() if "len" not in names and not _is_of_torch(names)]
 
@@ -315,7 +315,7 @@ def export_module(
         ConversionError: PyTorch cannot export the module.
     """
     with warnings.catch_warnings(), varying_lengths(module):
-        warnings.simplefilter("ignore")  # the exporter warns of its own deprecations
+        warnings.simplefilter("ignore")  # the exporter warns of deprecated parts of itself
         try:
             program = torch.onnx.export(
                 module,
@@ -341,7 +341,7 @@ def export_module(
 
 
 def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """torch.export expects the shapes of `*inputs` in a tuple of their own."""
+    """torch.export expects the shapes of `*inputs` in a further tuple."""
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
 

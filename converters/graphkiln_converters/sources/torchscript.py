@@ -178,7 +178,7 @@ def _samples(path: Path) -> dict[str, AnyArray]:
     try:
         return read_npz(path)
     except ManifestError:
-        return {}  # which is said where the samples are read
+        return {}  # the error is raised where the samples are read
 
 
 def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, AnyArray]) -> InputSpec | None:

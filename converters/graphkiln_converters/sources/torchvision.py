@@ -1,4 +1,4 @@
-"""`torchvision:ARCHITECTURE`: classifiers of torchvision.models; detectors and segmenters have modules of their own."""
+"""`torchvision:ARCHITECTURE`: classifiers, detectors and segmenters of torchvision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_model(location: str, options: SourceOptions) -> Built:
 
     Args:
         location: torchvision's name.
-        options: Whether it gets random, published or own weights.
+        options: Random, published or own weights.
 
     Raises:
         ConversionError: The weights cannot be had, or are of another architecture.
@@ -158,7 +158,7 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
 
 # `torchvision:ARCHITECTURE` for detectors: a graph of one image size, padded outputs, suppression inside.
 #
-# torchvision resizes inside of its models, so that every image has a size of its own and a batch is a list. Here the
+# torchvision resizes inside of its models, so that images of a batch differ in size and a batch is a list. Here the
 # client resizes, the graph takes images of one size, and the proof compares it with torchvision's own pipeline behind
 # the resize. Two differences remain, both at the resize: Pillow's filter is antialiased, and padding counts as image.
 

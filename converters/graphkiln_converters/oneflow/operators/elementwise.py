@@ -200,7 +200,7 @@ def comparison_with_scalar(op: Op) -> Value:
 
 @translates(*(f"broadcast_{name}" for name in _LOGIC))
 def logic(op: Op) -> Value:
-    """Of booleans; numbers count as true unless they are 0."""
+    """Logic of booleans; numbers count as true unless they are 0."""
     kind = _LOGIC[op.operation.kind.removeprefix("broadcast_")]
     return op.emit(kind, *(op.cast(value, DType.BOOL) for value in op.inputs))
 

@@ -132,7 +132,7 @@ class TestInputs:
 
     @pytest.fixture(autouse=True)
     def _no_processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "_preprocess", lambda _: None)
+        monkeypatch.setattr(source, "_processor", lambda _: None)
 
     @pytest.mark.parametrize(
         ("config", "shape"),
@@ -232,7 +232,7 @@ def test_code_that_a_folder_brings_is_not_run(tmp_path: Path) -> None:
     automatic = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": automatic}))
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')")
-    with pytest.raises(ConversionError, match=r"brings code of its own, which is not run \(wrap the model: python:"):
+    with pytest.raises(ConversionError, match=r"brings its own code, which is not run \(wrap the model: python:"):
         open_source(str(tmp_path), OPTIONS)
     assert not (tmp_path / "owned").exists()
 
@@ -245,7 +245,7 @@ class TestOpened:
         ("said", "message", "hint"),
         [
             (OSError("no file\nand more"), "transformers cannot open 'x': no file", "name a folder with config.json"),
-            (ValueError("set trust_remote_code=True"), "'x' brings code of its own, which is not run", "python:FILE"),
+            (ValueError("set trust_remote_code=True"), "'x' brings its own code, which is not run", "python:FILE"),
             (KeyError(), "transformers cannot open 'x': KeyError", "name a folder with config.json"),
             (
                 ImportError("\nTimmBackbone requires the timm library. You can install it with pip:\n`pip ...`"),
