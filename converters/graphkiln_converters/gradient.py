@@ -25,7 +25,7 @@ from torch.export.experimental import _export_forward_backward
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import EXPORT_BATCH, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, SourceModel, first_line, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
 # Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports.
@@ -186,7 +186,7 @@ def joint_module(
             program = _export_forward_backward(program).run_decompositions(backward_decompositions())
     except Exception as error:
         raise ConversionError(
-            f"no gradient graph for {description}: {(str(error).splitlines() or [''])[0]}",
+            f"no gradient graph for {description}: {first_line(error)}",
             hint="replace what changes a tensor in place and explicit padding (F.pad) in the module",
         ) from error
     return JointModule(program)

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import MIB, format_size, read_text
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.recipe import Recipe, respelled
-from graphkiln_converters.sources.base import CODE_HINT
+from graphkiln_converters.sources.base import CODE_HINT, first_line
 
 # The YAML of recipes: plain data of bounded size, each key once.
 #
@@ -55,7 +55,7 @@ def parse_document(text: str, origin: str) -> Any:
     except RecursionError as error:
         raise ConversionError(f"{origin} is nested too deeply") from error
     except (yaml.YAMLError, ValueError, OverflowError) as error:
-        raise ConversionError(f"{origin} is not YAML: {(str(error).splitlines() or [''])[0]}") from error
+        raise ConversionError(f"{origin} is not YAML: {first_line(error)}") from error
 
 
 def _parse_yaml(text: str) -> Any:

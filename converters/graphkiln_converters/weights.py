@@ -13,6 +13,7 @@ from torch import nn
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.recipe import check_file
+from graphkiln_converters.sources.base import first_line
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
@@ -105,11 +106,11 @@ def _read(path: Path) -> dict[str, Any]:
         if begun not in _BEGINS:
             raise ConversionError(f"{path} holds no weights: torch.save did not write it", hint=_HINT) from error
         raise ConversionError(
-            f"{path} holds more than tensors and is not loaded: it could run code ({_reason(error)})",
+            f"{path} holds more than tensors and is not loaded: it could run code ({first_line(error)[:200]})",
             hint=_HINT,
         ) from error
     except Exception as error:
-        raise ConversionError(f"cannot read weights from {path}: {_reason(error)}") from error
+        raise ConversionError(f"cannot read weights from {path}: {first_line(error)[:200]}") from error
     if not isinstance(content, dict):
         raise ConversionError(
             f"{path} holds a {type(content).__name__}, expected a state dict",
@@ -140,7 +141,3 @@ def _listed(keys: Iterable[str]) -> str:
     keys = list(keys)
     more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     return ", ".join(keys[:_SHOWN]) + more
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]

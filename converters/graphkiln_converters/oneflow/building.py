@@ -20,39 +20,25 @@ from graphkiln_converters.oneflow.mlir import Operation, TensorType
 #
 # Source: OneFlow 0.9.0, `oneflow/core/common/data_type.proto`; MLIR, "Builtin Dialect", types.
 
-_BY_PROTO_NUMBER = {
-    1: DType.INT8,
-    2: DType.FP32,
-    3: DType.FP64,
-    4: DType.INT8,
-    5: DType.INT32,
-    6: DType.INT64,
-    7: DType.UINT8,
-    9: DType.FP16,
-    11: DType.BF16,
-    12: DType.BOOL,
-    13: DType.UINT16,
-    14: DType.UINT32,
-    15: DType.UINT64,
-    17: DType.INT16,
-}
-# Name of the enumerator, as in the `meta` of a state tensor -> type.
-BY_PROTO_NAME = {
-    "kChar": DType.INT8,
-    "kFloat": DType.FP32,
-    "kDouble": DType.FP64,
-    "kInt8": DType.INT8,
-    "kInt32": DType.INT32,
-    "kInt64": DType.INT64,
-    "kUInt8": DType.UINT8,
-    "kFloat16": DType.FP16,
-    "kBFloat16": DType.BF16,
-    "kBool": DType.BOOL,
-    "kUInt16": DType.UINT16,
-    "kUInt32": DType.UINT32,
-    "kUInt64": DType.UINT64,
-    "kInt16": DType.INT16,
-}
+# Number and name of the enumerator: the name is in the `meta` of a state tensor.
+_PROTO = (
+    (1, "kChar", DType.INT8),
+    (2, "kFloat", DType.FP32),
+    (3, "kDouble", DType.FP64),
+    (4, "kInt8", DType.INT8),
+    (5, "kInt32", DType.INT32),
+    (6, "kInt64", DType.INT64),
+    (7, "kUInt8", DType.UINT8),
+    (9, "kFloat16", DType.FP16),
+    (11, "kBFloat16", DType.BF16),
+    (12, "kBool", DType.BOOL),
+    (13, "kUInt16", DType.UINT16),
+    (14, "kUInt32", DType.UINT32),
+    (15, "kUInt64", DType.UINT64),
+    (17, "kInt16", DType.INT16),
+)
+_BY_PROTO_NUMBER = {number: dtype for number, _, dtype in _PROTO}
+BY_PROTO_NAME = {name: dtype for _, name, dtype in _PROTO}
 _BY_MLIR = {
     "f16": DType.FP16,
     "bf16": DType.BF16,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -29,7 +30,13 @@ from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_signature
-from graphkiln_converters.runnable import raise_opset, run_in_batches, save_runnable
+from graphkiln_converters.runnable import (
+    raise_opset,
+    run_alone,
+    run_in_batches,
+    run_in_saved_batches,
+    save_runnable,
+)
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel
 
@@ -193,21 +200,7 @@ class FixedBatchModel(SourceModel):
         """See `SourceModel.run`; other batches are split, and filled with the last row."""
         if self.whole:
             return self.program.run(feeds)
-        rows = len(next(iter(feeds.values())))
-        batches = [
-            self.program.run({name: _filled(array, start, self.batch_size) for name, array in feeds.items()})
-            for start in range(0, rows, self.batch_size)
-        ]
-        return {name: np.concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
-
-    def run_alone(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """Compute rows one by one: each fills the batch."""
-        size = self.batch_size
-        rows = [
-            self.program.run({name: np.repeat(array[i : i + 1], size, axis=0) for name, array in feeds.items()})
-            for i in range(len(next(iter(feeds.values()))))
-        ]
-        return {name: np.concatenate([row[name][:1] for row in rows]) for name in rows[0]}
+        return run_in_saved_batches(self.program.run, feeds, self.batch_size)
 
     def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
@@ -259,8 +252,9 @@ def with_free_batch(
             return replace(whole, whole=reason or whole.whole)
         inputs = tuple(_without_batch(spec) for spec in program.inputs)
         freed = replace(whole, inputs=inputs, batch_size=saved_size(signature), whole="")
+        alone = partial(run_alone, program.run, size=freed.batch_size)
         try:
-            return replace(freed, graph=free_and_prove(export(), freed.run_alone, inputs, copy))
+            return replace(freed, graph=free_and_prove(export(), alone, inputs, copy))
         except GraphkilnError as error:
             return replace(whole, whole=f"{error.message} ({hint})")
 
@@ -268,8 +262,3 @@ def with_free_batch(
 def _without_batch(spec: InputSpec) -> InputSpec:
     dynamic = {axis - 1: ends for axis, ends in spec.dynamic.items() if axis}
     return replace(spec, shape=spec.shape[1:], dynamic=dynamic)
-
-
-def _filled(array: AnyArray, start: int, size: int) -> AnyArray:
-    rows = array[start : start + size]
-    return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])

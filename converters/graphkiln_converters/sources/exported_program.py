@@ -14,7 +14,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, first_line, synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
@@ -138,17 +138,13 @@ def _load(location: str) -> torch.export.ExportedProgram:
         log.setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
         return torch.export.load(location)
     except Exception as error:
-        raise _foreign(location, (str(error).splitlines() or [type(error).__name__])[0]) from error
+        raise ConversionError(
+            f"{location} is not a program of torch.export: {first_line(error)}",
+            hint="one is written by torch.export.save(program, FILE); a file of weights goes beside its architecture: "
+            "torchvision:NAME --weights FILE",
+        ) from error
     finally:
         log.setLevel(level)
-
-
-def _foreign(location: str, reason: str) -> ConversionError:
-    return ConversionError(
-        f"{location} is not a program of torch.export: {reason}",
-        hint="one is written by torch.export.save(program, FILE); a file of weights goes beside its architecture: "
-        "torchvision:NAME --weights FILE",
-    )
 
 
 def _frozen_module(program: torch.export.ExportedProgram) -> torch.nn.Module:

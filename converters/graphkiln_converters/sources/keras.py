@@ -17,7 +17,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, sizes_of
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, first_line, sizes_of
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
@@ -70,7 +70,7 @@ def _load(location: str, options: SourceOptions) -> Any:
         if "arbitrary code" in text or "unsafe" in text:
             raise ConversionError(f"{location} is not loaded: it holds code", hint=CODE_HINT) from error
         raise ConversionError(
-            f"{location} is no model that Keras 3 can load: {(text.splitlines() or [type(error).__name__])[0]}",
+            f"{location} is no model that Keras 3 can load: {first_line(error)}",
             hint="one is written by model.save('NAME.keras'); layers of your own need a function: python:FILE:FACTORY",
         ) from error
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np
 import onnx_ir
 
 from graphkiln_backend.engines.base import Session
@@ -25,6 +24,7 @@ from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
+from graphkiln_converters.runnable import run_in_saved_batches
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions
 
 GRAPH_TEXT = "model.mlir"
@@ -43,17 +43,7 @@ class OneflowGraph(SourceModel):
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; other batches are padded or split to the one that was saved."""
-        rows = len(next(iter(feeds.values())))
-        batches = []
-        for start in range(0, rows, self.batch_size):
-            stop = start + self.batch_size
-            batch = {name: _pad(array[start:stop], self.batch_size) for name, array in feeds.items()}
-            batches.append(self.session.run(batch))
-        return {name: self._concatenate([batch[name] for batch in batches])[:rows] for name in batches[0]}
-
-    def _concatenate(self, arrays: list[AnyArray]) -> AnyArray:
-        """An output whose first dimension is not the batch stays as it is, and fails the proof."""
-        return np.concatenate(arrays) if arrays[0].shape[:1] == (self.batch_size,) else np.atleast_1d(arrays[0])
+        return run_in_saved_batches(self.session.run, feeds, self.batch_size)
 
     def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
@@ -133,10 +123,6 @@ def _spec(value: onnx_ir.Value) -> InputSpec:
     sizes = tuple(int(dim) for dim in (value.shape or onnx_ir.Shape(())).numpy())
     dtype = DType.from_onnx(int(value.dtype or onnx_ir.DataType.UNDEFINED))
     return InputSpec(name=str(value.name), dtype=dtype, shape=sizes[1:])
-
-
-def _pad(rows: AnyArray, count: int) -> AnyArray:
-    return np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)]) if len(rows) < count else rows
 
 
 def _file(temporary: TemporaryDirectory[str]) -> Path:

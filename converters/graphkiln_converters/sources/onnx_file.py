@@ -6,6 +6,7 @@ import _thread
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +35,7 @@ from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_ten
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.runnable import raise_opset, save_runnable
+from graphkiln_converters.runnable import raise_opset, run_alone, save_runnable
 from graphkiln_converters.sources.base import (
     USUAL_SIZE,
     InputSpec,
@@ -173,21 +174,14 @@ class OnnxModel(SourceModel):
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
         """See `SourceModel.run`; a graph that was saved with a batch computes row by row, a row filling the batch."""
         try:
-            found = self._run_rows(feeds) if self.freed else self.session.run(feeds, self.outputs)
+            run = partial(self.session.run, outputs=self.outputs)
+            found = run_alone(run, feeds, self.batch_size) if self.freed else run(feeds)
         except (ExecutionError, SignatureError) as error:
             raise ConversionError(
                 f"{self.path} refuses the samples: {error}",
                 hint="give real ones: --samples FILE.npz, saved with numpy.savez(FILE, INPUT_0=..., ...)",
             ) from error
         return found | {output.name: output.to_tensor(found[output.name]) for output in self.replaced if output.classes}
-
-    def _run_rows(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        count, size = len(next(iter(feeds.values()))), self.batch_size
-        repeated = (
-            {name: np.repeat(array[i : i + 1], size, axis=0) for name, array in feeds.items()} for i in range(count)
-        )
-        rows = [self.session.run(row, self.outputs) for row in repeated]
-        return {name: np.concatenate([row[name][:1] for row in rows]) for name in self.outputs}
 
     def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`; the graph's own dynamic dimensions stay as they are, old opsets are converted."""

@@ -21,7 +21,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, Mani
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.detection import operators
 from graphkiln_converters.runnable import remove_export_notes
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, first_line, synthetic_samples
 
 # PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16.
 
@@ -176,7 +176,7 @@ class TorchModel(SourceModel):
         try:
             module = copy.deepcopy(self.reference or self.module).double()
         except Exception as error:
-            raise ConversionError(f"{self.description} cannot be copied: {_first_line(error)}") from error
+            raise ConversionError(f"{self.description} cannot be copied: {first_line(error)}") from error
         single = np.dtype(np.float32)
         wide = {name: array.astype(np.float64) if array.dtype == single else array for name, array in feeds.items()}
         return replace(self, module=module, reference=None).run(wide)
@@ -210,7 +210,7 @@ class TorchModel(SourceModel):
         except Exception as error:
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise ConversionError(
-                f"{self.description} rejects an input of {shapes}: {_first_line(error)}",
+                f"{self.description} rejects an input of {shapes}: {first_line(error)}",
                 hint="give the sizes of one sample: --shape 3x224x224",
             ) from error
         return named_outputs(outputs)
@@ -370,10 +370,6 @@ def _cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     places = [line for line in lines if line.startswith("File ") and "/torch/" not in line]
     return " ".join((lines or [type(error).__name__])[:2] + places[-1:])
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _workaround(error: BaseException) -> str:

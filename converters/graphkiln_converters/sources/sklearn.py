@@ -29,7 +29,14 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceModel, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import (
+    CODE_HINT,
+    InputSpec,
+    SourceModel,
+    SourceOptions,
+    first_line,
+    synthetic_samples,
+)
 
 # The columns that an estimator of scikit-learn takes: numbers, categories, documents.
 
@@ -257,9 +264,8 @@ def _load(location: str, options: SourceOptions) -> Any:
 
 
 def _foreign(location: str, error: Exception) -> ConversionError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ConversionError(
-        f"{location} is no estimator that skops saved: {reason}",
+        f"{location} is no estimator that skops saved: {first_line(error)}",
         hint="one is written by skops.io.dump(estimator, FILE), with the same release of scikit-learn",
     )
 
@@ -278,7 +284,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
         with_tensor_outputs(graph)
     except Exception as error:
         raise ConversionError(
-            f"skl2onnx cannot export {description}: {(str(error).splitlines() or [type(error).__name__])[0]}",
+            f"skl2onnx cannot export {description}: {first_line(error)}",
             hint="export it yourself, with converters of your own for what it does not know, and convert the .onnx",
         ) from error
     feeds = synthetic_samples(inputs, _TRIED, {}, seed=1)
@@ -351,7 +357,7 @@ def _call(estimator: Any, method: str, table: Any) -> Any:
             found = function(table)
         except Exception as error:
             raise ConversionError(
-                f"{type(estimator).__name__}.{method} refuses the samples: {(str(error).splitlines() or [''])[0]}",
+                f"{type(estimator).__name__}.{method} refuses the samples: {first_line(error)}",
                 hint="give real ones: --samples FILE.npz",
             ) from error
     return found.toarray() if hasattr(found, "toarray") else found

@@ -27,7 +27,14 @@ from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import (
+    CODE_HINT,
+    EXPORT_BATCH,
+    InputSpec,
+    SourceOptions,
+    first_line,
+    synthetic_samples,
+)
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
@@ -138,9 +145,8 @@ def _reaching_out(location: str) -> list[str]:
 
 
 def _foreign(location: str, error: Exception) -> ConversionError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
     return ConversionError(
-        f"{location} is not a program of torch.jit: {reason}",
+        f"{location} is not a program of torch.jit: {first_line(error)}",
         hint="one is written by torch.jit.trace(...).save(FILE) or torch.jit.script(...).save(FILE); a file of weights "
         "goes beside its architecture: torchvision:NAME --weights FILE",
     )
@@ -218,7 +224,7 @@ def _export(
             )
         except Exception as error:
             raise ConversionError(
-                f"PyTorch cannot export {model.description}: {(str(error).splitlines() or [''])[0]}",
+                f"PyTorch cannot export {model.description}: {first_line(error)}",
                 hint="the original module may do: python:FILE:FACTORY",
             ) from error
         return onnx_ir.from_proto(onnx.load(target))
