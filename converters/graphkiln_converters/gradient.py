@@ -25,7 +25,8 @@ from torch.export.experimental import _export_forward_backward
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import EXPORT_BATCH, SourceModel, first_line, synthetic_samples
+from graphkiln_converters.recipe import first_line
+from graphkiln_converters.sources.base import EXPORT_BATCH, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, named_outputs
 
 # Relative error of an fp32 graph's values after some fifty layers, as seen in proofs of exports.

@@ -311,3 +311,8 @@ def near_file(path: Path) -> str:
     files = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
     near = nearest(path.name, files)
     return f"did you mean '{path.parent / near}'?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of a library's error, or its type where it has no text."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import MIB, format_size, read_text
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.recipe import Recipe, respelled
-from graphkiln_converters.sources.base import CODE_HINT, first_line
+from graphkiln_converters.recipe import Recipe, first_line, respelled
+from graphkiln_converters.sources.base import CODE_HINT
 
 # The YAML of recipes: plain data of bounded size, each key once.
 #

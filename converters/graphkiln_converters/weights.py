@@ -12,8 +12,7 @@ from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import first_line
+from graphkiln_converters.recipe import check_file, first_line
 
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")

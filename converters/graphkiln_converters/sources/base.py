@@ -211,11 +211,6 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     return opener(location, options)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of a library's error, or its type where it has no text."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
 def described(name: str, options: SourceOptions) -> str:
     """Describe an architecture, and note random weights."""
     return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"

@@ -13,8 +13,8 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, first_line, synthetic_samples
+from graphkiln_converters.recipe import check_file, first_line
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 

@@ -16,8 +16,8 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, first_line, sizes_of
+from graphkiln_converters.recipe import check_file, first_line
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, sizes_of
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 

@@ -20,8 +20,9 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.detection import operators
+from graphkiln_converters.recipe import first_line
 from graphkiln_converters.runnable import remove_export_notes
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, first_line, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 
 # PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16.
 

@@ -28,7 +28,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
-from graphkiln_converters.recipe import check_file
+from graphkiln_converters.recipe import check_file, first_line
 from graphkiln_converters.sources.base import (
     CODE_HINT,
     InputSpec,

@@ -26,7 +26,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.recipe import check_file
+from graphkiln_converters.recipe import check_file, first_line
 from graphkiln_converters.sources.base import (
     CODE_HINT,
     EXPORT_BATCH,
