@@ -34,7 +34,6 @@ from graphkiln_converters.sources.base import (
     InputSpec,
     SourceModel,
     SourceOptions,
-    first_line,
     synthetic_samples,
 )
 

@@ -32,7 +32,6 @@ from graphkiln_converters.sources.base import (
     EXPORT_BATCH,
     InputSpec,
     SourceOptions,
-    first_line,
     synthetic_samples,
 )
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
