@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import Html, check_html, print_json, say, write_html
+from graphkiln.cli.console import Html, check_html, print_json, say, stderr_console, write_html
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
-    from graphkiln.story.request import StoryRequest
-    from graphkiln.story.runner import Progress, ProgressReport, StoryRunner
+    from graphkiln.story.runner import Progress, ProgressReport
 
 _INTERRUPTED = 130
 
@@ -60,52 +58,51 @@ def story(
     Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
     try:
-        from graphkiln.story.request import this_platform
+        from graphkiln.story.request import StoryRequest, find_trained_weights, this_platform
         from graphkiln.story.runner import StoryRunner
     except ImportError as error:
         raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
-    request = _build_request(model, image_size, weights, gradient=gradient, samples=samples, preprocess=preprocess)
-    check_html(html)
-    keys = [key for key in only.split(",") if key]
-    interrupted = False
-    hint = "make room, or set XDG_CACHE_HOME to another folder"
-    with _progress_report() as report, _write_errors(f"keep the story in {request.folder}", hint):
-        runner = StoryRunner(request, this_platform(), resume=resume, report=report)
-        try:
-            runner.run(seconds, keys)
-        except KeyboardInterrupt:
-            interrupted = True
-    _print_story(runner, as_json=as_json, html=html)
-    if interrupted:
-        say("interrupted; the same command with --resume goes on from here")
-        raise typer.Exit(_INTERRUPTED)
-    raise typer.Exit(0 if runner.proven else 1)
-
-
-def _build_request(
-    model: str,
-    image_size: int,
-    weights: Path | None,
-    *,
-    gradient: bool,
-    samples: Path | None,
-    preprocess: str | None,
-) -> StoryRequest:
-    from graphkiln.story.request import StoryRequest, find_trained_weights
-
     if weights is not None and not weights.is_file():
         raise ConversionError(f"there are no weights at {weights}", hint="name a .pth, .pt or .safetensors file")
-    chosen = weights or find_trained_weights(model, image_size)
-    if chosen is None:
+    weights = weights or find_trained_weights(model, image_size)
+    if weights is None:
         say("random weights decide nothing: same answers cannot be judged (scripts/train-story trains decisive ones)")
-    return StoryRequest(
+    request = StoryRequest(
         source=model,
         image_size=image_size,
-        weights=chosen,
+        weights=weights,
         gradient=gradient,
         samples=samples,
         preprocess=_parse_preprocess(preprocess),
     )
+    check_html(html)
+    interrupted = False
+    with _progress_report() as report:
+        try:
+            runner = StoryRunner(request, this_platform(), resume=resume, report=report)
+            try:
+                runner.run(seconds, [key for key in only.split(",") if key])
+            except KeyboardInterrupt:
+                interrupted = True
+        except OSError as error:
+            hint = "make room, or set XDG_CACHE_HOME to another folder"
+            reason = error.strerror or error
+            raise MeasurementError(f"cannot keep the story in {request.folder}: {reason}", hint=hint) from error
+    document = runner.document()
+    if html:
+        from graphkiln.story.report import render_page
+
+        write_html(html, render_page(document))
+    if as_json:
+        print_json(document)
+    else:
+        from graphkiln.story.report import print_tables
+
+        print_tables(document)
+    if interrupted:
+        say("interrupted; the same command with --resume goes on from here")
+        raise typer.Exit(_INTERRUPTED)
+    raise typer.Exit(0 if runner.proven else 1)
 
 
 def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
@@ -123,10 +120,10 @@ def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
 @contextmanager
 def _progress_report() -> Iterator[ProgressReport]:
     """A progress bar on a terminal, else a line for each activity and each figure."""
-    if not sys.stderr.isatty():
+    console = stderr_console()
+    if not console:
         yield _print_line
         return
-    from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -136,7 +133,7 @@ def _progress_report() -> Iterator[ProgressReport]:
         TimeRemainingColumn(),
         TextColumn("[dim]{task.fields[figure]}"),
     )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=None, figure="")
 
         def show(progress: Progress) -> None:
@@ -148,28 +145,6 @@ def _progress_report() -> Iterator[ProgressReport]:
         yield show
 
 
-@contextmanager
-def _write_errors(what: str, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise MeasurementError(f"cannot {what}: {error.strerror or error}", hint=hint) from error
-
-
 def _print_line(progress: Progress) -> None:
     if progress.figure or not progress.total_s:
         say(progress.figure or progress.activity)
-
-
-def _print_story(runner: StoryRunner, *, as_json: bool, html: Path | None) -> None:
-    document = runner.document()
-    if html:
-        from graphkiln.story.report import render_page
-
-        write_html(html, render_page(document))
-    if as_json:
-        print_json(document)
-    else:
-        from graphkiln.story.report import print_tables
-
-        print_tables(document)

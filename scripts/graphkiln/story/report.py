@@ -48,7 +48,7 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _speed_cells(step: dict[str, Any]) -> list[str]:
-    own, cumulative = _format_factor(step["own"]), _format_factor(step["cumulative"])
+    own, cumulative = ("-" if step[key] is None else f"{step[key]:.2f}x" for key in ("own", "cumulative"))
     return [
         _title(step),
         f"{step['per_second']:.1f}",
@@ -91,13 +91,6 @@ def _title(step: dict[str, Any]) -> str:
     return f"  {step['title']}" if step["switch"] else f"{step['step']} {step['title']}"
 
 
-def _format_factor(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-# The story as one self-contained HTML file: charts, tables, the machine, and the commands that repeat a step.
-
-
 def render_page(document: dict[str, Any]) -> str:
     """Render the document of `StoryRunner.document`."""
     measured = [step for step in document["steps"] if step["per_second"] is not None]
@@ -118,23 +111,23 @@ def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
     """A waterfall: every bar begins where that of its baseline ended; the axis of factors is logarithmic."""
     counting = {step["key"]: step for step in measured if step["counts"] and (step["own"] or step["key"] == "eager")}
     ends = {key: _end(step, counting) for key, step in counting.items()}
-    bars = [_bar(step, ends.get(step["beside"], 1.0), ends[key]) for key, step in counting.items()]
+    bars = []
+    for key, step in counting.items():
+        begin, end = ends.get(step["beside"], 1.0), ends[key]
+        bar = Bar(
+            title=step["title"],
+            number="" if step["switch"] else f"{step['step']}",
+            switch=step["switch"],
+            begin=begin,
+            end=end,
+            label="1x" if step["own"] is None else f"{step['own']:.2f}x",
+            total="" if step["switch"] or step["own"] is None else f"{end:.1f}x",
+            source=begin * _reported_factor(step["source"]) if step["source"] else None,
+            source_label=f"the source reports {step['source']}x",
+        )
+        bars.append(bar)
     values = [1.0, *ends.values(), *(bar.source for bar in bars if bar.source is not None)]
     return bar_chart(bars, log_across(values), "x")
-
-
-def _bar(step: dict[str, Any], begin: float, end: float) -> Bar:
-    return Bar(
-        title=step["title"],
-        number="" if step["switch"] else f"{step['step']}",
-        switch=step["switch"],
-        begin=begin,
-        end=end,
-        label="1x" if step["own"] is None else f"{step['own']:.2f}x",
-        total="" if step["switch"] or step["own"] is None else f"{end:.1f}x",
-        source=begin * _reported_factor(step["source"]) if step["source"] else None,
-        source_label=f"the source reports {step['source']}x",
-    )
 
 
 def latency_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:

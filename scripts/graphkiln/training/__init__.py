@@ -1,1 +1,1 @@
-"""Trains the weights that come with the project: the example model's, and those of the story. Needs the extra `dev`."""
+"""Training of the weights that come with the project: the examples', and those of the story. Needs the extra `dev`."""

@@ -20,7 +20,7 @@ def random_affine(
     shift: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Rotate, scales and shifts each sample by random amounts; the border is replicated.
+    """Rotate, scale and shift each sample by random amounts; the border is replicated.
 
     Args:
         samples: `[count, 1, size, size]`.

@@ -21,7 +21,7 @@ SIDE = 96
 # Fewest and most digits of a scene that are tried; one that finds no room is left out.
 OBJECTS = (1, 5)
 _DIGIT_SIDES = (22, 44)
-# A pixel belongs to a digit where this share of the digit's brightest ink lies on it.
+# A pixel with at least this share of a digit's brightest ink belongs to the digit.
 _STROKE = 0.5
 _BACKGROUND = (10.0, 70.0)
 _INK = (110.0, 180.0)
@@ -52,26 +52,14 @@ class Scene:
 
 
 def compose_scenes(count: int, *, seed: int, held_out: bool = False) -> list[Scene]:
-    """Scenes from a fixed seed.
-
-    Args:
-        count: How many.
-        seed: Of all that is random in them.
-        held_out: Whether they are made of the digits that are held out, or of all others.
-    """
-    images, values = _digits(held_out)
+    """Compose scenes from a fixed seed, of the digits that are held out or of all others."""
+    images, values = digit_rows(held_out)
     generator = np.random.default_rng(seed)
     return [compose(images, values, generator) for _ in range(count)]
 
 
 def compose(digits: Digits, values: Sequence[int] | npt.NDArray[np.int64], generator: Generator) -> Scene:
-    """One scene.
-
-    Args:
-        digits: Images of 0..16, `[digits, 8, 8]`.
-        values: What each shows, 0..9.
-        generator: Source of randomness.
-    """
+    """Compose one scene of digits, images of 0..16, `[digits, 8, 8]`, and their values, 0..9."""
     canvas = _background(generator)
     segmentation = np.zeros((SIDE, SIDE), np.uint8)
     boxes: list[tuple[int, int, int, int]] = []
@@ -99,11 +87,7 @@ def compose(digits: Digits, values: Sequence[int] | npt.NDArray[np.int64], gener
 
 
 def digit_rows(held_out: bool) -> tuple[Digits, npt.NDArray[np.int64]]:
-    """The digits that scenes are made of: images of 0..16, `[digits, 8, 8]`, and their values."""
-    return _digits(held_out)
-
-
-def _digits(held_out: bool) -> tuple[Digits, npt.NDArray[np.int64]]:
+    """Digits for scenes, held out or all others: images of 0..16, `[digits, 8, 8]`, and their values."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -144,7 +128,7 @@ def _bounds(stroke: npt.NDArray[np.bool_], top: int, left: int) -> tuple[int, in
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
 
 
-# Three small networks for scenes of digits: one finds them, one colours their pixels, one tells how alike they are.
+# Three small networks for scenes of digits: a detector, a segmenter, an embedding.
 
 # Pixels of the input to a cell of the detector's grid.
 STRIDE = 4
@@ -269,12 +253,12 @@ class SceneSegmenter(nn.Module):
     def levels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Input of the strokes: see `Strokes`."""
         boxes, scores, _, _ = self.detector(pixels)
-        return _with_relief(pixels, boxes, scores)
+        return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
         boxes, scores, classes, _ = self.detector(pixels)
-        ink = self.strokes(_with_relief(pixels, boxes, scores))
+        ink = self.strokes(torch.cat((pixels, relief(pixels, boxes, scores)), dim=1))
         named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
         height, width = pixels.shape[-2:]
         within = (_inside(boxes, height, width, 0).float() + _inside(boxes, height, width, _MARGIN).float()) / 2
@@ -302,10 +286,6 @@ def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> t
     sure = inside & (scores >= _SURE).unsqueeze(-1)
     found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
     return found.reshape(-1, 1, height, width)
-
-
-def _with_relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:

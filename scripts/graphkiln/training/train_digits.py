@@ -1,4 +1,4 @@
-"""Trains the example model of `model_repository/digits` and writes it as a proven version.
+"""Train the example model of `model_repository/digits` and write it as a proven version.
 
 Data: scikit-learn's bundled handwritten digits (1,797 images of 8x8 pixels). Each is rendered as the 64x64 PNG that a
 user would send, and takes the client's own preprocessing, so that training and serving see the same numbers.
@@ -62,7 +62,7 @@ class DigitsNet(nn.Module):
 
 
 def augment(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Randomly rotates, scales and shifts samples, and inverts half of them, so that dark on light works too."""
+    """Rotate, scale and shift samples at random, and invert half of them, so that dark on light works too."""
     side = samples.shape[-1]
     moved = random_affine(samples, side, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator)
     sign = torch.where(random_uniform(len(samples), 0, 1, generator) < 0.5, -1.0, 1.0)
@@ -94,7 +94,7 @@ def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> 
 
 
 def main() -> None:
-    """Train, evaluates, proves, writes."""
+    """Train, evaluate, prove, write."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-digits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

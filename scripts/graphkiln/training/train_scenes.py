@@ -1,4 +1,4 @@
-"""Trains small examples of what is not classification, and writes each as a proven version.
+"""Train small examples of tasks beside classification, and write each as a proven version.
 
 A detector and a segmenter of digits in composed scenes, and an embedding of single digits; all from scikit-learn's
 handwritten digits. Each is measured on digits that it was not trained on, and written only where it is good.
@@ -42,10 +42,6 @@ from graphkiln_backend.proof.metrics import Objects, detection_map, mean_iou, re
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.sources.pytorch import export_graph
 from graphkiln_converters.write import SourceInfo, prove_and_write
-
-# Trains the networks for scenes of digits, each from a fixed seed: versions of libraries and processor repeat it.
-
-# Losses of the networks for scenes of digits.
 
 _CELLS = SIDE // STRIDE
 # Width of a peak as a share of its box's sides.
@@ -271,10 +267,10 @@ class Example:
 
     Attributes:
         train: Trains it.
-        task: How its outputs are read.
-        labels: Of its classes; empty for none.
+        task: Task of its outputs.
+        labels: Names of its classes, or empty.
         side: Height and width of its input.
-        metric: What it is measured by.
+        metric: Name of its metric.
         least: Least value of the metric; below it, nothing is written.
         measure: The metric of outputs for the samples of `held_out`.
         held_out: Samples that it is not trained on.
@@ -363,7 +359,7 @@ def compute(network: nn.Module, samples: torch.Tensor) -> dict[str, AnyArray]:
 
 
 def write_example(name: str, network: nn.Module, store: Path, number: int) -> str:
-    """Measure a network on what is held out, proves its graph, and writes `STORE/scenes-NAME/NUMBER/`.
+    """Measure a network on held-out samples, prove its graph, and write `STORE/scenes-NAME/NUMBER/`.
 
     Args:
         name: A key of `EXAMPLES`.
@@ -415,7 +411,7 @@ def save_scenes(folder: Path) -> None:
 
 
 def main() -> None:
-    """Train, evaluates, proves, writes."""
+    """Train, evaluate, prove, write."""
     parser = argparse.ArgumentParser(prog="scripts/train-scenes", description=__doc__)
     parser.add_argument("example", choices=list(EXAMPLES), help="what to train")
     parser.add_argument("--model-store", type=Path, help="where to write (default: in the user's cache)")

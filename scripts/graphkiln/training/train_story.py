@@ -1,4 +1,4 @@
-"""Trains the decisive weights of `graphkiln story`: a torchvision classifier on scikit-learn's handwritten digits.
+"""Train the decisive weights of `graphkiln story`: a torchvision classifier on scikit-learn's handwritten digits.
 
 Random weights decide nothing: their outputs cannot show what a lower precision costs. These do, after a few minutes on
 two cores. Images grow in three stages, the arithmetic is bf16 where the processor has it, and at the end the batch
@@ -109,7 +109,7 @@ def top1_accuracy(module: nn.Module, samples: torch.Tensor, targets: torch.Tenso
 
 
 def main() -> None:
-    """Train, evaluates, writes."""
+    """Train, evaluate, write."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-story", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
