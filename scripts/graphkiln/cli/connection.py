@@ -5,22 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.text import redact, redact_command
+from graphkiln_backend.graph.text import redact
 from graphkiln_backend.system.admin_key import KEY_FILE_VARIABLE, read_key
 from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
 
-_PLACE, _ADMIN, _TIMEOUT = "connection", "admin_key_file", "timeout"
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,31 +83,13 @@ class ConnectionOptions:
             "admin_key": read_key(self.admin_key_file) if self.admin_key_file else "",
         }
 
-    def words(self) -> tuple[str, ...]:
-        """The options that lead to the same server, as a command takes them: without what is secret in them.
-
-        Raises:
-            InvalidInput: The URL cannot be used.
-        """
-        from graphkiln_client.transports.endpoint import Endpoint
-
-        files = {
-            "--ca-file": self.ca_file,
-            "--client-cert": self.client_cert,
-            "--client-key": self.client_key,
-            "--admin-key-file": self.admin_key_file,
-        }
-        named = [word for option, file in files.items() if file for word in (option, str(file.absolute()))]
-        headers = [word for header in self.header or [] for word in ("--header", header)]
-        return "--url", str(Endpoint.parse(self.url)), *named, *redact_command(headers)
-
 
 DEFAULT_CONNECTION = ConnectionOptions()
 _HINTS = get_type_hints(ConnectionOptions, include_extras=True)
 
 
 def with_connection(
-    *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False, url: OptionInfo | None = None
+    *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a verb's parameter `connection` by the options of a connection.
 
@@ -117,15 +98,16 @@ def with_connection(
     Args:
         timeout_s: Default of `--timeout`; None for a verb without it.
         admin: Whether the verb may need the admin key.
-        url: What `--url` is there, where it is not the server that every verb asks.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
-        left_out = {*(() if admin else (_ADMIN,)), *((_TIMEOUT,) if timeout_s is None else ())}
+        left_out = {*(() if admin else ("admin_key_file",)), *(("timeout",) if timeout_s is None else ())}
         default = replace(DEFAULT_CONNECTION, timeout=timeout_s or DEFAULT_TIMEOUT_S)
-        options = [_parameter(field.name, default) for field in fields(default) if field.name not in left_out]
-        if url:
-            options[0] = options[0].replace(annotation=Annotated[str, url])
+        options = [
+            inspect.Parameter(name, _KEYWORD, default=getattr(default, name), annotation=_HINTS[name])
+            for name in _HINTS
+            if name not in left_out
+        ]
 
         @functools.wraps(verb)
         def wrapper(**given: Any) -> None:
@@ -134,26 +116,15 @@ def with_connection(
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
-            keyword = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            parameters.append(options[0] if parameter.name == _PLACE else keyword)
+            parameters.append(options[0] if parameter.name == "connection" else parameter.replace(kind=_KEYWORD))
         vars(wrapper)["__signature__"] = inspect.Signature([*parameters, *options[1:]])  # what typer reads
         return wrapper
 
     return decorate
 
 
-def _parameter(name: str, default: ConnectionOptions) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=getattr(default, name), annotation=_HINTS[name]
-    )
-
-
 def _check_tls(options: ConnectionOptions) -> None:
-    """Refuse options of TLS for a connection without it, which would be plain all the same.
-
-    Raises:
-        InvalidInput: There are some.
-    """
+    """Refuse options of TLS for a connection without it, which would be plain all the same."""
     given = {"--ca-file": options.ca_file, "--client-cert": options.client_cert, "--client-key": options.client_key}
     named = [name for name, value in given.items() if value is not None]
     if named and not options.url.lower().startswith(("https://", "grpcs://")):

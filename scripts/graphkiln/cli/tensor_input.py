@@ -52,7 +52,7 @@ def parse_inputs(texts: Sequence[str]) -> Given:
     """Read the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with an array for each input.
 
     Raises:
-        InvalidInput: One is none of these, or names an input that another one has named.
+        InvalidInput: A value has another form, or names an input twice.
     """
     given: dict[str, AnyArray | Literal] = {}
     for text in texts:
@@ -94,8 +94,7 @@ def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]])
     if name not in rows:
         raise InvalidInput(f"the model has no input '{name}'", hint=did_you_mean(name, rows))
     dtype, declared = DType(rows[name]["datatype"]), [int(size) for size in rows[name]["shape"]]
-    shape = _shape(literal.value, f"input '{name}'")
-    elements = _flat(literal.value)
+    shape, elements = _elements(literal.value, f"input '{name}'")
     for element in elements:
         _check_element(element, dtype, name)
     padded = [1] * (len(declared) - len(shape)) + shape
@@ -165,30 +164,18 @@ def _read_archive(file: str) -> Given:
         raise InvalidInput(f"{file} is not an .npz file of numbers or texts: {error.message}") from error
 
 
-def _shape(value: Any, what: str) -> list[int]:
-    """The shape of nested lists.
-
-    Raises:
-        InvalidInput: Lists differ in their lengths or depths, or are nested deeper than arrays can be.
-    """
-    level, shape = [value], list[int]()
-    while any(isinstance(item, list) for item in level):
-        sizes = {len(item) if isinstance(item, list) else None for item in level}
-        if len(sizes) > 1:
-            raise InvalidInput(f"{what}: lists of one level must be of one length")
-        shape.append(sizes.pop() or 0)
-        level = [element for item in level for element in item]
-        if len(shape) > _MOST_DIMENSIONS:
-            raise InvalidInput(f"{what} has more than {_MOST_DIMENSIONS} dimensions")
-    return shape
-
-
-def _flat(value: Any) -> list[Any]:
-    """The elements of nested lists of one depth."""
-    level = [value]
-    while level and isinstance(level[0], list):
-        level = [element for item in level for element in item]
-    return level
+def _elements(value: Any, what: str) -> tuple[list[int], list[Any]]:
+    """Shape and elements of nested lists."""
+    depth, inner = 0, value
+    while isinstance(inner, list):
+        depth, inner = depth + 1, inner[0] if inner else None
+    if depth > _MOST_DIMENSIONS:
+        raise InvalidInput(f"{what} has more than {_MOST_DIMENSIONS} dimensions")
+    array = np.array(value, np.object_)
+    elements = array.ravel().tolist()
+    if any(isinstance(element, list) for element in elements):
+        raise InvalidInput(f"{what}: lists of one level must be of one length")
+    return list(array.shape), elements
 
 
 def _check_element(element: Any, dtype: DType, name: str) -> None:
@@ -203,11 +190,7 @@ def _check_element(element: Any, dtype: DType, name: str) -> None:
 
 
 def _cast(elements: list[Any], dtype: DType, name: str) -> AnyArray:
-    """A flat array.
-
-    Raises:
-        InvalidInput: A number is out of the type's range.
-    """
+    """A flat array; a number out of the type's range is an error."""
     if dtype is DType.BYTES:
         return np.array([element.encode() for element in elements], np.object_)
     if dtype is DType.BOOL:

@@ -46,14 +46,7 @@ class TestList:
 
     def test_an_empty_one(self, run: RunVerb, tmp_path: Path) -> None:
         out = run("cache", "list", "--cache", tmp_path).out
-        assert out.startswith("the cache is empty\n")
-        assert "0 B in" in out
-
-    def test_fits_80_columns(self, run: RunVerb, tmp_path: Path) -> None:
-        add(tmp_path, "long/" * 30, 10)
-        rows = [line for line in run("cache", "list", "--cache", tmp_path).out.splitlines() if "│" in line]
-        assert rows
-        assert max(map(len, rows)) <= 80
+        assert out == f"the cache is empty\n0 B in {tmp_path}\n"
 
     def test_the_folder_may_come_from_the_environment(
         self, run: RunVerb, filled: Path, monkeypatch: pytest.MonkeyPatch
@@ -63,17 +56,16 @@ class TestList:
 
 
 class TestPrune:
-    def test_all_by_default(self, run: RunVerb, filled: Path) -> None:
-        assert run("cache", "prune", "--cache", filled).out == f"removed 2 of 2 entries, 0 B are left in {filled}\n"
-        assert list((filled / "entries").iterdir()) == []
-
-    def test_down_to_a_size_the_least_recently_used_first(self, run: RunVerb, filled: Path) -> None:
-        out = run("cache", "prune", "--to", "1K", "--cache", filled).out
-        assert out == f"removed 1 of 2 entries, 500 B are left in {filled}\n"
-        assert "cats/2" in run("cache", "list", "--cache", filled).out
-
-    def test_nothing_where_there_is_room(self, run: RunVerb, filled: Path) -> None:
-        assert run("cache", "prune", "--to", "1G", "--cache", filled).out.startswith("removed 0 of 2 entries, 3 KiB")
+    @pytest.mark.parametrize(
+        ("words", "line"),
+        [
+            ([], "removed 2 of 2 entries, 0 B are left"),
+            (["--to", "1K"], "removed 1 of 2 entries, 500 B are left"),  # the least recently used goes first
+            (["--to", "1G"], "removed 0 of 2 entries, 3 KiB are left"),
+        ],
+    )
+    def test_down_to_a_size(self, run: RunVerb, filled: Path, words: list[str], line: str) -> None:
+        assert run("cache", "prune", *words, "--cache", filled).out == f"{line} in {filled}\n"
 
     def test_not_what_is_in_use(self, run: RunVerb, filled: Path) -> None:
         with ArtifactCache(filled) as cache:
@@ -101,24 +93,15 @@ class TestVerify:
         assert finished.out.splitlines()[1] == "1 damaged"
 
 
-class TestFolders:
-    @pytest.mark.parametrize("verb", ["list", "prune", "verify"])
-    def test_one_that_is_missing_is_not_made(self, run: RunVerb, tmp_path: Path, verb: str) -> None:
-        finished = run("cache", verb, "--cache", tmp_path / "none")
-        assert finished.code == 1
-        assert f"there is no cache at {tmp_path / 'none'}" in finished.err
-        assert "--cache DIR" in finished.err
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize("verb", ["list", "prune", "verify"])
-    def test_a_cache_that_is_off(self, run: RunVerb, verb: str) -> None:
-        finished = run("cache", verb, "--cache", "off")
-        assert finished.code == 1
-        assert "the cache is off" in finished.err
-
-    def test_without_a_verb_the_verbs_are_listed(self, run: RunVerb) -> None:
-        finished = run("cache")
-        assert all(verb in finished.out + finished.err for verb in ("list", "prune", "verify"))
+@pytest.mark.parametrize("verb", ["list", "prune", "verify"])
+def test_a_cache_that_is_missing_or_off(run: RunVerb, tmp_path: Path, verb: str) -> None:
+    finished = run("cache", verb, "--cache", tmp_path / "none")
+    assert finished.code == 1
+    assert f"there is no cache at {tmp_path / 'none'}" in finished.err
+    assert list(tmp_path.iterdir()) == []
+    finished = run("cache", verb, "--cache", "off")
+    assert finished.code == 1
+    assert "the cache is off" in finished.err
 
 
 class TestSettings:

@@ -30,23 +30,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return calls
 
 
-def test_without_options(made: list[dict[str, Any]]) -> None:
+def test_options_are_arguments_of_the_client(made: list[dict[str, Any]], tmp_path: Path) -> None:
     connect("http://h:1")
     nothing = {"headers": {}, "ca_file": None, "client_cert": None, "client_key": None, "admin_key": ""}
-    assert made == [{"url": "http://h:1", "timeout_s": 30.0, **nothing}]
-
-
-def test_with_all_of_them(made: list[dict[str, Any]]) -> None:
-    headers = ["Authorization: Bearer a:b=c", "X-Empty:", " spaced :  text "]
-    connect("grpcs://h:1", header=headers, ca_file=Path("ca.pem"), timeout=2.5)
-    assert made[0]["headers"] == {"Authorization": "Bearer a:b=c", "X-Empty": "", "spaced": "text"}
-    assert (made[0]["ca_file"], made[0]["timeout_s"]) == (Path("ca.pem"), 2.5)
-
-
-def test_certificate_and_admin_key(made: list[dict[str, Any]], tmp_path: Path) -> None:
+    assert made.pop() == {"url": "http://h:1", "timeout_s": 30.0, **nothing}
     (tmp_path / "key").write_text("secret\n")
-    connect("https://h:1", client_cert=Path("c"), client_key=Path("k"), admin_key_file=tmp_path / "key")
-    assert (made[0]["client_cert"], made[0]["client_key"], made[0]["admin_key"]) == (Path("c"), Path("k"), "secret")
+    files = {"ca_file": Path("ca.pem"), "client_cert": Path("c"), "client_key": Path("k")}
+    headers = ["Authorization: Bearer a:b=c", "X-Empty:", " spaced :  text "]
+    connect("grpcs://h:1", header=headers, timeout=2.5, admin_key_file=tmp_path / "key", **files)
+    given = {"Authorization": "Bearer a:b=c", "X-Empty": "", "spaced": "text"}
+    assert made == [{"url": "grpcs://h:1", "timeout_s": 2.5, "headers": given, "admin_key": "secret", **files}]
 
 
 @pytest.mark.parametrize("header", ["", "Authorization", "Authorization=Bearer"])
@@ -63,20 +56,15 @@ def test_a_header_is_never_repeated_in_an_error() -> None:
     assert "topsecret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://h:1", "http://"])
-def test_an_address_that_is_none(url: str) -> None:
-    with pytest.raises(InvalidInput):
-        connect(url)
-
-
-def test_a_missing_ca_file(tmp_path: Path) -> None:
+def test_mistakes(tmp_path: Path) -> None:
+    for url in ("ftp://h:1", "http://"):
+        with pytest.raises(InvalidInput):
+            connect(url)
     with pytest.raises(InvalidInput, match=r"ca\.pem"):
         connect("https://h:1", ca_file=tmp_path / "ca.pem")
 
 
 class TestWithConnection:
-    """The options stand in no verb's own signature."""
-
     def test_the_verb_gets_what_was_given(self) -> None:
         seen: list[object] = []
 
@@ -116,15 +104,3 @@ def test_options_of_tls_for_a_connection_without_it(option: str, tmp_path: Path)
     options = replace(DEFAULT_CONNECTION, url="http://h:8000", **{option: tmp_path / "file"})
     with pytest.raises(InvalidInput, match=f"--{option.replace('_', '-')}: the connection to .* is not secured"):
         options.connect()
-
-
-def test_the_words_that_lead_to_the_same_server_hold_no_secret(tmp_path: Path) -> None:
-    assert DEFAULT_CONNECTION.words() == ("--url", "http://localhost:8000")
-    options = ConnectionOptions(
-        url="https://me:secret@H.test", header=["Authorization: Bearer abc"], ca_file=Path("ca.pem"),
-        admin_key_file=tmp_path / "key",
-    )  # fmt: skip
-    assert options.words() == (
-        "--url", "https://h.test:443", "--ca-file", str(Path("ca.pem").absolute()), "--admin-key-file",
-        str(tmp_path / "key"), "--header", "Authorization: ...",
-    )  # fmt: skip

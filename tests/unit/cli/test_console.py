@@ -1,4 +1,4 @@
-"""What the packages log, as lines on stderr, and documents on stdout."""
+"""Records of the packages as lines on stderr, tables and documents on stdout, reports as files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from graphkiln.cli.console import (
     command_line,
     facts,
     log_to_stderr,
+    print_csv,
     print_json,
+    print_table,
     say,
     take_any_name,
     write_html,
@@ -67,16 +69,12 @@ def test_what_is_for_developers_is_not_shown(capsys: pytest.CaptureFixture[str])
     assert logging.getLogger().level == logging.WARNING
 
 
-def test_twice_shows_nothing_twice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_twice_shows_nothing_twice_and_the_root_logger_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    before = list(logging.getLogger().handlers)
     log_to_stderr()
     log_to_stderr()
     logging.getLogger("graphkiln").info("once")
     assert capsys.readouterr().err == "graphkiln: once\n"
-
-
-def test_the_root_logger_stays_as_it_is() -> None:
-    before = list(logging.getLogger().handlers)
-    log_to_stderr()
     assert logging.getLogger().handlers == before
 
 
@@ -108,7 +106,12 @@ def test_names_of_files_that_are_no_text_are_written_out(monkeypatch: pytest.Mon
     assert written.getvalue() == "café-\\udcff\n".encode()
 
 
-def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_csv_and_json(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("a", "b"), [("[red]x[/]", "")])
+    assert "[red]x[/]" in capsys.readouterr().out  # text, not markup
+    print_table(("a",), [], empty="nothing")
+    print_csv(("a", "b"), [("x,y", 1)])
+    assert capsys.readouterr().out == 'nothing\na,b\r\n"x,y",1\r\n'
     print_json({"score": math.nan})
     assert json.loads(capsys.readouterr().out) == {"score": None}
 
@@ -116,16 +119,11 @@ def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
 # `--html`: refused before anything is measured, written once.
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_html(None)
     check_html(tmp_path / "report.html")
     with pytest.raises(InvalidInput, match="there is no folder"):
         check_html(tmp_path / "none" / "report.html")
-
-
-def test_what_cannot_be_written_is_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     with pytest.raises(InvalidInput, match="is a folder"):
         check_html(tmp_path)
     monkeypatch.setattr("os.access", lambda path, *_, **__: Path(path) != tmp_path)

@@ -33,12 +33,6 @@ class TestOutputs:
         assert client.fake_model.requested == [("Y", "Z")]
         assert client.connected[0].timeout == 7
 
-    def test_as_json(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
-        client.fake_model.outputs = {"Y": np.array([[1, 2]], np.int8), "T": np.array([b"a", "ü".encode()], np.object_)}
-        document = json.loads(run("infer", "--model", "m", "--input", f"X={sample}", "--json").out)
-        assert document["Y"] == {"dtype": "int8", "shape": [1, 2], "data": [[1, 2]]}
-        assert document["T"] == {"dtype": "object", "shape": [2], "data": ["a", "ü"]}
-
     @pytest.mark.parametrize(
         ("array", "data"),
         [
@@ -47,6 +41,7 @@ class TestOutputs:
             (np.array([b"ab", b"c"]), ["ab", "c"]),
             (np.zeros((0, 2), np.object_), []),
             (np.array([[True]]), [[True]]),
+            (np.array([[1, 2]], np.int8), [[1, 2]]),
         ],
     )
     def test_as_json_of_any_shape_and_bytes(
@@ -54,8 +49,7 @@ class TestOutputs:
     ) -> None:
         client.fake_model.outputs = {"Y": array}
         document = json.loads(run("infer", "--model", "m", "--input", f"X={sample}", "--json").out)
-        assert document["Y"]["data"] == data
-        assert document["Y"]["shape"] == list(array.shape)
+        assert document["Y"] == {"dtype": str(array.dtype), "shape": list(array.shape), "data": data}
 
     def test_into_files(self, run: RunVerb, client: FakeClient, sample: Path, tmp_path: Path) -> None:
         client.fake_model.outputs = {
@@ -97,19 +91,14 @@ def test_an_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sa
     assert client.open == 0
 
 
-class TestLiterals:
-    def test_are_sent_as_what_the_model_declares(self, run: RunVerb, client: FakeClient) -> None:
-        assert run("infer", "--model", "m", "--input", "X=[[1, 2], [3, 4.5]]").code == 0
-        (feeds,) = client.fake_model.fed
-        assert (feeds["X"].dtype, feeds["X"].tolist()) == (np.float32, [[[1.0, 2.0], [3.0, 4.5]]])
-
-    def test_a_mistake_sends_nothing(self, run: RunVerb, client: FakeClient) -> None:
-        finished = run("infer", "--model", "m", "--input", "X=[[1, 2]]")
-        assert finished.code == 2
-        assert finished.err == (
-            "graphkiln: input 'X' has the shape [1, 2], the model expects [-1, 2, 2] (-1: any size)\n"
-        )
-        assert client.fake_model.fed == []
+def test_literals_are_sent_as_the_model_declares(run: RunVerb, client: FakeClient) -> None:
+    assert run("infer", "--model", "m", "--input", "X=[[1, 2], [3, 4.5]]").code == 0
+    (feeds,) = client.fake_model.fed
+    assert (feeds["X"].dtype, feeds["X"].tolist()) == (np.float32, [[[1.0, 2.0], [3.0, 4.5]]])
+    finished = run("infer", "--model", "m", "--input", "X=[[1, 2]]")
+    assert finished.code == 2
+    assert "input 'X' has the shape [1, 2], the model expects [-1, 2, 2]" in finished.err
+    assert len(client.fake_model.fed) == 1
 
 
 def test_a_request_that_the_server_refuses_says_what_the_model_takes(

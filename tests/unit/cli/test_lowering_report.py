@@ -1,10 +1,12 @@
-"""What --json says of a lowering: plain data, whatever was left open."""
+"""Models as the server would lower them, and their documents."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +51,6 @@ def test_settings_and_plan() -> None:
 
 def test_a_session() -> None:
     placement = Placement(nodes={"CPU": 8}, precision=Precision.BF16, products={Precision.BF16: 5})
-    proven = ProvenSession(session=SESSION, config=CONFIG, placement=placement, self_test=None, notes=("a note",))
-    document = json.loads(json.dumps(session_document(proven)))
-    assert document["placement"] == {"nodes": {"CPU": 8}, "precision": "bf16", "products": {"bf16": 5}, "elsewhere": []}
-    assert (document["device"], document["self_test"], document["notes"]) == ("cpu", None, ["a note"])
-
-
-def test_one_that_could_not_be_run_has_no_placement() -> None:
-    proven = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None)
-    assert session_document(proven)["placement"] is None
-
-
-def test_what_a_choice_was_based_on() -> None:
     basis = Basis(
         chosen="a",
         rates={"a": 2.0, "b": 1.0},
@@ -69,17 +59,15 @@ def test_what_a_choice_was_based_on() -> None:
         measured_at="2026-01-01T00:00:00+00:00",
         remembered=True,
     )
-    proven = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None, basis=basis)
-    assert json.loads(json.dumps(session_document(proven)))["choice"] == {
-        "chosen": "a",
-        "rates": {"a": 2.0, "b": 1.0},
-        "batch": 8,
-        "machine": "a CPU",
-        "measured_at": "2026-01-01T00:00:00+00:00",
-        "remembered": True,
-    }
-    alone = ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None)
-    assert session_document(alone)["choice"] is None
+    proven = ProvenSession(
+        session=SESSION, config=CONFIG, placement=placement, self_test=None, notes=("a note",), basis=basis
+    )
+    document = json.loads(json.dumps(session_document(proven)))
+    assert document["placement"] == {"nodes": {"CPU": 8}, "precision": "bf16", "products": {"bf16": 5}, "elsewhere": []}
+    assert (document["device"], document["self_test"], document["notes"]) == ("cpu", None, ["a note"])
+    assert document["choice"] == asdict(basis)
+    bare = session_document(ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None))
+    assert bare["placement"] is bare["choice"] is None
 
 
 # A model of a store, planned on this machine as the server plans it.
@@ -92,12 +80,6 @@ def _machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four cores and no GPU."""
     monkeypatch.setattr(deployment, "usable_cores", lambda: 4)
     monkeypatch.setattr(hardware, "gpus", tuple)
-
-
-@pytest.fixture
-def _gpu(monkeypatch: pytest.MonkeyPatch, _machine: None) -> None:
-    """One GPU."""
-    monkeypatch.setattr(hardware, "gpus", lambda: (GPU,))
 
 
 @pytest.fixture
@@ -114,16 +96,12 @@ def with_config(model: Path, text: str) -> Path:
 
 
 class TestVersion:
-    def test_a_model_means_its_newest_version(self, model: Path, cache: ArtifactCache) -> None:
-        assert read_deployment(model, None, cache).version.graph_path == model / "2" / "model.onnx"
-
-    def test_a_version_means_itself(self, model: Path, cache: ArtifactCache) -> None:
-        assert read_deployment(model / "1", None, cache).version.graph_path == model / "1" / "model.onnx"
-
-    def test_paths_may_be_relative(self, model: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_model_means_its_newest_version(
+        self, model: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.chdir(model)
-        for path in (Path(), Path("2")):
-            assert read_deployment(path, None, cache).version.graph_path == model / "2" / "model.onnx"
+        for path, version in ((model, "2"), (model / "1", "1"), (Path(), "2"), (Path("1"), "1")):
+            assert read_deployment(path, None, cache).version.graph_path == model / version / "model.onnx"
 
     @pytest.mark.parametrize("path", ["nowhere", "m/9"])
     def test_what_is_not_there(self, model: Path, cache: ArtifactCache, path: str) -> None:
@@ -166,14 +144,20 @@ class TestMachine:
         (config,) = read_deployment(with_config(model, group), None, cache).plan.configs
         assert (config.device, config.threads) == expected
 
-    @pytest.mark.usefixtures("_gpu")
     @pytest.mark.parametrize(
         ("group", "expected"),
         [("", (Device.gpu(0), 4)), ("instance_group { kind: KIND_CPU }", (CPU, 2))],
     )
     def test_also_on_a_machine_with_a_gpu(
-        self, model: Path, cache: ArtifactCache, group: str, expected: tuple[Device, int]
+        self,
+        model: Path,
+        cache: ArtifactCache,
+        group: str,
+        *,
+        expected: tuple[Device, int],
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
+        monkeypatch.setattr(hardware, "gpus", lambda: (GPU,))
         (config,) = read_deployment(with_config(model, group), None, cache).plan.configs
         assert (config.device, config.threads) == expected
 
@@ -238,21 +222,13 @@ class TestCache:
             assert cache.lasting
 
     def test_off_means_a_temporary_one(self) -> None:
-        with open_artifact_cache("off") as cache:
-            folder = cache.folder
+        with ExitStack() as stack:
+            cache = stack.enter_context(open_artifact_cache("off"))
             assert not cache.lasting
-            assert folder.is_dir()
-        assert not folder.exists()
-
-    def test_goes_even_when_the_command_fails(self) -> None:
-        def fail(cache: ArtifactCache) -> None:
-            folders.append(cache.folder)
-            raise RepositoryError("nothing to read")
-
-        folders: list[Path] = []
-        with pytest.raises(RepositoryError), open_artifact_cache("off") as cache:
-            fail(cache)
-        assert not folders[0].exists()
+            assert cache.folder.is_dir()
+            stack.enter_context(suppress(RepositoryError))
+            raise RepositoryError("also when the command fails")
+        assert not cache.folder.exists()
 
     def test_no_entry_is_evicted_by_a_command(self, tmp_path: Path) -> None:
         def build(folder: Path) -> None:

@@ -103,43 +103,41 @@ class TestMistakes:
         assert named in finished.err.splitlines()[-1]
 
 
-class TestErrors:
-    def raising(self, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-        def fail(**_: object) -> None:
-            raise error
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (InvalidInput("no image", hint="name one"), 2, "graphkiln: no image (name one)\n"),
+        (GraphkilnError("[red]text[/]"), 1, "graphkiln: [red]text[/]\n"),
+        (ServerError("\x1b[2Jgone\r\nsecond"), 1, "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
+        (PermissionError(13, "Permission denied", "/a/b"), 1, "graphkiln: /a/b: Permission denied\n"),
+        (OSError("no words"), 1, "graphkiln: no words\n"),
+        (FileNotFoundError(2, "No such file"), 1, "graphkiln: the working folder is no longer there: "),
+        (MemoryError(), 1, "graphkiln: there is not enough memory\n"),
+        (MemoryError("for 8 TiB"), 1, "graphkiln: there is not enough memory: for 8 TiB\n"),
+    ],
+)
+def test_an_error_is_one_line_and_a_code(
+    run: RunVerb, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, line: str
+) -> None:
+    def fail(**_: object) -> None:
+        raise error
 
-        monkeypatch.setattr(command, "application", lambda _: fail)
+    monkeypatch.setattr(command, "application", lambda _: fail)
+    finished = run("models")
+    assert (finished.code, finished.out) == (code, "")
+    assert finished.err.startswith(line)
 
-    @pytest.mark.parametrize(
-        ("error", "code", "line"),
-        [
-            (ServerError("busy"), 1, "graphkiln: busy"),
-            (InvalidInput("no image", hint="name one"), 2, "graphkiln: no image"),
-            (GraphkilnError("[red]text[/]"), 1, "graphkiln: [red]text[/]"),
-        ],
-    )
-    def test_of_ours_are_one_line_and_a_code(
-        self, run: RunVerb, monkeypatch: pytest.MonkeyPatch, error: GraphkilnError, code: int, line: str
-    ) -> None:
-        self.raising(monkeypatch, error)
-        finished = run("models")
-        assert finished.code == code == error.exit_code
-        assert finished.out == ""
-        assert finished.err.startswith(line)
-        assert len(finished.err.splitlines()) == 1
-        assert error.hint in finished.err if error.hint else True
 
-    def test_of_others_are_not_hidden(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.raising(monkeypatch, ZeroDivisionError("a bug"))
-        with pytest.raises(ZeroDivisionError):
-            run("models")
+def test_bugs_are_not_hidden_and_records_of_packages_are_shown(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: object) -> None:
+        logging.getLogger("graphkiln.cache").info("built")
+        raise ZeroDivisionError("a bug")
 
-    def test_what_packages_log_is_shown(self, run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
-        def log(**_: object) -> None:
-            logging.getLogger("graphkiln.cache").info("built")
-
-        monkeypatch.setattr(command, "application", lambda _: log)
-        assert run("lower").err == "graphkiln: built\n"
+    monkeypatch.setattr(command, "application", lambda _: fail)
+    with pytest.raises(ZeroDivisionError):
+        run("models")
+    monkeypatch.setattr(command, "application", lambda _: lambda **_: logging.getLogger("graphkiln.cache").info("two"))
+    assert run("lower").err.endswith("graphkiln: two\n")
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("debug", "debug")])
@@ -166,35 +164,8 @@ def test_python_m_is_the_same_command() -> None:
     assert finished.stderr.startswith("graphkiln: the cache is off")
 
 
-class TestWhatTheMachineSays:
-    """One line, not a traceback."""
-
-    @pytest.mark.parametrize(
-        ("error", "line"),
-        [
-            (PermissionError(13, "Permission denied", "/a/b"), "graphkiln: /a/b: Permission denied\n"),
-            (OSError("no words"), "graphkiln: no words\n"),
-            (FileNotFoundError(2, "No such file or directory"), "graphkiln: the working folder is no longer there: "),
-            (MemoryError(), "graphkiln: there is not enough memory\n"),
-            (MemoryError("for 8 TiB"), "graphkiln: there is not enough memory: for 8 TiB\n"),
-            (ServerError("\x1b[2Jgone\r\nsecond"), "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
-        ],
-    )
-    def test_in_one_line(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, line: str
-    ) -> None:
-        def fail(**_: object) -> None:
-            raise error
-
-        monkeypatch.setattr(command, "application", lambda _: fail)
-        with pytest.raises(SystemExit) as caught:
-            command.main()
-        assert caught.value.code == 1
-        assert capsys.readouterr().err.startswith(line)
-
-
-def test_what_pillow_says_to_programmers_is_not_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an image of 100 million pixels, a warning of its own, with the path of its code. In tests it is an error."""
+def test_warnings_of_pillow_for_programmers_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning about an image of 100 million pixels, with the path of its code. In tests it is an error."""
 
     def warn(**_: object) -> None:
         warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")

@@ -1,4 +1,4 @@
-"""`graphkiln pull`: what was pushed to a real registry comes back, and unsigned versions do not."""
+"""`graphkiln push` and `pull`: stores and models go to a real registry and come back, unsigned versions do not."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 from signed import SignedStore
 
+from graphkiln_backend.storage.address import RemoteAddress
+from graphkiln_backend.storage.files import RemoteFiles
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
 PULL = """
@@ -64,8 +66,23 @@ def test_a_version_that_is_not_signed_is_not_pulled(
     assert list((tmp_path / "pulled").iterdir()) == []
 
 
-def test_a_folder_is_no_address(run: RunVerb, tmp_path: Path) -> None:
-    done = run("pull", tmp_path / "store", tmp_path / "copy")
+@needs_registry
+def test_one_model_of_a_store_is_pushed(run: RunVerb, registry: OciServer, tmp_path: Path) -> None:
+    for model in ("a", "b"):
+        (tmp_path / "store" / model / "1").mkdir(parents=True)
+        (tmp_path / "store" / model / "1" / "model.onnx").write_bytes(b"one")
+    text = f"oci://{registry.host}/one:1"
+    done = run("push", tmp_path / "store" / "a", text)
+    assert done.code == 0, done
+    assert f"{text}: 1 files, 0.0 MB, sha256:" in done.out
+    address = RemoteAddress.parse(text)
+    assert address
+    assert list(RemoteFiles(address).list()) == ["a/1/model.onnx"]
+
+
+@pytest.mark.parametrize("verb", ["pull", "push"])
+def test_a_folder_is_no_address(run: RunVerb, tmp_path: Path, verb: str) -> None:
+    done = run(verb, tmp_path, tmp_path / "copy")
     assert done.code == 2
     assert "is no address" in done.err
 

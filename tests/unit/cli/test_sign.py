@@ -1,4 +1,4 @@
-"""`sign` and `keygen`, and who signed according to `verify` and `inspect`."""
+"""`sign` and `keygen`, and the signers that `verify` and `inspect` print."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from signed import SignedStore, make_key
 from tiny import convert, run
 
-from graphkiln.cli.sign import versions_of
+from graphkiln.cli.sign import NOT_SIGNED, check_signers, versions_of
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.attestation import Attestation
 
@@ -77,3 +77,17 @@ def test_verify_and_inspect_say_who_signed(tmp_path: Path) -> None:
     assert said.startswith("not these files: ")
     assert "config.pbtxt" in said
     assert isinstance(run("verify", version).exception, RepositoryError)
+
+
+def test_signatures_that_no_longer_hold(signed: SignedStore, tmp_path: Path) -> None:
+    version = signed.add(3, "one") / "3"
+    assert check_signers(version, None) == f"by {signed.key.key_id[:16]}"
+    attestation = Attestation.read(version)
+    assert attestation
+    Attestation(attestation.payload, {signed.key.key_id: bytes(64)}).write(version)
+    with pytest.raises(RepositoryError, match="its signature does not hold"):
+        check_signers(version, None)
+    unsigned = signed.folder / "m" / "1"
+    assert check_signers(unsigned, None) == NOT_SIGNED
+    with pytest.raises(RepositoryError, match="it is not signed"):
+        check_signers(unsigned, tmp_path / "release.pub")
