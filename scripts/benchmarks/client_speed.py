@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 from inputs import add_model
-from measurement import SetUp, measure
+from measurement import measure, ratio_of
 from onnx import TensorProto, helper
 
 from graphkiln.story.server import start_server
@@ -83,8 +83,7 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
 def _compare(
     label: str, requests: dict[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
 ) -> list[dict[str, object]]:
-    set_ups = [SetUp(name=name, concurrency=concurrency, request=request) for name, request in requests.items()]
-    summaries = measure(set_ups, rounds, seconds)
+    summaries = measure(requests, concurrency, rounds, seconds)
     base = summaries["tritonclient"]
     return [
         {
@@ -92,7 +91,7 @@ def _compare(
             "set-up": name,
             "requests/s": round(summary.per_second, 1),
             "ratio": round(summary.per_second / base.per_second, 3),
-            "spread": summary.spread_beside(base),
+            "spread": ratio_of(summary.rates, base.rates).spread,
             "p99 ms": round(summary.p99_ms, 2),
             "p99 ratio": round(summary.p99_ms / base.p99_ms, 2),
         }

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from graphkiln.story.worker import measure_throughput
+from graphkiln.story.worker import Throughput, measure_throughput
 
 _WARM_UP_S = 1.0
+_Found = TypeVar("_Found")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SetUp:
-    """One row of a comparison: a function that does one request, called from `concurrency` threads."""
+def take_turns(
+    title: str, runs: Mapping[str, Callable[[float], _Found]], rounds: int, seconds: float, *, warm_up: bool = True
+) -> dict[str, list[_Found]]:
+    """Measure set-ups in turn, round after round.
 
-    name: str
-    concurrency: int
-    request: Callable[[], object]
+    Args:
+        title: Shown with the progress.
+        runs: Name of a set-up -> measures it for about so many seconds.
+        rounds: Rounds that count.
+        seconds: Seconds of one measurement.
+        warm_up: Begin with a short round that does not count.
+    """
+    found: dict[str, list[_Found]] = {name: [] for name in runs}
+    for number in range(0 if warm_up else 1, rounds + 1):
+        for name, run in runs.items():
+            show_progress(f"{title}round {number}/{rounds}: {name}")
+            measured = run(seconds if number else min(seconds, _WARM_UP_S))
+            if number:
+                found[name].append(measured)
+    show_progress("")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,33 +49,23 @@ class Summary:
     p99_ms: float
     rates: tuple[float, ...] = ()
 
-    def spread_beside(self, reference: Summary) -> float:
-        """Spread of the rounds' ratios to a reference: see `Ratio`."""
-        return ratio_of(self.rates, reference.rates).spread if self.rates else 0.0
+
+def measure(
+    requests: Mapping[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
+) -> dict[str, Summary]:
+    """Measure functions that do one request each, called from `concurrency` threads, in turn."""
+
+    def load(request: Callable[[], object], length: float) -> Throughput:
+        return measure_throughput(lambda _: request(), concurrency, (b"",), length)
+
+    found = take_turns("", {name: partial(load, each) for name, each in requests.items()}, rounds, seconds)
+    return {name: _summary(measured) for name, measured in found.items()}
 
 
-def measure(set_ups: list[SetUp], rounds: int, seconds: float) -> dict[str, Summary]:
-    """Measure the set-ups in turn, round after round; a first round is a warm-up and does not count."""
-    rates: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
-    latencies_ms: dict[str, list[float]] = {set_up.name: [] for set_up in set_ups}
-    for number in range(rounds + 1):
-        for set_up in set_ups:
-            show_progress(f"round {number}/{rounds}: {set_up.name}")
-            length = seconds if number else min(seconds, _WARM_UP_S)
-            throughput = measure_throughput(_without_image(set_up.request), set_up.concurrency, (b"",), length)
-            if number:
-                rates[set_up.name].append(throughput.per_second)
-                latencies_ms[set_up.name] += throughput.latencies_ms
-    show_progress("")
-    return {
-        name: Summary(
-            per_second=statistics.median(rates[name]),
-            p50_ms=float(np.percentile(latencies_ms[name], 50)),
-            p99_ms=float(np.percentile(latencies_ms[name], 99)),
-            rates=tuple(rates[name]),
-        )
-        for name in rates
-    }
+def _summary(measured: Sequence[Throughput]) -> Summary:
+    rates = tuple(each.per_second for each in measured)
+    p50, p99 = np.percentile([ms for each in measured for ms in each.latencies_ms], (50, 99))
+    return Summary(per_second=statistics.median(rates), p50_ms=float(p50), p99_ms=float(p99), rates=rates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +73,8 @@ class Ratio:
     """Ratio to a reference, of several rounds that took turns.
 
     Attributes:
-        median: Of the rounds' ratios.
-        spread: Half of what lies between the smallest and the largest, as a part of the median; 0 for one round.
+        median: Median of the rounds' ratios.
+        spread: Half of the range of the ratios, as a part of the median; 0 for one round.
     """
 
     median: float
@@ -81,20 +88,6 @@ def ratio_of(values: Sequence[float], reference: Sequence[float]) -> Ratio:
     return Ratio(median=round(median, 3), spread=round((max(ratios) - min(ratios)) / 2 / median, 3))
 
 
-_listeners: list[Callable[[str], None]] = []
-
-
 def show_progress(text: str) -> None:
-    """Replace the line on stderr that says what happens now."""
+    """Replace the progress line on stderr."""
     print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    for listener in _listeners:
-        listener(text)
-
-
-def listen_to_progress(listener: Callable[[str], None]) -> None:
-    """Hand each text of `show_progress` to a function, too, from now on."""
-    _listeners.append(listener)
-
-
-def _without_image(request: Callable[[], object]) -> Callable[[bytes], object]:
-    return lambda _: request()

@@ -11,7 +11,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
-from measurement import ratio_of, show_progress
+from measurement import ratio_of, take_turns
 from servers import check_backend, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
@@ -59,7 +58,7 @@ class Reading:
     peak_mb: float
 
 
-Read = Callable[[], Reading]
+Read = Callable[[float], Reading]
 
 
 def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
@@ -70,12 +69,7 @@ def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[di
         graph = exported_graph(architecture)
         with tempfile.TemporaryDirectory() as folder:
             set_ups = _set_ups(Path(folder), architecture, graph, backends)
-            readings: defaultdict[str, list[Reading]] = defaultdict(list)
-            for number in range(rounds):
-                for name, read in set_ups.items():
-                    show_progress(f"{architecture}, round {number + 1}/{rounds}: {name}")
-                    readings[name].append(read())
-            show_progress("")
+            readings = take_turns(f"{architecture}, ", set_ups, rounds, 0.0, warm_up=False)
             rows += rows_of(architecture, graph.stat().st_size / 2**20, readings)
     return rows
 
@@ -116,7 +110,7 @@ def _start_ours(store: Path, cache: Path, *, is_first: bool) -> Iterator[LocalSe
         yield server
 
 
-def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model: str) -> Reading:
+def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model: str, _: float) -> Reading:
     """A server that has computed with each of its instances."""
     with start() as server, Client(server.http_url, timeout_s=120) as client, ThreadPoolExecutor(_CALLERS) as pool:
         feeds = {"INPUT_0": np.zeros(_IMAGE, np.float32)}
@@ -125,7 +119,7 @@ def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model
         return read_memory([server.pid, *(child.pid for child in supervisor.children(recursive=True))])
 
 
-def _read_bare(graph: Path) -> Reading:
+def _read_bare(graph: Path, _: float) -> Reading:
     command = [sys.executable, "-c", _BARE_PROGRAM, str(graph)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         if process.stdout is None or not process.stdout.readline():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 from inputs import CACHE, exported_graph, synthetic_photograph
-from measurement import show_progress
+from measurement import take_turns
 from peers.image import EXACT_PRODUCTS, HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
 
@@ -58,15 +58,14 @@ def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
         contenders[name] = partial(start_peer, peer, environment(name), graph, jpegs[:2])
     for precision in ("fp32", "int8"):
         contenders[f"graphkiln {precision}"] = partial(_start_graphkiln, _store(precision), _ENGINES[precision])
-    measured: dict[str, list[Throughput]] = {name: [] for name in contenders}
-    for number in range(rounds):
-        for name, start in contenders.items():
-            show_progress(f"round {number + 1}/{rounds}: {name}")
-            with start() as classify:
-                measure_throughput(classify, CALLERS, jpegs, _WARM_UP_S)
-                measured[name].append(measure_throughput(classify, CALLERS, jpegs, seconds))
-    show_progress("")
-    return _rows(measured)
+
+    def run(start: Callable[[], AbstractContextManager[Classify]], length: float) -> Throughput:
+        with start() as classify:
+            measure_throughput(classify, CALLERS, jpegs, _WARM_UP_S)
+            return measure_throughput(classify, CALLERS, jpegs, length)
+
+    runs = {name: partial(run, start) for name, start in contenders.items()}
+    return _rows(take_turns("", runs, rounds, seconds, warm_up=False))
 
 
 def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:

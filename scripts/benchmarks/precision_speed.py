@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from inputs import CACHE
-from measurement import ratio_of, show_progress
+from measurement import ratio_of, show_progress, take_turns
 from reporting import Parts
 from torch import nn
 
@@ -184,7 +184,6 @@ def _once(path: Path, make: Callable[[Path], object]) -> None:
 PARTS = CACHE / "precision"  # where each architecture is kept as it is done
 _BATCH = 8
 _CLOSE = 0.97  # A rate of at least this share of the best one counts as being it
-_WARM_UP_S = 1.0
 
 ORT_FP32, OV_FP32, OV_BF16 = "onnxruntime fp32", "openvino fp32", "openvino bf16"
 ORT_INT8, OV_INT8 = "onnxruntime int8", "openvino int8"
@@ -254,14 +253,22 @@ def _measure_architecture(name: str, rounds: int, seconds: float) -> list[dict[s
                 continue
             opened.enter_context(sessions[set_up].session)
         errors = {set_up: _error(graphs, proven, feeds) for set_up, proven in sessions.items()}
-        measured = _take_turns(name, sessions, feeds, rounds, seconds)
+        runs = {set_up: partial(_time, partial(proven.session.run, feeds)) for set_up, proven in sessions.items()}
+        found = take_turns(f"{name}, ", runs, rounds, seconds)
+    measured = {
+        set_up: Rounds(rates=[rate for rate, _ in each], cpu_s=[cpu_s for _, cpu_s in each])
+        for set_up, each in found.items()
+    }
     made = {set_up: _what_computes(proven) for set_up, proven in sessions.items()}
     verdicts = {auto: judge(auto, by_hand, measured, made) for auto, by_hand in _BY_HAND.items() if auto in measured}
     rows = []
     for set_up in _SET_UPS:
         if set_up in sessions:
-            proven, found = sessions[set_up], measured[set_up]
-            rows.append(_row(name, set_up, proven, found, measured, errors[set_up], verdicts.get(set_up, "")))
+            rows.append(
+                _row(
+                    name, set_up, sessions[set_up], measured[set_up], measured, errors[set_up], verdicts.get(set_up, "")
+                )
+            )
         else:
             print(f"{name}, {set_up}: {failures[set_up]}", file=sys.stderr)
     return rows
@@ -285,24 +292,8 @@ def _error(graphs: Graphs, proven: ProvenSession, feeds: Mapping[str, AnyArray])
     return max(error.relative_l2 for error in compare(expected, proven.session.run(feeds)))
 
 
-def _take_turns(
-    name: str, sessions: Mapping[str, ProvenSession], feeds: Mapping[str, AnyArray], rounds: int, seconds: float
-) -> dict[str, Rounds]:
-    """Run the sessions in turn, round after round; a first round is a warm-up and does not count."""
-    measured = {set_up: Rounds() for set_up in sessions}
-    for number in range(rounds + 1):
-        for set_up, proven in sessions.items():
-            show_progress(f"{name}: round {number}/{rounds}: {set_up}")
-            rate, cpu_s = _time(partial(proven.session.run, feeds), seconds if number else min(seconds, _WARM_UP_S))
-            if number:
-                measured[set_up].rates.append(rate)
-                measured[set_up].cpu_s.append(cpu_s)
-    show_progress("")
-    return measured
-
-
-def _time(run: partial[dict[str, AnyArray]], seconds: float) -> tuple[float, float]:
-    """Runs a second, and processor seconds of a run; threads of the session before it get a run to go to sleep."""
+def _time(run: Callable[[], object], seconds: float) -> tuple[float, float]:
+    """Runs per second, and CPU seconds of a run; threads of the session before it get a run to go to sleep."""
     run()
     begun, cpu, count = time.perf_counter(), time.process_time(), 0
     while (passed := time.perf_counter() - begun) < seconds or not count:
@@ -312,7 +303,7 @@ def _time(run: partial[dict[str, AnyArray]], seconds: float) -> tuple[float, flo
 
 
 def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], made: Mapping[str, object]) -> str:
-    """Return true if `engine: auto` is the best by hand, or within 3% of it by the median of the rounds' ratios.
+    """Describe `engine: auto` beside the best by hand, by the median of the rounds' ratios.
 
     Args:
         auto: Its set-up.

@@ -6,7 +6,6 @@ import json
 import statistics
 import tempfile
 import urllib.request
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy as np
 import onnxruntime
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
-from measurement import Ratio, ratio_of, show_progress
+from measurement import Ratio, ratio_of, take_turns
 from servers import Load, check_backend, find_generator, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
@@ -85,7 +84,7 @@ class Sample:
     cpu_ms: float
 
 
-Run = Callable[[], Sample]
+Run = Callable[[float], Sample]
 
 
 def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
@@ -103,11 +102,11 @@ def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> 
             runs: dict[str, Run] = {}
             for name, server in servers.items():
                 url = server.http_url if protocol == "HTTP" else server.grpc_url
-                load = partial(generator, url, variant.name, concurrency, seconds)
+                load = partial(generator, url, variant.name, concurrency)
                 runs[name] = partial(_measure_server, server, variant.name, load)
             if not cpp_backend:
-                runs[BARE] = _bare_run(variant, concurrency, seconds)
-            rows += rows_of(title, generator.name, _take_turns(title, runs, rounds))
+                runs[BARE] = _bare_run(variant, concurrency)
+            rows += rows_of(title, generator.name, take_turns(f"{title}, ", runs, rounds, seconds))
     return rows
 
 
@@ -135,21 +134,9 @@ def _settings(variant: Variant, ours: bool) -> dict[str, str]:
     return {"threads": str(variant.threads), **(openvino_settings() if variant.openvino else {})}
 
 
-def _take_turns(title: str, runs: Mapping[str, Run], rounds: int) -> dict[str, list[Sample]]:
-    samples: defaultdict[str, list[Sample]] = defaultdict(list)
-    for number in range(rounds + 1):
-        for name, run in runs.items():
-            show_progress(f"{title}, round {number}/{rounds}: {name}")
-            sample = run()
-            if number:
-                samples[name].append(sample)
-    show_progress("")
-    return dict(samples)
-
-
-def _measure_server(server: LocalServer, model: str, generate: Callable[[], Load]) -> Sample:
+def _measure_server(server: LocalServer, model: str, generate: Callable[[float], Load], seconds: float) -> Sample:
     before, cpu_s = read_statistics(server.http_url, model), _cpu_seconds(server.pid)
-    load = generate()
+    load = generate(seconds)
     cpu_s = _cpu_seconds(server.pid) - cpu_s
     return _sample(load, before, read_statistics(server.http_url, model), cpu_s)
 
@@ -187,7 +174,7 @@ def _cpu_seconds(pid: int) -> float:
     return float(sum(time.user + time.system for time in times))
 
 
-def _bare_run(variant: Variant, concurrency: int, seconds: float) -> Run:
+def _bare_run(variant: Variant, concurrency: int) -> Run:
     """Sessions with as many threads, and as many callers as there are instances that requests would keep busy."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = variant.threads
@@ -197,7 +184,7 @@ def _bare_run(variant: Variant, concurrency: int, seconds: float) -> Run:
     feeds = {session.get_inputs()[0].name: image}
     callers = min(variant.instances, concurrency)
 
-    def run() -> Sample:
+    def run(seconds: float) -> Sample:
         found = measure_throughput(lambda _: session.run(None, feeds), callers, (b"",), seconds)
         p50, p99 = (float(value) for value in np.percentile(found.latencies_ms, (50, 99)))
         load = Load(per_second=found.per_second, p50_ms=p50, p99_ms=p99)

@@ -37,6 +37,7 @@ from soaking.traffic import (
     binary_request,
     json_request,
     read_response,
+    to_bytes,
 )
 
 _NEIGHBORS = 2
@@ -183,14 +184,6 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
         if result:
             result[draw(st.integers(0, len(result) - 1))] = draw(st.integers(0, 255))
     return bytes(result[: draw(st.integers(0, len(result)))] if draw(st.booleans()) else result)
-
-
-def to_bytes(array: Any) -> bytes:
-    """A tensor as raw contents of a request. Source: Triton's binary data extension."""
-    if array.dtype.kind == "O":
-        return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
-    content: bytes = array.tobytes()
-    return content
 
 
 def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:

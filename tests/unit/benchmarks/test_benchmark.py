@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -56,13 +55,6 @@ class TestCommand:
         assert "what one is" in out
         assert "1.5" in out
 
-    def test_or_json(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ran: list[Any]) -> None:
-        run(monkeypatch, "two", "--json")
-        document = json.loads(capsys.readouterr().out)
-        assert document["rows"] == [{"set-up": "two", "ratio": 1.5}]
-        assert set(document) == {"cores", "load_average", "rows"}
-        assert ran == [("two", 5, 3.0)]
-
     @pytest.mark.parametrize(
         ("words", "names"),
         [
@@ -90,18 +82,6 @@ class TestCommand:
             run(monkeypatch, "all")
         assert [name for name, *_ in ran] == ["one", "two"]
         assert "bad: no weights" in capsys.readouterr().err
-
-    def test_all_says_what_kind_of_error_nobody_foresaw(
-        self, kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        def fail(*_: object) -> list[dict[str, object]]:
-            raise KeyError("x")
-
-        monkeypatch.setattr(benchmark, "BENCHMARKS", {"bad": (fail, "bad")})
-        with pytest.raises(SystemExit, match="failed: bad"):
-            run(monkeypatch, "all")
-        assert "bad: KeyError: 'x'" in capsys.readouterr().err
-        assert kept == ["tables"]
 
     def test_all_that_is_stopped_keeps_what_was_measured_and_names_the_rest(
         self, ran: list[Any], kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -149,14 +129,6 @@ class TestCommand:
         assert told in capsys.readouterr().err
         assert ran == []
 
-    def test_an_unknown_benchmark_is_named(
-        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with pytest.raises(SystemExit) as ended:
-            run(monkeypatch, "speed")
-        assert ended.value.code == 2
-        assert "speed" in capsys.readouterr().err
-
 
 def test_every_benchmark_is_described_in_the_help() -> None:
     described = re.findall(r"^    scripts/benchmark (\w+) ", str(benchmark.__doc__), re.M)
@@ -180,15 +152,3 @@ def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.M
     monkeypatch.setitem(benchmark.BENCHMARKS, "serving", (fake, "serving"))
     run(monkeypatch, "serving", "--rounds", "1", *words)
     assert found == [1, 3.0, Path("somewhere") if words else None]
-
-
-def test_a_budget_is_handed_to_searches_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[object] = []
-
-    def fake(rounds: int, seconds: float, only: str, budget_s: float) -> list[dict[str, object]]:
-        found.extend((rounds, seconds, only, budget_s))
-        return [{"set-up": "x", "ratio": 1.0}]
-
-    monkeypatch.setitem(benchmark.BENCHMARKS, "tune", (fake, "tune"))
-    run(monkeypatch, "tune", "--only", "vit_tiny", "--budget", "480")
-    assert found == [5, 3.0, "vit_tiny", 480.0]

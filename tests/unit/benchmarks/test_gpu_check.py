@@ -73,15 +73,6 @@ def test_installs_once_tests_and_measures(machine: Machine) -> None:
     assert machine.calls() == ["scripts/benchmarks/gpu_check.py"]
 
 
-def test_an_installation_that_failed_is_begun_anew(machine: Machine) -> None:
-    (machine.folder / "broken").touch()
-    assert machine.run().returncode == 1
-    assert not any("gpu_check.py" in call for call in machine.calls())
-    (machine.folder / "broken").unlink()
-    assert machine.run("--skip-tests").stdout == "figures\n"
-    assert machine.calls()[0].startswith("-m venv --clear")
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -96,14 +87,6 @@ def test_a_mistake_is_told_before_gigabytes_are_installed(machine: Machine, word
     assert done.returncode == 2
     assert told in done.stderr
     assert machine.calls() == []
-
-
-def test_a_python_that_is_not_there(machine: Machine) -> None:
-    done = machine.run(GRAPHKILN_GPU_PYTHON="/nowhere/python3")
-    assert (done.returncode, machine.calls()) == (2, [])
-    assert "there is no program /nowhere/python3" in done.stderr
-    machine.run("--skip-tests", GRAPHKILN_GPU_PYTHON=str(machine.folder / "bin" / "python3"))
-    assert machine.calls() == ["scripts/benchmarks/gpu_check.py"]
 
 
 def test_without_a_gpu_it_says_so_and_how_it_is_used(machine: Machine) -> None:

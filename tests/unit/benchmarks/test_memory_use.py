@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 
 import memory_use
@@ -27,15 +26,6 @@ def readings(*names: str) -> dict[str, list[Reading]]:
     return {name: [Reading(pss_mb=100.0 * number, peak_mb=50.0)] for number, name in enumerate(names, 1)}
 
 
-def test_ratios_are_to_a_bare_session() -> None:
-    rows = rows_of("m", 12.4, readings(BARE, "graphkiln, 1 instance", "graphkiln, 2 instances"))
-    assert [row["ratio"] for row in rows] == [1, 2, 3]
-    assert rows[1] == {
-        "model": "m", "set-up": "graphkiln, 1 instance", "PSS MB": 200, "ratio": 2.0, "spread": 0.0,
-        "largest peak MB": 50, "twice the weights MB": 25,
-    }  # fmt: skip
-
-
 def test_or_to_the_cpp_backend_with_as_many_instances() -> None:
     names = (BARE, f"{CPP}, 1 instance", "graphkiln, 1 instance, first start", f"{CPP}, 2 instances", "o, 2 instances")
     ratios = {row["set-up"]: row["ratio"] for row in rows_of("m", 1.0, readings(*names))}
@@ -53,24 +43,6 @@ def test_set_ups_differ_by_instances_and_backend(tmp_path: Path, cpp: bool) -> N
         assert 'backend: "onnxruntime"' in (tmp_path / f"{CPP}, 1 instance/store/m/config.pbtxt").read_text()
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_first_start_has_no_cache(tmp_path: Path, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    flags: list[tuple[str, ...]] = []
-
-    def start(*_: Path, flags: tuple[str, ...], log: Path, found: list[tuple[str, ...]] = flags) -> nullcontext[str]:
-        found.append(flags)
-        assert log.parent == tmp_path
-        return nullcontext("server")
-
-    monkeypatch.setattr(memory_use, "start_server", start)
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    (cache / "entry").touch()
-    with memory_use._start_ours(tmp_path / "store", cache, is_first=first):
-        assert (cache / "entry").exists() != first
-    assert flags == [("--cache", str(cache))]
-
-
 def test_a_bare_session_that_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="does not start"):
-        memory_use._read_bare(tmp_path / "nowhere.onnx")
+        memory_use._read_bare(tmp_path / "nowhere.onnx", 0.0)

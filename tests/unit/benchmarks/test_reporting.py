@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
 from pathlib import Path
 
@@ -32,28 +30,10 @@ class TestResults:
         assert {"machine", "gpu", "system", "versions", "date", "commit"} == set(result["facts"])
         assert re.fullmatch(r"[0-9a-f]{7,}|unknown", result["facts"]["commit"])
 
-    def test_the_load_of_the_machine_is_told_where_it_is_known(self) -> None:
-        reporting.save_result("first", "t", "c", ROWS, 0.254)
-        assert "; load average before it 0.25.  \n" in reporting.render_page()
-        reporting.save_result("first", "t", "c", ROWS)
-        assert "load average" not in reporting.render_page()
-
-    def test_a_second_one_replaces_the_first(self, folder: Path) -> None:
-        for rows in (ROWS, ROWS[:1]):
-            reporting.save_result("first", "t", "c", rows)
-        assert len(json.loads((folder / "results" / "first.json").read_text())["rows"]) == 1
-
     def test_outside_of_a_checkout_the_commit_is_unknown(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reporting, "REPOSITORY", folder)
         monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
         assert reporting._commit() == "unknown"
-
-
-def test_what_is_no_number_is_a_dash(folder: Path) -> None:
-    reporting.save_result("first", "t", "c", [{"n": math.nan, "m": 1.0}, {"n": 2.0, "m": math.inf}])
-    assert "NaN" not in (folder / "results" / "first.json").read_text()
-    assert "| n | m |\n| ---: | ---: |\n| - | 1.0 |\n| 2.0 | - |\n" in reporting.render_page()
-    assert [path.name for path in (folder / "results").iterdir()] == ["first.json"]
 
 
 class TestTables:
@@ -61,22 +41,6 @@ class TestTables:
         assert reporting._table(ROWS, ["set-up", "ratio", "note"]) == (
             "| set-up | ratio | note |\n| --- | ---: | ---: |\n| one | 1.5 | - |\n| two | 20 | 3.5x |\n"
         )
-
-    def test_one_text_makes_a_column_of_text(self) -> None:
-        rows = [{"n": 1}, {"n": "undecided"}]
-        assert reporting._table(rows, ["n"]).splitlines()[1] == "| --- |"
-
-    @pytest.mark.parametrize("value", [1, 1.5, "1.25x", "-", "", "7"])
-    def test_what_counts_as_a_number(self, value: object) -> None:
-        assert reporting._is_number(value)
-
-    @pytest.mark.parametrize("value", ["one", "1/2", "1e-05", "5 ms", None])
-    def test_what_does_not(self, value: object) -> None:
-        assert not reporting._is_number(value)
-
-    def test_a_column_that_is_missing_is_an_error(self) -> None:
-        with pytest.raises(KeyError, match="speed"):
-            reporting._table(ROWS, ["speed"])
 
 
 class TestMarkedTables:
@@ -86,15 +50,6 @@ class TestMarkedTables:
         text = f"{begin}old\n\nolder\n<!-- end -->\nb <!-- end -->\n"
         table = "| ratio | set-up |\n| ---: | --- |\n| 1.5 | one |\n| 20 | two |\n"
         assert reporting.fill_tables(text) == f"{begin}{table}<!-- end -->\nb <!-- end -->\n"
-
-    def test_filling_twice_changes_nothing(self) -> None:
-        reporting.save_result("first", "t", "c", ROWS)
-        once = reporting.fill_tables("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
-        assert reporting.fill_tables(once) == once
-
-    def test_what_was_not_measured_stays(self) -> None:
-        text = "<!-- docs/benchmarks/none.json: a -->\nby hand\n<!-- end -->\n"
-        assert reporting.fill_tables(text) == text
 
     def test_several_tables_do_not_run_into_each_other(self) -> None:
         for name in ("first", "second"):
@@ -113,9 +68,6 @@ class TestPage:
         assert re.findall(r"^## (\w+): what", page, re.M) == ["first", "second"]
         assert "    scripts/benchmark first\n\n| set-up |" in page
         assert page.count("; GPU: ") == 2
-
-    def test_without_results_is_the_introduction(self) -> None:
-        assert reporting.render_page() == reporting._INTRODUCTION
 
     def test_both_files_are_written(self, folder: Path) -> None:
         (folder / "README.md").write_text("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
@@ -155,14 +107,6 @@ def test_other_conditions_do_not_stand_in_the_same_table(parts: Parts, tmp_path:
     parts.measure("one", lambda: [1])
     assert Parts(tmp_path / "parts", 1, 3.0).read("one") is None
     assert Parts(tmp_path / "parts", 5, 3.0).read("one") == [1]
-
-
-def test_what_is_kept_says_of_when_it_is(parts: Parts, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    parts.measure("one", lambda: [1])
-    assert capsys.readouterr().err == ""
-    os.utime(tmp_path / "parts" / "one.json", (0, 0))
-    parts.measure("one", lambda: [2])
-    assert "one: kept, as measured 1970-01-01 00:00 UTC (--only 'one' measures it again)" in capsys.readouterr().err
 
 
 def test_what_is_stopped_while_it_is_written_leaves_the_old_one(

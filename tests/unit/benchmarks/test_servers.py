@@ -13,8 +13,6 @@ from servers import (
     Bench,
     PerfAnalyzer,
     check_backend,
-    find_generator,
-    read_bench,
     read_report,
     start_cpp_server,
 )
@@ -59,33 +57,10 @@ def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]]) -
     assert "-m m -u localhost:8001 -i grpc --concurrency-range 8 -p 2000 -r 3 -s 999" in words
 
 
-def test_its_windows_hold_some_requests_of_a_slow_model(commands: list[tuple[str, ...]]) -> None:
-    PerfAnalyzer()("http://localhost:8000", "m", 1, 0.1)
-    assert "-i http --concurrency-range 1 -p 1000" in " ".join(commands[0])
-
-
-def test_it_sends_so_many_requests_a_second(commands: list[tuple[str, ...]]) -> None:
-    assert PerfAnalyzer().at_rate("grpc://localhost:8001", "m", 120.5, 3.0).p99_ms == 31.25
-    assert "-i grpc --request-rate-range 120.5 --request-distribution poisson -p 1000" in " ".join(commands[0])
-
-
 def test_bench_measures_where_it_is_not_installed(commands: list[tuple[str, ...]]) -> None:
     load = Bench()("http://localhost:8000", "m", 2, 3.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)
     assert "bench --model m --url http://localhost:8000 --concurrency 2 --duration 3.0" in " ".join(commands[0])
-
-
-def test_a_run_without_answers_is_none_of_ours() -> None:
-    with pytest.raises(KeyError):
-        read_bench(json.dumps([{"client": {"per_second": 0.0, "latency_ms": {}}}]))
-
-
-def test_perf_analyzer_is_taken_from_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_generator().name == "graphkiln bench"
-    (tmp_path / "perf_analyzer").write_text("#!/bin/sh\n")
-    (tmp_path / "perf_analyzer").chmod(0o755)
-    assert find_generator().name == "perf_analyzer"
 
 
 def test_a_command_that_fails_ends_it_with_what_it_said() -> None:
@@ -120,12 +95,6 @@ def test_a_folder_without_the_library_is_an_error(tmp_path: Path, backends: Path
         check_backend(tmp_path)
 
 
-def test_libraries_beside_it_come_first(backends: Path) -> None:
-    path = servers._environment(backends)["LD_LIBRARY_PATH"].split(":")
-    assert path[:2] == [str(backends / "onnxruntime"), str(backends / "lib")]
-    assert path[2:] == find_installation().library_path.split(":")
-
-
 def test_a_server_that_ends_says_why(backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _pretend(monkeypatch, tmp_path / "tritonserver", "echo no such model; exit 7")
     with pytest.raises(SystemExit, match=r"ended with code 7: no such model"), start_cpp_server(backends, tmp_path):
@@ -146,12 +115,3 @@ def test_a_server_is_asked_until_it_is_ready_and_stopped(
         assert server.http_url.startswith("http://127.0.0.1:")
         assert Path(f"/proc/{server.pid}").exists()
     assert not Path(f"/proc/{server.pid}").exists()
-
-
-def test_a_server_that_is_never_ready_is_not_waited_for_forever(
-    backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _pretend(monkeypatch, tmp_path / "tritonserver", "exec sleep 60")
-    monkeypatch.setattr(servers, "_READY_S", 0.1)
-    with pytest.raises(SystemExit, match="is not ready after"), start_cpp_server(backends, tmp_path):
-        pytest.fail("it is not ready")

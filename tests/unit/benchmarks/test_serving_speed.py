@@ -99,17 +99,5 @@ def test_all_set_ups_are_measured_over_both_protocols() -> None:
     assert "mobilenet-2x1, gRPC, 8" in titles
 
 
-def test_servers_take_turns_after_a_round_that_does_not_count() -> None:
-    calls: list[str] = []
-
-    def run(name: str) -> Sample:
-        calls.append(name)
-        return sample(len(calls))
-
-    found = serving_speed._take_turns("m", {"a": lambda: run("a"), "b": lambda: run("b")}, 2)
-    assert calls == ["a", "b"] * 3
-    assert [one.load.per_second for one in found["a"]] == [3, 5]
-
-
 def test_cpu_seconds_are_of_a_process_and_its_children() -> None:
     assert serving_speed._cpu_seconds(os.getpid()) > 0

@@ -55,30 +55,9 @@ def test_rates_are_compared_with_the_best_of_all() -> None:
     assert rows[0]["requests/s"] == "97.0"
 
 
-def test_where_nothing_met_the_target_no_ratio_is_one() -> None:
-    rows = real_rows("m", [Choice(name=OURS, candidate=None)], {}, None)
-    assert [(row["ratio"], row["choice"], row["perf_analyzer within p99"]) for row in rows] == [(0.0, "none", "-")]
-
-
 def test_runs_of_the_same_way_are_one_row() -> None:
     row = row_of("m", [(FOUND[0], 1.0), (FOUND[0], 0.94), (FOUND[0], 0.95)])
     assert (row["runs"], row["ratio"], row["least"], row["runs of 0.95"]) == (3, 0.95, 0.94, 2)
-
-
-@pytest.mark.parametrize(("p99_ms", "within"), [((1.0, 2.0), 2), ((60.0, 50.0), 1)])
-def test_a_repeat_at_the_target_is_within_it(p99_ms: tuple[float, ...], within: int) -> None:
-    assert Held(p99_ms=p99_ms, target_ms=50.0).within == within
-
-
-def test_what_was_not_measured_is_not_compared() -> None:
-    absent = Choice(name="Model Analyzer", candidate=None, note="not measured: it is not on PATH")
-    row = real_rows("m", [*FOUND, absent], {ONE: 100.0}, None)[-1]
-    assert (row["ratio"], row["least"], row["choice"]) == ("-", "-", "not measured: it is not on PATH")
-
-
-def test_rows_say_their_budget() -> None:
-    given = replace(FOUND[0], budget_s=170.0)
-    assert [row_of("m", [(each, 1.0)])["budget s"] for each in (given, FOUND[2])] == ["170", "-"]
 
 
 def test_a_table_keeps_the_rows_of_parts_that_were_measured_elsewhere(tmp_path: Path) -> None:

@@ -71,11 +71,6 @@ def test_every_option_is_heard(run: RunVerb, ran: Ran, digits: Path) -> None:
     assert False in axes["spin"], "a single thread does not spin"
 
 
-def test_with_a_rate_latency_is_what_counts(run: RunVerb, ran: Ran, digits: Path) -> None:
-    assert run("tune", str(digits), "--p99", "50ms", "--rate", "20/s").code == 0
-    assert ran[0].target.objective is Objective.LATENCY
-
-
 def test_json_and_a_page(run: RunVerb, ran: Ran, digits: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     done = run("tune", str(digits), "--p99", "50ms", "--json", "--html", str(page), "--price", "2")
@@ -159,17 +154,6 @@ def test_what_was_fixed_is_written_though_nothing_else_changes(
     assert [each["max_batch_size"] for each in written] == [4]
     run("tune", str(digits), "--p99", "50ms", "--apply")
     assert len(written) == 1, "what serves today is not written again"
-
-
-@pytest.mark.usefixtures("ran")
-def test_what_is_stopped_before_anything_is_measured_ends_as_well(
-    run: RunVerb, digits: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise Stopped(2)
-
-    monkeypatch.setattr("graphkiln.tuning.questions.read_questions", interrupt)
-    assert run("tune", str(digits), "--p99", "50ms").code == 130
 
 
 def test_what_could_not_be_applied_is_told_first(
@@ -277,10 +261,6 @@ def test_the_space_is_told_beside_a_result_and_is_that_of_a_dry_run(
         assert [name for name in ("out", "err") if "candidates" in getattr(captured, name)] == list(
             filter(None, [told])
         )
-
-
-def test_nothing_is_doubtful_where_nothing_is(subject: Subject, tmp_path: Path) -> None:
-    assert list(doubts(tuning(subject, tmp_path))) == []
 
 
 def test_what_is_doubtful_is_told_before(subject: Subject, tmp_path: Path) -> None:

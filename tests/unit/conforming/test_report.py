@@ -11,7 +11,7 @@ import pytest
 
 from conforming import report
 from conforming.cases import Case
-from conforming.outcome import OTHER, PASSED, Outcome, Record, Verdict, kind_of
+from conforming.outcome import OTHER, PASSED, Outcome, Record, Verdict
 from conforming.report import to_report
 from graphkiln.reporting.report import render
 
@@ -89,18 +89,6 @@ class TestKept:
         assert [each["refused"][OTHER] for each in kept["ways"].values() if OTHER in each["refused"]] == []
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"),
-    [
-        ("x is a sequence of tensors, and Triton's protocol has tensors only", "Triton carries tensors only"),
-        ("Could not find an implementation for RoiAlign(16)", "ONNX Runtime has no kernel"),
-        ("something new", OTHER),
-    ],
-)
-def test_kinds(reason: str, kind: str) -> None:
-    assert kind_of(reason).startswith(kind)
-
-
 # A kept run as a page.
 
 
@@ -142,8 +130,3 @@ def test_half_a_line_is_asked_again(tmp_path: Path) -> None:
     Record(path).add(case("one"), PASSED)
     path.write_text(f'{path.read_text()}{{"case": "node_tw')
     assert list(Record(path).outcomes) == ["node_one"]
-
-
-def test_reasons_have_one_line_and_no_folders_of_the_run() -> None:
-    reason: Any = "cannot load /tmp/run1/store/a/1/model.onnx:\n  it is damaged\n\nAt:\n  /usr/lib/model.py(3): load"
-    assert Outcome.of(Verdict.REFUSED, reason).reason == "cannot load the file: it is damaged"

@@ -14,13 +14,11 @@ import jsonschema
 import pytest
 
 from documenting import commands, journeys, pages, reference
-from documenting.text import attributes_of, code, summary_of, table
+from documenting.text import attributes_of, code
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.lowering import settings as setting_keys
-from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY
-from graphkiln_backend.triton.metric_catalog import METRICS
 
 ROOMS = ("backend", "client", "converters", "scripts/graphkiln")
 
@@ -65,36 +63,10 @@ def test_codes_are_those_of_the_classes() -> None:
 # The page of metrics.
 
 
-def test_each_metric_has_a_row() -> None:
-    page = reference.render_metrics()
-    assert "| `graphkiln_nodes` | gauge | `instance`, `executor` | nodes that each executor really ran |" in page
-    assert "| `graphkiln_restarts_total` | counter | `cause` only |" in page
-    assert "| `nv_inference_count` | counter | - | samples that were computed |" in page
-    named = re.findall(r"^\| `([a-z_0-9]+)`", page, re.MULTILINE)
-    assert len(named) == len(set(named)) == len(METRICS) + len(reference.TRITONS)
-
-
 # The page of the numeric policy.
 
 
-def test_every_row_of_the_policy_is_there_with_its_figures() -> None:
-    page = reference.render_policy()
-    lines = page.splitlines()
-    for row in (*BY_PRECISION.values(), *REPLAY.values()):
-        figures = f"| {row.relative_l2:.10g} | {'-' if row.worst_element is None else f'{row.worst_element:.10g}'} |"
-        assert any(figures in line for line in lines), row.name
-    assert "| fp32 | 0.99 | 0.1 | 0.001 | yes |" in page
-    assert "5 times the row of their precision" in page
-
-
 # The page of settings.
-
-
-def test_every_known_key_is_there() -> None:
-    page = reference.render_settings()
-    assert [key for key in setting_keys.KNOWN_KEYS if f"`{key}`" not in page] == []
-    for known in (*setting_keys.GPU_ACCELERATORS.values(), *setting_keys.CPU_ACCELERATORS.values()):
-        assert [key for key in known or () if f"`{key}`" not in page] == []
 
 
 def test_what_a_setting_says_is_its_docstring() -> None:
@@ -153,13 +125,6 @@ def test_what_the_reader_refuses_does_not_fit(
         decode(Manifest, changed)
 
 
-def test_every_part_and_key_is_on_the_page() -> None:
-    page = reference.render_manifest()
-    for part in reference.parts():
-        section = page.partition(f"\n## {part.__name__}\n")[2].partition("\n## ")[0]
-        assert all(f"| `{name}` |" in section for name in reference.schema()["$defs"][part.__name__]["properties"])
-
-
 # Markdown from values and docstrings.
 
 
@@ -177,18 +142,6 @@ class Documented:
     Raises:
         three: Not an attribute.
     """  # noqa: D205 - a summary on two lines
-
-
-def test_a_table_escapes_what_would_end_a_cell() -> None:
-    assert table(["a", "b"], [["1|2", "x\ny"]]) == "| a | b |\n| --- | --- |\n| 1\\|2 | x y |\n"
-
-
-def test_code_of_nothing_is_nothing() -> None:
-    assert (code("x"), code("")) == ("`x`", "")
-
-
-def test_a_summary_is_the_first_paragraph() -> None:
-    assert summary_of(Documented) == "What it is, on two lines."
 
 
 def test_attributes_with_their_continuation() -> None:
@@ -212,12 +165,6 @@ def test_every_command_is_there_with_its_options() -> None:
         section = page.partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         for param in commands.parameters(command):
             assert all(f"`{option}`" in section for option in param.opts if option.startswith("--")), (name, param.name)
-
-
-def test_a_recipe_is_part_of_convert() -> None:
-    section = commands.render().partition("## graphkiln convert\n")[2].partition("\n## ")[0]
-    assert "`--int8-by`" in section
-    assert "`GRAPHKILN_MODEL_STORE`" in section
 
 
 def test_defaults_and_choices_are_told() -> None:
@@ -249,20 +196,6 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
     assert "## A way\n\nNothing.\n" in page
     assert "| `graphkiln serve x \\| y` | 3.2 |" in page
     assert "two cores; today; in a new container." in page
-
-
-def test_what_the_tutorial_took_stands_below(tmp_path: Path) -> None:
-    recorded = tmp_path / "journeys.json"
-    facts = {"machine": "two cores", "date": "today", "place": "an empty folder"}
-    steps = [{"command": "python digits.py", "seconds": 7.04}]
-    tutorial = {"facts": facts, "seconds": 61.4, "load": 2.5, "commands": steps}
-    recorded.write_text(json.dumps({"facts": facts, "journeys": [], "tutorial": tutorial}))
-    page = journeys.render(recorded)
-    assert "\n## The tutorial\n" in page
-    assert (
-        "): 61 s, without installing, reading and\ntyping. two cores; today; in an empty folder. Load: 2.5.\n" in page
-    )
-    assert page.endswith("| `python digits.py` | 7.0 |\n")
 
 
 # The pages that are written from the code are what the code says.

@@ -9,7 +9,6 @@ from xml.etree import ElementTree
 import pytest
 
 from documenting.site import (
-    addresses,
     draw,
     fault_of,
     foreign_resources,
@@ -65,14 +64,6 @@ def test_the_site_may_be_below_a_path(address: str, monkeypatch: pytest.MonkeyPa
 
 
 # Addresses of other sites in the pages.
-
-
-def test_those_of_examples_and_of_this_machine_are_none() -> None:
-    text = """
-    [a](https://docs.astral.sh/uv/), https://in-toto.io. <https://b.example.org/x> http://localhost:8000
-    http://127.0.0.1:8003, https://HOST/x, `https://github.com/OWNER/x` http://prometheus:9090 s3://https://minio.example.com:9
-    """
-    assert list(addresses(text)) == ["https://docs.astral.sh/uv/", "https://in-toto.io", "https://github.com/OWNER/x"]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from releasing import licences
-from releasing.licences import IMAGES, Image, examine, judge, licence_of, main, read_report
+from releasing.licences import IMAGES, Image, judge, licence_of, main
 
 CLASSIFIER = "License :: OSI Approved :: MIT License"
 
@@ -29,15 +28,6 @@ def package(name: str, **metadata: Any) -> dict[str, Any]:
 )
 def test_what_a_package_says_of_its_licence(metadata: dict[str, Any], licence: str) -> None:
     assert licence_of(metadata) == licence
-
-
-def test_a_report_names_each_package_with_its_version() -> None:
-    report = {"install": [package("a", license="X"), package("b", license_expression="Y")]}
-    assert read_report(report) == {"a 1": "X", "b 1": "Y"}
-
-
-def test_licences_that_were_read_pass() -> None:
-    assert judge({"a 1": "X", "b 1": "Y", "c 1": "Y"}, ["X", "unused here"], ["Y"]) == (0, ["X: a 1", "Y: b 1, c 1"])
 
 
 def test_one_that_nobody_has_read_is_named() -> None:
@@ -74,15 +64,6 @@ def test_every_image_may_have_what_the_first_one_has(lists: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("lists")
-def test_what_pip_said_last_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(lock: Path) -> dict[str, Any]:
-        raise subprocess.CalledProcessError(1, "pip", stderr=f"one\nno such file: {lock.name}\n")
-
-    monkeypatch.setattr(licences, "ask_pip", fail)
-    assert examine("gpu") == (2, ["pip failed: no such file: gpu.lock"])
-
-
-@pytest.mark.usefixtures("lists")
 def test_an_image_that_there_is_not() -> None:
     with pytest.raises(SystemExit, match="there is no image 'tpu': cpu, gpu"):
         main(["tpu"])
@@ -90,10 +71,3 @@ def test_an_image_that_there_is_not() -> None:
 
 def test_each_lock_file_of_an_image_has_its_list() -> None:
     assert all(image.lock.is_file() and image.read.is_file() for image in IMAGES.values())
-
-
-@pytest.mark.slow
-def test_pip_is_asked_for_what_is_locked(tmp_path: Path) -> None:
-    """The real pip, of a lock file that is not there."""
-    with pytest.raises(subprocess.CalledProcessError):
-        licences.ask_pip(tmp_path / "gone.txt")

@@ -13,7 +13,7 @@ import pytest
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import read_version
 from graphkiln_client.results import Classification, Result
-from soaking.faults import BadVersion, Field, OtherContract, UnloadLoad, store_faults
+from soaking.faults import BadVersion, Field, OtherContract
 from soaking.models import DIGIT_LABELS, MODELS, MODELS_BY_NAME, SoakModel, build_store, difference, digit_labels
 from soaking.traffic import IMAGES, Ledger, Versions, WrongAnswer, check, expected_scores
 
@@ -89,12 +89,6 @@ def test_a_swapped_label_is_a_wrong_answer() -> None:
         check(IMAGES[0], result(DIGIT_LABELS, 0.1), 3)
 
 
-def test_the_store_holds_every_version(tmp_path: Path) -> None:
-    build_store(tmp_path / "store")
-    found = {(path.parts[-3], path.parts[-2]) for path in tmp_path.rglob("model.onnx")}
-    assert found == {(model.name, str(version)) for model in MODELS for version in model.versions}
-
-
 # Faults in the store, where the server must be told of them and where it looks by itself.
 
 
@@ -126,12 +120,6 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_server_that_looks_by_itself_is_not_told(store: Path) -> None:
-    service = FakeService()
-    BadVersion("empty", "scaled", Path.mkdir).inject(field(store, service, explicit=False))
-    assert service.told == []
-
-
 def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
     fault = BadVersion("empty", "scaled", Path.mkdir)
     service = FakeService("HTTP 400: no")
@@ -149,8 +137,3 @@ def test_a_version_of_another_contract_is_whole(store: Path) -> None:
     contract = read_version(store / "digits" / "51").contract
     assert contract
     assert contract.labels == digit_labels(51) != DIGIT_LABELS
-
-
-def test_models_are_unloaded_only_where_that_is_the_users_to_say() -> None:
-    assert any(isinstance(fault, UnloadLoad) for fault in store_faults(explicit=True))
-    assert not any(isinstance(fault, UnloadLoad) for fault in store_faults(explicit=False))

@@ -71,13 +71,6 @@ def test_every_fault_of_the_service_fails_the_soak(changed: dict[str, object], w
     assert any(words in failure for failure in failures_of(result))
 
 
-def test_injections_of_one_kind_are_one_row() -> None:
-    (row,) = summarize(GOOD.injections)
-    assert (row.times, row.median_s, row.worst_s, row.within_goal) == (3, 3.0, 6.0, 2)
-    assert row.restarts == {"instance_died": 3}
-    assert row.errors == {"HTTP 503": 9}
-
-
 def test_a_fault_that_was_never_recovered_from_has_no_worst_time() -> None:
     (row,) = summarize([*GOOD.injections, replace(GOOD.injections[0], ready_again_s=None)])
     assert row.worst_s is None
@@ -89,21 +82,6 @@ def test_the_report_fits_into_80_columns_and_into_json() -> None:
     document = json.loads(json.dumps(to_json([noisy])))
     assert document["totals"] == {"right": 150, "refused": 3}
     assert document["faults"][0]["fault"] == "SIGKILL to an instance"
-
-
-def test_the_modes_are_one_report() -> None:
-    other = replace(GOOD, mode="explicit", seconds=30.0, stuck=1)
-    assert failures([GOOD, other]) == ["explicit: 1 senders still wait"]
-    document = to_json([GOOD, other])
-    assert (document["seconds"], document["totals"]["right"]) == (90.0, 300)
-    assert document["faults"][0]["times"] == 6
-    assert [each["mode"] for each in document["modes"]] == ["polling", "explicit"]
-    assert "FAILED" in to_text([GOOD, other])
-    assert "passed" not in to_text([GOOD, other])
-
-
-def test_why_it_was_not_ready_is_shown() -> None:
-    assert "12.0 s: 400, not ready: digits" in to_text([replace(GOOD, unready=["12.0 s: 400, not ready: digits"])])
 
 
 def test_traffic_is_missed_only_where_there_was_to_be_some() -> None:
@@ -140,15 +118,6 @@ RUN = {
         }
     ],
 }
-
-
-def test_a_row_for_each_fault() -> None:
-    text = tables.fault_table(RUN)
-    assert (
-        "| SIGKILL to an instance | 9 | 2.0 s | never | 9 instance_died | 7 HTTP 503, 2 b, 1 a, 1 other kinds |" in text
-    )
-    assert "| noise | 2 | stays | stays | - | - |" in text
-    assert "30 minutes, seed 3. Requests: 1000 right, 10 refused, 0 wrong, 0 lost." in text
 
 
 def test_the_memory_of_each_kind_of_process() -> None:

@@ -40,24 +40,9 @@ def test_the_longest_time_without_readiness(watching: Readiness) -> None:
     assert watching.longest_s(30, 40) == 0
 
 
-def test_the_last_failure_and_what_was_said(watching: Readiness) -> None:
-    assert watching.last_failure(9, 15) == 10.4
-    assert watching.last_failure(11, 15) is None
-    assert watching.statuses(9, 15) == {"503": 2, "no answer": 1}
-
-
 def test_failures_outside_of_all_windows(watching: Readiness) -> None:
     assert [lapse.begun for lapse in watching.lapses_outside([(9.0, 11.0)])] == [20.0]
     assert watching.lapses_outside([(9.0, 11.0), (19.0, 21.0)]) == []
-
-
-def test_a_service_that_is_not_ready_is_noted() -> None:
-    service: Any = SimpleNamespace(ready_status=lambda: 503, log_tail=lambda _: "")
-    begun = time.monotonic()
-    with Readiness(service) as readiness:
-        while readiness.last_failure(begun, time.monotonic()) is None:
-            assert time.monotonic() - begun < 30
-            time.sleep(0.02)
 
 
 def test_a_lapse_says_which_model_and_what_the_log_said() -> None:

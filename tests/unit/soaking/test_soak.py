@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,17 +85,6 @@ def test_a_fault_that_nobody_notices_takes_no_time(make: Callable[..., Injector]
     assert fault.undone == 1
 
 
-def test_restarts_are_those_that_the_metric_gained(make: Callable[..., Injector], service: FakeService) -> None:
-    def inject(_: Field) -> Over:
-        service.counts = {"server_died": 3, "instance_died": 1}
-        return at_once
-
-    fault = Damage(inject=inject)
-    injector = make(fault)
-    injector._inject(fault)
-    assert injector.injections[0].restarts == {"server_died": 1, "instance_died": 1}
-
-
 def test_the_time_runs_until_the_last_failure(make: Callable[..., Injector], monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, False, True])
     monkeypatch.setattr(module, "every_model_answers", lambda _: next(answers))
@@ -143,13 +131,6 @@ def test_each_kind_comes_once_before_one_comes_again(make: Callable[..., Injecto
         assert {injector._choose().name for _ in range(5)} == set("abcde")
 
 
-def test_it_runs_until_the_moment_that_it_is_told(make: Callable[..., Injector]) -> None:
-    injector = make(Damage())
-    injector.run(time.monotonic() + 0.2)
-    assert injector.injections
-    assert len(injector.windows()) == len(injector.injections)
-
-
 # When memory counts as growing, and which process took it.
 
 
@@ -164,25 +145,10 @@ def life(*megabytes: float, role: str = "tritonserver", period_s: float = 30.0) 
     return Life(role, 100.0, [(100.0 + period_s * number, mb) for number, mb in enumerate(megabytes)])
 
 
-def test_flat_memory_does_not_grow() -> None:
-    figures = growth(samples(*[400.0, 410.0, 395.0] * 5))
-    assert not grows(figures)
-    assert abs(figures["slope_mb_per_minute"]) < 5
-
-
 def test_steady_growth_is_seen() -> None:
     figures = growth(samples(*[400 + 20 * number for number in range(15)]))
     assert grows(figures)
     assert figures["slope_mb_per_minute"] == 120
-
-
-def test_moments_with_fewer_instances_do_not_count() -> None:
-    restarting = samples(50.0, 60.0, 70.0, instances=1)
-    assert growth(restarting + samples(*[400.0] * 9))["start_mb"] == 400
-
-
-def test_one_reading_has_no_slope() -> None:
-    assert growth(samples(400.0))["slope_mb_per_minute"] == 0
 
 
 def test_what_a_young_process_takes_is_no_leak() -> None:
@@ -195,13 +161,3 @@ def test_what_a_young_process_takes_is_no_leak() -> None:
 def test_what_an_old_process_takes_is_a_leak() -> None:
     roles = by_role([life(*range(100, 130)), life(*[50.0] * 30, role="supervisor")])
     assert leaking(roles) == ["tritonserver 2.0 MB/min"]
-
-
-def test_processes_that_never_got_old_tell_nothing_of_leaks() -> None:
-    roles = by_role([life(10, 20, 30), life(20, 30, 40)])
-    assert roles["tritonserver"] == {
-        "processes": 2,
-        "mb_by_minute": {0: 20.0, 1: 35.0},
-        "slope_mb_per_minute": None,
-    }
-    assert leaking(roles) == []
