@@ -22,7 +22,6 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.passes.node_costs import ALL_REDUCE, PARTIAL, load_for_splitting
 from graphkiln_backend.passes.sharding_rules import (
-    RULES,
     CannotShard,
     Cut,
     Effects,
@@ -30,6 +29,7 @@ from graphkiln_backend.passes.sharding_rules import (
     add_weight,
     check_divides,
     dims,
+    follow_cuts,
     holds_weights,
     is_weight,
     state_size,
@@ -357,13 +357,13 @@ def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
         check_divides(value, region.cuts[value], shards)
         for node in _around(model, value):
             touched[node] = None
-            for other, follows in _effects(node, region, shards).values.items():
+            for other, follows in follow_cuts(node, region.cuts, shards).values.items():
                 if other not in region.cuts:
                     region.cuts[other] = follows
                     waiting.append(other)
                 elif region.cuts[other] != follows:
                     raise CannotShard(f"'{other.name}' would be cut in two ways")
-    region.effects = {node: _effects(node, region, shards) for node in touched}
+    region.effects = {node: follow_cuts(node, region.cuts, shards) for node in touched}
     if not any(effects.reduced for effects in region.effects.values()):
         raise CannotShard("it ends in no product that could be summed up")
     return region
@@ -378,13 +378,6 @@ def _around(model: onnx_ir.Model, value: Value) -> Iterator[onnx_ir.Node]:
         if node.graph is not model.graph:
             raise CannotShard(f"'{value.name}' is read inside of another node")
         yield node
-
-
-def _effects(node: onnx_ir.Node, region: Region, shards: int) -> Effects:
-    rule = RULES.get(node.op_type)
-    if rule is None or node.domain not in ("", "ai.onnx"):
-        raise CannotShard(f"{node.op_type} {node.name} has no rule")
-    return rule(node, region.cuts, shards)
 
 
 def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) -> None:

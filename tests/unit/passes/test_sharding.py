@@ -139,12 +139,19 @@ class TestQuantized:
         expected = compute(split_graphs.quantized(), x=x)["y"]
         assert np.abs(together(shards, tmp_path, x=x)["y"] - expected).max() > 0.1
 
-    def test_scales_of_blocks_stay_whole(self, tmp_path: Path) -> None:
+    def test_scales_of_blocks_are_cut_along_the_other_dimension(self, tmp_path: Path) -> None:
         text = """(float[b,4] x) => (float[b,4] y) {
             d = DequantizeLinear<axis=0, block_size=2>(q, s)
             h = MatMul(x, d)
             y = MatMul(h, w)
         }"""
-        made = graph(text, opset=21, q=np.ones((4, 4), np.int8), s=np.ones((2, 4), np.float32), w=draw(4, 4))
-        with pytest.raises(LoweringError, match="has a scale for each block"):
-            cut(lambda: made, tmp_path, 2)
+        integers = np.arange(-8, 8, dtype=np.int8).reshape(4, 4)
+
+        def make() -> onnx_ir.Model:
+            return graph(text, opset=21, q=integers, s=np.abs(draw(2, 4)), w=draw(4, 4))
+
+        x, shards = draw(3, 4), cut(make, tmp_path, 2)
+        assert self.held(shards[0].model)["s_part1x4"].shape == (2, 2)
+        np.testing.assert_allclose(
+            together(shards, tmp_path, x=x)["y"], compute(make(), x=x)["y"], rtol=1e-5, atol=1e-5
+        )
