@@ -1,7 +1,4 @@
-"""One entry of the artifact cache: its name, what `entry.json` says of it, and what is wrong with it.
-
-Nobody trusts an entry: its key and checksums are compared at each use.
-"""
+"""One entry of the artifact cache: its name, `entry.json`, the check of its files, and how it is written."""
 
 from __future__ import annotations
 
@@ -21,102 +18,9 @@ from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, GraphkilnError, ManifestError
 from graphkiln_backend.graph.manifest import sha256_of
 
-# An entry of the artifact cache whose lock is held, and what a disk that fails means for it.
-
+ENTRY_FILE = "entry.json"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PROBE_BYTES = 1 << 20
-
-
-class Reservation:
-    """An entry whose lock is held: nobody else looks for it or builds it meanwhile. See `ArtifactCache.reserve`.
-
-    Args:
-        cache: The cache's folder.
-        entry: What is looked for; its folder need not be there.
-        path: The entry's folder, or None where it is not there.
-    """
-
-    def __init__(self, cache: Path, entry: Entry, path: Path | None) -> None:
-        self._cache = cache
-        self._entry = entry
-        self._path = path
-        self._begun = time.monotonic()
-
-    @property
-    def path(self) -> Path | None:
-        """The entry's folder, or None as long as it is not there. Stays until the cache is closed."""
-        return self._path
-
-    @contextmanager
-    def write(self) -> Iterator[Path]:
-        """An empty folder; what is in it at the end of the block is the entry, unless the block fails.
-
-        Raises:
-            CacheError: The entry cannot be written.
-        """
-        partial = self._cache / "partial" / self._entry.name
-        with explained_errors(self._cache):
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it built
-            partial.mkdir()
-            try:
-                yield partial
-                self._path = self._keep(partial)
-            except GraphkilnError:
-                _check_writable(partial)  # a runtime that cannot write says so in its own words
-                raise
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)  # where all went well it has another name now
-
-    def _keep(self, partial: Path) -> Path:
-        entry = Entry(
-            kind=self._entry.kind,
-            model=self._entry.model,
-            key=self._entry.key,
-            files={file.name: FileRecord.of(file) for file in sorted(partial.iterdir())},
-            seconds=round(time.monotonic() - self._begun, 3),
-        )
-        entry.write(partial)
-        close_to_others(partial)
-        return partial.rename(self._cache / "entries" / entry.name)
-
-
-@contextmanager
-def explained_errors(folder: Path) -> Iterator[None]:
-    """Says of a file system's error what it means for the cache, and what to do.
-
-    Args:
-        folder: The cache's folder.
-
-    Raises:
-        CacheError: There was one.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            hint = "make room (graphkiln cache prune), or choose another folder: serve --cache DIR"
-            raise CacheError(f"the artifact cache {folder} is full: {error.strerror}", hint=hint) from error
-        hint = (
-            "choose a folder that can be written (serve --cache DIR), or fill this one ahead of time "
-            "(graphkiln lower), or do without (--cache off)"
-        )
-        raise CacheError(
-            f"the artifact cache {folder} cannot be written: {error.strerror or error}", hint=hint
-        ) from error
-
-
-def _check_writable(folder: Path) -> None:
-    """Writes a little into a folder.
-
-    Raises:
-        OSError: It is full, over a quota, or gone.
-    """
-    if os.statvfs(folder).f_bavail == 0:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
-
-
-ENTRY_FILE = "entry.json"
 
 Key = Mapping[str, str]  # everything that an artifact depends on, by name
 
@@ -130,7 +34,7 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """Reads a file.
+        """Read a file.
 
         Raises:
             OSError: It cannot be read.
@@ -140,11 +44,11 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What `entry.json` says.
+    """The content of `entry.json`.
 
     Attributes:
-        kind: What the artifact is: `graph`, `onnxruntime`, `openvino`, ...
-        model: For people: what it was built for.
+        kind: Kind of the artifact: `graph`, `onnxruntime`, `openvino`, ...
+        model: For people: the model.
         key: Everything that it depends on.
         files: The artifact's files by name.
         seconds: Time that building it took.
@@ -167,7 +71,7 @@ class Entry:
         return entry_name(self.kind, self.key)
 
     def write(self, folder: Path) -> None:
-        """Writes `entry.json` into a folder.
+        """Write `entry.json` into a folder.
 
         Raises:
             OSError: It cannot be written.
@@ -176,13 +80,13 @@ class Entry:
 
 
 def entry_name(kind: str, key: Key) -> str:
-    """The name of an entry's folder: its kind, for people, and the digest of kind and key."""
+    """Return the name of an entry's folder: its kind, for people, and the digest of kind and key."""
     text = json.dumps({"kind": kind, **key}, sort_keys=True)
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 
 def read_entry(folder: Path) -> Entry | None:
-    """What an entry's folder says that it is; None where it says nothing, or is just being removed."""
+    """Read `entry.json` of an entry's folder; None where it cannot be read, or is just being removed."""
     try:
         return decode(Entry, json.loads((folder / ENTRY_FILE).read_bytes()))
     except (OSError, ValueError, ManifestError):
@@ -190,11 +94,11 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def find_fault(folder: Path, key: Key | None = None) -> str | None:
-    """What is wrong with an entry, or None.
+    """Check an entry, and return its fault, or None.
 
     Args:
         folder: The entry's folder.
-        key: The key that it must have been built for; None for whichever its name says.
+        key: The key that it must have been built for; None for that of its name.
     """
     entry = read_entry(folder)
     if entry is None:
@@ -219,3 +123,81 @@ def _find_damage(folder: Path, entry: Entry) -> str | None:
         if found != expected.sha256:
             return f"{name} is damaged: expected SHA-256 {expected.sha256[:12]}..., got {found[:12]}..."
     return None
+
+
+class Reservation:
+    """An entry whose lock is held: no other process looks for it or builds it meanwhile. See `ArtifactCache.reserve`.
+
+    Args:
+        cache: The cache's folder.
+        entry: The entry; its folder need not be there.
+        path: The entry's folder, or None where it is not there.
+    """
+
+    def __init__(self, cache: Path, entry: Entry, path: Path | None) -> None:
+        self._cache = cache
+        self._entry = entry
+        self._path = path
+        self._begun = time.monotonic()
+
+    @property
+    def path(self) -> Path | None:
+        """The entry's folder, or None as long as it is not there. Stays until the cache is closed."""
+        return self._path
+
+    @contextmanager
+    def write(self) -> Iterator[Path]:
+        """Make an empty folder, whose files at the end of the block are the entry, unless the block fails.
+
+        Raises:
+            CacheError: The entry cannot be written.
+        """
+        partial = self._cache / "partial" / self._entry.name
+        with explained_errors(self._cache):
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it built
+            partial.mkdir()
+            try:
+                yield partial
+                self._path = self._keep(partial)
+            except GraphkilnError:
+                _check_writable(partial)  # a runtime that cannot write fails with its own error
+                raise
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)  # renamed where all went well
+
+    def _keep(self, partial: Path) -> Path:
+        entry = Entry(
+            kind=self._entry.kind,
+            model=self._entry.model,
+            key=self._entry.key,
+            files={file.name: FileRecord.of(file) for file in sorted(partial.iterdir())},
+            seconds=round(time.monotonic() - self._begun, 3),
+        )
+        entry.write(partial)
+        close_to_others(partial)
+        return partial.rename(self._cache / "entries" / entry.name)
+
+
+@contextmanager
+def explained_errors(folder: Path) -> Iterator[None]:
+    """Turn an error of the file system into a `CacheError` of this folder that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            hint = "make room (graphkiln cache prune), or choose another folder: serve --cache DIR"
+            raise CacheError(f"the artifact cache {folder} is full: {error.strerror}", hint=hint) from error
+        hint = (
+            "choose a folder that can be written (serve --cache DIR), or fill this one ahead of time "
+            "(graphkiln lower), or do without (--cache off)"
+        )
+        raise CacheError(
+            f"the artifact cache {folder} cannot be written: {error.strerror or error}", hint=hint
+        ) from error
+
+
+def _check_writable(folder: Path) -> None:
+    """Write a little into a folder; an OSError says that it is full, over a quota, or gone."""
+    if os.statvfs(folder).f_bavail == 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    (folder / "probe").write_bytes(bytes(_PROBE_BYTES))

@@ -6,18 +6,17 @@ size and SHA-256 of each file. It appears by one rename, so that it is whole or 
 
     FOLDER/entries/KEY/{entry.json, ...}     FOLDER/locks/KEY     FOLDER/partial/KEY
 
-Whoever looks for an entry or builds it holds its lock file for that time; the file's time is that of the last use.
-Whoever uses an entry holds a shared lock on its `entry.json`, which keeps it from being pruned. The kernel takes a dead
-process's locks away. Nobody trusts an entry: its key and checksums are compared at each use, and a damaged or foreign
-one is discarded and built again.
+A process that looks for an entry or builds it holds its lock file for that time; the file's time is that of the last
+use. A process that uses an entry holds a shared lock on its `entry.json`, which keeps it from being pruned. An entry is
+never trusted: its key and checksums are compared at each use, and a damaged or foreign one is discarded and built
+again.
 
 A cache is a convenience: where it cannot be used (a full or failing disk, a read-only folder that lacks an entry), a
-server uses its spare one in the temporary folder instead, and says so once.
+server uses its spare one in the temporary folder instead, and logs that once.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -42,117 +41,33 @@ from graphkiln_backend.cache.entry import (
 from graphkiln_backend.cache.trust import make_private
 from graphkiln_backend.graph.errors import CacheError
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import lock, lock_shared, locked, try_lock
 
-# What lies in the folder of an artifact cache: entries with the time of their last use, and what is no entry.
+_log = logging.getLogger("graphkiln.cache")
+
+GIB = 1 << 30
+DEFAULT_LIMIT_BYTES = 20 * GIB
+_LONG_S = 10.0  # of waiting for a lock; loading a small model takes less
+_MAKE = os.O_RDWR | os.O_CREAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredEntry:
-    """An entry as `graphkiln cache list` shows it: where it is, what it is, when it was last used (epoch seconds)."""
+    """An entry as `graphkiln cache list` shows it, with the time of its last use in epoch seconds."""
 
     path: Path
     entry: Entry
     used_s: float
 
 
-def list_entries(entries: Path, locks: Path) -> list[StoredEntry]:
-    """Every entry that can be read, the least recently used first.
-
-    Args:
-        entries: The folder of all entries.
-        locks: That of their locks.
-    """
-    found = []
-    for path in entries.glob("*"):
-        entry = read_entry(path)
-        with suppress(FileNotFoundError):  # removed meanwhile
-            if entry is not None:
-                found.append(StoredEntry(path=path, entry=entry, used_s=_used_s(path, locks / path.name)))
-    return sorted(found, key=lambda stored: stored.used_s)
-
-
-def _used_s(path: Path, lock: Path) -> float:
-    try:
-        return lock.stat().st_mtime
-    except FileNotFoundError:  # filled elsewhere, and copied
-        return path.stat().st_mtime
-
-
-def is_left_over(folder: Path) -> bool:
-    """Whether a dead build or a damaged disk left a folder.
-
-    What another release wrote is an entry, though it may say more than this one can read.
-    """
-    try:
-        said = json.loads((folder / ENTRY_FILE).read_bytes())
-    except (OSError, ValueError):
-        return True
-    return not (isinstance(said, dict) and "kind" in said)
-
-
-# Locks on files. The kernel takes them away from a process that dies. Source: flock(2).
-
-_LONG_S = 10.0  # of waiting for a lock; loading a small model takes less
-
-
-@contextmanager
-def locked_alone(path: Path, mode: str) -> Iterator[bool]:
-    """Tries to lock a file, without waiting.
-
-    Args:
-        path: The file.
-        mode: How to open it.
-
-    Yields:
-        Whether nobody else holds a lock on it; nobody can take one until the end of the block.
-    """
-    with path.open(mode) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-
-
-def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> None:
-    """Locks a file; as long as another process holds it, waits.
-
-    Args:
-        file: Open for writing.
-        complaint: Is logged, once, where it takes long: a process that was stopped, or a container that was paused,
-            keeps its locks.
-        long_s: How long that is, in seconds.
-
-    Raises:
-        OSError: Its file system has no locks.
-    """
-    with suppress(BlockingIOError):
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    timer = threading.Timer(long_s, _log.info, (complaint,))
-    timer.daemon = True
-    timer.start()
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    finally:
-        timer.cancel()
-
-
-_log = logging.getLogger("graphkiln.cache")
-
-GIB = 1 << 30
-DEFAULT_LIMIT_BYTES = 20 * GIB
-
-
 class ArtifactCache(Closeable):
-    """The cache, as one process uses it. Entries that it hands out stay until it is closed. Not thread-safe.
+    """The cache, as one process uses it. Entries that it returned stay until it is closed. Not thread-safe.
 
     Args:
-        folder: Where it lies; made when missing.
+        folder: Its folder; made when missing.
         limit_bytes: Least recently used entries go when all are larger together.
         lasting: Whether it outlives the server that uses it.
-        spare: One that vanishes, for what this one cannot give; closed with it. None where that is an error.
+        spare: A cache that vanishes, for what this one cannot hold; closed with it. None where that is an error.
     """
 
     def __init__(
@@ -174,11 +89,11 @@ class ArtifactCache(Closeable):
         self._paths: dict[str, Path] = {}
 
     def get(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path:
-        """The folder of an artifact, built when it is not there yet.
+        """Return the folder of an artifact, built when it is not there yet.
 
         Args:
-            kind: What it is.
-            model: For people: what it is for.
+            kind: Kind of the artifact.
+            model: For people: the model.
             key: Everything that it depends on.
             build: Writes its files into an empty folder.
 
@@ -191,7 +106,7 @@ class ArtifactCache(Closeable):
             return self._use_spare(error).get(kind, model, key, build)
 
     def get_lasting(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path | None:
-        """As `get`, for what is not worth building unless it lasts: then None.
+        """As `get`, but None where the artifact would not last and is not worth building.
 
         Raises:
             CacheError: It is not there, cannot be written, and there is no spare cache.
@@ -212,7 +127,7 @@ class ArtifactCache(Closeable):
         return self._paths[entry_name(kind, key)]
 
     def _use_spare(self, error: CacheError) -> ArtifactCache:
-        """The spare cache; says once in a run why it is used.
+        """Return the spare cache, and log once in a run why it is used.
 
         Raises:
             CacheError: There is none.
@@ -231,11 +146,11 @@ class ArtifactCache(Closeable):
 
     @contextmanager
     def reserve(self, kind: str, model: str, key: Key) -> Iterator[Reservation]:
-        """Looks for an artifact, and holds its lock until the end of the block, so that only one process builds it.
+        """Look for an artifact, and hold its lock until the end of the block, so that only one process builds it.
 
         Args:
-            kind: What it is.
-            model: For people: what it is for.
+            kind: Kind of the artifact.
+            model: For people: the model.
             key: Everything that it depends on.
 
         Raises:
@@ -249,7 +164,7 @@ class ArtifactCache(Closeable):
             yield reservation
 
     def without_spare(self) -> ArtifactCache:
-        """The same folder, for what is not missed where it cannot be kept; closed by the caller."""
+        """The same folder, for facts that need not be kept; closed by the caller."""
         return ArtifactCache(self.folder, limit_bytes=self._limit_bytes, lasting=self.lasting)
 
     @contextmanager
@@ -258,9 +173,9 @@ class ArtifactCache(Closeable):
         if entry.name in self._paths:
             yield Reservation(self.folder, entry, self._paths[entry.name])
             return
-        with ExitStack() as locked:
+        with ExitStack() as held:
             with explained_errors(self.folder):
-                found = self._find(entry, locked)
+                found = self._find(entry, held)
             reservation = Reservation(self.folder, entry, found)
             yield reservation
             if reservation.path:
@@ -272,14 +187,14 @@ class ArtifactCache(Closeable):
             except OSError as error:  # the entry is there: that others cannot be removed is no reason not to serve it
                 _log.warning("cannot prune %s: %s", self.folder, error)
 
-    def _find(self, entry: Entry, locked: ExitStack) -> Path | None:
-        """The folder of an entry, or None where there is none; its lock is held until `locked` is left."""
+    def _find(self, entry: Entry, held: ExitStack) -> Path | None:
+        """The folder of an entry, or None where there is none; its lock is held until `held` is left."""
         path = self._entries / entry.name
         try:
             self._make_folders()
-            lock = locked.enter_context((self._locks / entry.name).open("a"))
+            file = held.enter_context((self._locks / entry.name).open("a"))
             holder = f"another process, or container, builds '{entry.name}' of the artifact cache"
-            wait_for_lock(lock, f"{entry.model} waits: {holder}")
+            wait_for_lock(file, f"{entry.model} waits: {holder}")
         except OSError:
             if self._is_whole(path, entry):  # mounted read-only, and filled ahead of time
                 return path
@@ -294,7 +209,7 @@ class ArtifactCache(Closeable):
         return path
 
     def _is_whole(self, path: Path, entry: Entry) -> bool:
-        """Whether an entry can be used as it is, though its lock cannot be had; held against who may prune it."""
+        """Whether an entry can be used as it is, though its lock cannot be taken; held so that it is not pruned."""
         with suppress(OSError):  # a file system without locks
             self._hold(path)
         if find_fault(path, entry.key) is not None:
@@ -304,38 +219,50 @@ class ArtifactCache(Closeable):
         return True
 
     def _hold(self, path: Path) -> None:
-        """Keeps an entry from being pruned until the cache is closed."""
+        """Keep an entry from being pruned until the cache is closed."""
         if path.name in self._paths:
             return
         used = self._held.enter_context((path / ENTRY_FILE).open("rb"))
-        fcntl.flock(used, fcntl.LOCK_SH)
-        with suppress(OSError):  # when it was used matters to pruning alone
+        lock_shared(used)
+        with suppress(OSError):  # the time of use matters to pruning alone
             os.utime(self._locks / path.name)
         self._paths[path.name] = path
 
     def _discard(self, path: Path) -> None:
-        """Takes an entry away at once; who has it open keeps what is open."""
+        """Take an entry away at once; processes that have it open keep their files."""
         away = self._partial / f"{path.name}.discarded"
         shutil.rmtree(away, ignore_errors=True)
         path.rename(away)
         shutil.rmtree(away, ignore_errors=True)
 
     def entries(self) -> list[StoredEntry]:
-        """Every entry that can be read, the least recently used first."""
-        return list_entries(self._entries, self._locks)
+        """List every entry that can be read, the least recently used first."""
+        found = []
+        for path in self._entries.glob("*"):
+            entry = read_entry(path)
+            with suppress(FileNotFoundError):  # removed meanwhile
+                if entry is not None:
+                    found.append(StoredEntry(path=path, entry=entry, used_s=self._used_s(path)))
+        return sorted(found, key=lambda stored: stored.used_s)
+
+    def _used_s(self, path: Path) -> float:
+        try:
+            return (self._locks / path.name).stat().st_mtime
+        except FileNotFoundError:  # filled elsewhere, and copied
+            return path.stat().st_mtime
 
     def faults(self) -> dict[Path, str]:
-        """What is wrong with each entry that is damaged, by its folder."""
+        """Check all entries, and return the fault of each damaged one by its folder."""
         paths = sorted(self._entries.glob("*"))
         return {path: fault for path in paths if (fault := find_fault(path))}
 
     def prune(self, limit_bytes: int) -> list[Path]:
-        """Removes the least recently used entries until the rest is no larger than a limit, and what dead builds left.
+        """Remove the least recently used entries until the rest is no larger than a limit, and what dead builds left.
 
-        Entries that somebody uses stay.
+        Entries in use stay.
 
         Returns:
-            What was removed.
+            Removed folders.
 
         Raises:
             CacheError: The folder cannot be written.
@@ -357,7 +284,7 @@ class ArtifactCache(Closeable):
         return removed
 
     def remove_unfinished(self) -> None:
-        """Removes what dead builds left, as far as it can be; builds that run keep theirs."""
+        """Remove what dead builds left, as far as it can be; running builds keep theirs."""
         with suppress(OSError):
             if self.folder.is_dir():
                 self._remove_unfinished()
@@ -365,25 +292,25 @@ class ArtifactCache(Closeable):
     def _remove_unfinished(self) -> None:
         self._make_folders()
         for left in (*self._partial.glob("*"), *self._entries.glob("*")):
-            with locked_alone(self._locks / left.name.removesuffix(".discarded"), "a") as alone:
-                if alone and (left.parent == self._partial or is_left_over(left)):
+            with locked(self._locks / left.name.removesuffix(".discarded"), _MAKE) as alone:
+                if alone and (left.parent == self._partial or _is_left_over(left)):
                     shutil.rmtree(left, ignore_errors=True)
 
     def _remove(self, path: Path) -> bool:
-        """Removes an entry, unless somebody uses it; says whether it is gone."""
+        """Remove an entry unless it is in use; return whether it is gone."""
         try:
             with (
-                locked_alone(self._locks / path.name, "a") as found,
-                locked_alone(path / ENTRY_FILE, "r+b") as unused,
+                locked(self._locks / path.name, _MAKE) as found,
+                locked(path / ENTRY_FILE, os.O_RDWR) as unused,
             ):
                 if found and unused:
                     self._discard(path)
                 return found and unused
-        except FileNotFoundError:  # somebody else has removed it
+        except FileNotFoundError:  # removed by another process
             return False
 
     def close(self) -> None:
-        """Gives all entries back."""
+        """Release all entries."""
         self._held.close()
         self._paths.clear()
         if self._spare:
@@ -392,3 +319,35 @@ class ArtifactCache(Closeable):
     def _make_folders(self) -> None:
         for folder in (self._entries, self._locks, self._partial):
             make_private(folder)
+
+
+def _is_left_over(folder: Path) -> bool:
+    """Whether a dead build or a damaged disk left a folder; an entry of another release may hold more than is known."""
+    try:
+        document = json.loads((folder / ENTRY_FILE).read_bytes())
+    except (OSError, ValueError):
+        return True
+    return not (isinstance(document, dict) and "kind" in document)
+
+
+def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> None:
+    """Lock a file; as long as another process holds it, wait.
+
+    Args:
+        file: Open for writing.
+        complaint: Logged once where it takes long: a process that was stopped, or a container that was paused, keeps
+            its locks.
+        long_s: Seconds after which it is logged.
+
+    Raises:
+        OSError: Its file system has no locks.
+    """
+    if try_lock(file):
+        return
+    timer = threading.Timer(long_s, _log.info, (complaint,))
+    timer.daemon = True
+    timer.start()
+    try:
+        lock(file)
+    finally:
+        timer.cancel()

@@ -37,10 +37,6 @@ class TestUserFolder:
         monkeypatch.setenv("XDG_CACHE_HOME", "cache")
         assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
 
-    def test_other_purposes_have_folders_of_their_own(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert user_cache_folder("graphkiln-story") == tmp_path / "graphkiln-story"
-
     def test_a_user_without_a_home_folder_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse() -> Path:
             raise RuntimeError("Could not determine home directory.")
@@ -48,10 +44,6 @@ class TestUserFolder:
         monkeypatch.setattr(Path, "home", refuse)
         with pytest.raises(CacheError, match=r"no home folder.*set HOME"):
             user_cache_folder()
-
-    def test_is_not_made_by_asking(self, tmp_path: Path) -> None:
-        user_cache_folder()
-        assert not (tmp_path / "home").exists()
 
 
 class TestSettings:
@@ -62,20 +54,6 @@ class TestSettings:
     def test_without_one_it_vanishes_with_the_server(self, tmp_path: Path) -> None:
         with CacheSettings().open(tmp_path / "vanishing") as cache:
             assert (cache.folder, cache.lasting) == (tmp_path / "vanishing", False)
-
-    def test_opening_writes_nothing(self, tmp_path: Path) -> None:
-        with CacheSettings(folder=tmp_path / "mine").open(tmp_path / "vanishing"):
-            pass
-        assert list(tmp_path.iterdir()) == []
-
-    @pytest.mark.parametrize("folder", ["mine", None])
-    def test_the_limit_is_handed_on(self, tmp_path: Path, folder: str | None) -> None:
-        settings = CacheSettings(folder=tmp_path / folder if folder else None, limit_bytes=150)
-        with settings.open(tmp_path / "vanishing") as cache:
-            for number in range(3):
-                cache.get("engine", "m/1", {"number": str(number)}, lambda path: (path / "f").write_bytes(bytes(100)))
-                cache.close()
-            assert len(cache.entries()) == 1
 
     def test_the_default_limit_is_what_the_help_says(self) -> None:
         assert CacheSettings().limit_bytes == DEFAULT_LIMIT_BYTES == 20 * 1024**3
@@ -137,11 +115,6 @@ class TestUsability:
         assert settings.folder
         settings.folder.touch()
         assert settings.checked().folder is None
-
-    def test_without_a_folder_there_is_nothing_to_check(self, logged: list[str]) -> None:
-        assert CacheSettings().checked() == CacheSettings()
-        CacheSettings().remove_unfinished()
-        assert logged == []
 
     def test_one_that_is_opened_up_later_is_not_used(
         self, settings: CacheSettings, tmp_path: Path, logged: list[str]
