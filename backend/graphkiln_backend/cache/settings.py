@@ -1,4 +1,4 @@
-"""Which artifact cache is used: the user's folder, another one, or one that vanishes with the server."""
+"""Choice of the artifact cache: the user's folder, another one, or one that vanishes with the server."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class CacheSettings:
     """The artifact cache that is requested.
 
     Attributes:
-        folder: Where it lies; None for one that vanishes.
-        limit_bytes: How large it may grow.
+        folder: Its folder; None for one that vanishes.
+        limit_bytes: Limit of its size.
     """
 
     folder: Path | None = None
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def open(self, vanishing: Path) -> ArtifactCache:
-        """Opens it for serving: whatever becomes of the folder, what is needed is built.
+        """Open it for serving: artifacts are built even where the folder fails.
 
         Args:
-            vanishing: Where one that vanishes lies; the caller removes it.
+            vanishing: Folder of a cache that vanishes; the caller removes it.
         """
         temporary = ArtifactCache(vanishing, limit_bytes=self.limit_bytes, lasting=False)
         if self.folder is None:
@@ -45,7 +45,7 @@ class CacheSettings:
         return ArtifactCache(self.folder, limit_bytes=self.limit_bytes, spare=temporary)
 
     def open_to_fill(self) -> ArtifactCache:
-        """Opens it for filling: what cannot be kept there is an error.
+        """Open it for filling: an artifact that cannot be kept there is an error.
 
         Raises:
             CacheError: It is not trusted or cannot be used, or there is none.
@@ -57,12 +57,12 @@ class CacheSettings:
         return ArtifactCache(self.folder, limit_bytes=self.limit_bytes)
 
     def remove_unfinished(self) -> None:
-        """Removes what dead builds left in it, as far as it can be."""
+        """Remove what dead builds left in it, as far as possible."""
         if self.folder:
             ArtifactCache(self.folder).remove_unfinished()
 
     def checked(self) -> CacheSettings:
-        """The same where its folder can be used; else those of a cache that vanishes, which is said."""
+        """Return the same where the folder can be used; else log why not, and return a cache that vanishes."""
         reason = find_unusable(self.folder) if self.folder else None
         if reason is None:
             return self
@@ -71,7 +71,7 @@ class CacheSettings:
 
 
 def find_unusable(folder: Path) -> str | None:
-    """Why a folder is of no use as an artifact cache, or None. Makes it when it is missing.
+    """Find the reason why a folder is of no use as an artifact cache, or None. Make it when it is missing.
 
     A folder that cannot be written is of use where it was filled ahead of time.
     """
@@ -87,7 +87,7 @@ def find_unusable(folder: Path) -> str | None:
 
 
 def find_cache_distrust(folder: Path) -> str | None:
-    """Why a folder must not be trusted as an artifact cache, or None, with the fix."""
+    """Find the reason why a folder must not be trusted as an artifact cache, or None."""
     reasons = (find_distrust(folder / name) for name in ("", "entries", "locks", "partial"))
     if reason := next(filter(None, reasons), None):
         return f"{folder} is not trusted, because {reason}: compiled models are code"
@@ -102,10 +102,7 @@ def _holds_entries(folder: Path) -> bool:
 
 
 def user_cache_folder(name: str = "graphkiln") -> Path:
-    """The user's folder for caches of one purpose; not made here.
-
-    Args:
-        name: The folder below the user's cache folder; by default that of the artifact cache.
+    """Return a folder below the user's cache folder, by default that of the artifact cache; not made here.
 
     Raises:
         CacheError: The user has no home folder.

@@ -1,12 +1,11 @@
-"""Whether a folder may be trusted to hold what this process will execute.
+"""Trust in a folder that holds code which this process will execute.
 
-Compiled artifacts are code. Checksums that lie beside them prove nothing against somebody who can write both, so a
-folder is trusted only where nobody but this user and root could have put anything into it: as ssh treats its files
-(sshd_config(5), StrictModes). A folder with the sticky bit, such as /tmp, may lie above: in it, others cannot rename
-what is not theirs.
+Compiled artifacts are code. Checksums beside them prove nothing against an attacker who can write both, so a folder is
+trusted only where this user and root alone could have put anything into it: as ssh treats its files (sshd_config(5),
+StrictModes). A folder above it may have the sticky bit, such as /tmp: in it, others cannot rename files of this user.
 
-The volumes of a pod are another matter: Kubernetes gives them to everybody (2777), and nobody outside of the pod
-reaches them. Which one may be trusted for that reason is said by name, in `GRAPHKILN_TRUSTED_VOLUME`.
+The volumes of a pod are another matter: Kubernetes makes them writable by all (2777), and only the pod reaches them.
+`GRAPHKILN_TRUSTED_VOLUME` names the one that may be trusted for that reason.
 """
 
 from __future__ import annotations
@@ -26,12 +25,9 @@ _MAX_LINKS = 40  # as many as Linux follows. Source: path_resolution(7).
 
 
 def find_distrust(folder: Path) -> str | None:
-    """Why a folder must not be trusted, or None.
+    """Find the reason why a folder must not be trusted, or None; a folder that is not there yet is.
 
-    Every folder above it counts, and every link on the way: who can replace one can replace everything below.
-
-    Args:
-        folder: The folder; what of it is not there yet cannot be wrong.
+    Every folder above it counts, and every link on the way: an attacker who can replace one replaces all below.
     """
     try:
         places = list(_places(folder.absolute()))
@@ -46,7 +42,7 @@ def find_distrust(folder: Path) -> str | None:
 
 
 def find_distrust_inside(folder: Path) -> str | None:
-    """Why what lies below a trusted folder must not be trusted, or None.
+    """Find the reason why files below a trusted folder must not be trusted, or None.
 
     Raises:
         OSError: It cannot be read.
@@ -61,7 +57,7 @@ def find_distrust_inside(folder: Path) -> str | None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Takes from others, whatever the umask is, the permission to write what lies in a folder of this user."""
+    """Take from others the permission to write files in a folder of this user, whatever the umask is."""
     for place in (folder, *folder.rglob("*")):
         with suppress(OSError):  # a file system without permissions
             if not place.is_symlink():
@@ -69,7 +65,7 @@ def close_to_others(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Makes a folder, and those above it, so that only this user can write them, whatever the umask is.
+    """Make a folder, and those above it, writable by this user alone, whatever the umask is.
 
     Raises:
         OSError: It cannot be made, or is not a folder.
@@ -90,7 +86,7 @@ def _distrust(place: Path, status: os.stat_result, *, is_above: bool) -> str | N
 
 
 def _is_own_volume(place: Path) -> bool:
-    """Whether the user says that nobody else reaches a volume: Kubernetes mounts those of a pod with mode 2777.
+    """Whether the user trusts a volume by name: Kubernetes mounts those of a pod with mode 2777.
 
     Source: Kubernetes, "Configure a Security Context", fsGroup.
     """

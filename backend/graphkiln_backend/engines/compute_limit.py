@@ -1,7 +1,7 @@
 """A limit on one computation of a command: a graph may hold a loop that never ends.
 
 The server needs none: its supervisor ends an instance that computes for too long, and a version is admitted in a
-process of its own. A runtime that cannot be interrupted is ended with the command.
+separate process. A runtime that cannot be interrupted is ended with the command.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ComputeLimitExceeded(Exception):
 
 
 class ComputeLimit:
-    """Watches computations in a thread; made by `limit_computing`.
+    """A watch over computations, in a thread; made by `limit_computing`.
 
     Args:
         seconds: Limit of one computation.

@@ -1,7 +1,7 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-The home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 unless
-told otherwise: the precision is always set, and read back from the compiled model.
+The home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 by default: the precision is
+always set, and read back from the compiled model.
 """
 
 from __future__ import annotations
@@ -31,18 +31,17 @@ from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSp
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.system.closing import Closeable
 
-# Where OpenVINO computes otherwise than ONNX says: mended in the graph that it has read, or refused.
-#
-# Seen with 2026.4, whose CPU plugin computes in types of 32 bits at most.
+# OpenVINO (2026.4) computes some operators otherwise than ONNX, and in types of 32 bits at most. Such operators
+# are mended in the graph that it has read, or refused.
 
 DEVICE = "CPU"
 _SUPPRESSION = "NonMaxSuppression"
-_OVERLAP = 3  # index of its input that says how far boxes may overlap
+_OVERLAP = 3  # index of its input that limits the overlap of boxes
 # A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
 _NEXT = np.float32(1.5 * 2.0**-24)
 # Made while this module is imported, which one thread does. The first array that OpenVINO (2026.4) shows fills a
 # table, and gives Python's lock back meanwhile: a second thread then waits for the table with the lock in its hands,
-# and the whole process stands still.
+# and the whole process hangs.
 _FIRST_ARRAY = openvino.Tensor(np.zeros(1, np.float32)).data
 _WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
 _WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
@@ -60,7 +59,7 @@ _COMPUTED_WITH = frozenset(
 
 
 def open_core() -> openvino.Core:
-    """A core whose CPU plugin is loaded, in a thread of its own.
+    """Make a core, and load its CPU plugin in another thread, which then ends.
 
     The plugin replaces the signal stack of the thread that loads it, and puts the former one back when it ends (seen
     with 2026.4 on a processor with AVX512). Of two that end in another order than last in, first out, one puts back
@@ -79,14 +78,14 @@ def _load_plugin() -> openvino.Core:
 
 
 def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
-    """Reads a graph so that it computes what ONNX says.
+    """Read a graph so that it computes what ONNX specifies.
 
     OpenVINO suppresses boxes that overlap by as much as the limit; ONNX those that overlap by more. With a limit of 0,
     which is ONNX's default, OpenVINO keeps a single box, and ONNX all that do not touch.
 
     Raises:
         RuntimeError: OpenVINO refuses it.
-        LoweringError: It computes with a constant of more than 32 bits, or otherwise than ONNX says.
+        LoweringError: It computes with a constant of more than 32 bits, or otherwise than ONNX specifies.
     """
     model = core.read_model(str(path))
     for operation in model.get_ordered_ops():
@@ -100,7 +99,7 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
 
 
 def _check_constant(operation: openvino.Node) -> None:
-    """Refuses a constant that OpenVINO would cut off to 32 bits: a hash, a time in nanoseconds.
+    """Refuse a constant that OpenVINO would cut off to 32 bits: a hash, a time in nanoseconds.
 
     The end of a slice may be as large as it likes, so only those count that are computed with.
 
@@ -119,7 +118,7 @@ def _check_constant(operation: openvino.Node) -> None:
 
 
 def _check_integer_products(operation: openvino.Node) -> None:
-    """Refuses values of 8 bits on a CPU that cuts their sums of products off; 7 bits cannot overflow.
+    """Refuse values of 8 bits on a CPU that cuts their sums of products off; 7 bits cannot overflow.
 
     Raises:
         LoweringError: This is one.
@@ -135,21 +134,21 @@ def _check_integer_products(operation: openvino.Node) -> None:
 
 
 def _check_shift(operation: openvino.Node) -> None:
-    """Refuses shifts of short signed integers: they become powers of two, which overflow otherwise than ONNX says.
+    """Refuse shifts of short signed integers: they become powers of two, which overflow otherwise than in ONNX.
 
     Raises:
         LoweringError: This is one.
     """
     if operation.get_type_name() == "Power" and operation.get_output_element_type(0) in _SHORT_TYPES:
         raise LoweringError(
-            "OpenVINO shifts signed integers of 8 and 16 bits otherwise than ONNX says",
+            "OpenVINO shifts signed integers of 8 and 16 bits otherwise than ONNX specifies",
             attempts=(operation.get_friendly_name(),),
             hint="set engine: onnxruntime",
         )
 
 
 def _check_window(operation: openvino.Node, path: Path) -> None:
-    """Refuses attention within a window: OpenVINO leaves the window out, and what it has read does not show it.
+    """Refuse attention within a window: OpenVINO leaves the window out, and what it has read does not show it.
 
     Raises:
         LoweringError: This is attention, and the file names a window.
@@ -166,12 +165,11 @@ def _check_window(operation: openvino.Node, path: Path) -> None:
 
 
 def _fits(values: AnyArray) -> bool:
-    """Whether integers fit into 32 bits."""
     return not values.size or (int(values.min()) >= _NARROW.min and int(values.max()) <= _NARROW.max)
 
 
 def _raise_limit(limit: openvino.Input) -> None:
-    """To the next number, which at least that many reach exactly when more than before is reached."""
+    """Raise a limit to the next number: an overlap reaches that exactly where it is more than the limit."""
     source = limit.get_source_output()
     above = opset13.add(source, opset13.multiply(source, opset13.constant(_NEXT)))
     above = opset13.maximum(above, opset13.constant(np.finfo(np.float32).tiny))
@@ -179,13 +177,13 @@ def _raise_limit(limit: openvino.Input) -> None:
 
 
 def suppresses(compiled: openvino.CompiledModel) -> bool:
-    """Whether a compiled graph suppresses boxes."""
+    """Return true where a compiled graph suppresses boxes."""
     operations = compiled.get_runtime_model().get_ordered_ops()
     return any(_SUPPRESSION in str(each.get_rt_info()["layerType"].astype(str)) for each in operations)
 
 
 def check_types(signature: Signature) -> None:
-    """Refuses a graph whose tensors hold more than OpenVINO computes in.
+    """Refuse a graph whose tensors are wider than what OpenVINO computes in.
 
     Raises:
         LoweringError: One of them is FP64: infinities would come back as the largest FP32.
@@ -198,12 +196,12 @@ def check_types(signature: Signature) -> None:
 
 
 def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
-    """Refuses what OpenVINO would cut off: it computes integers of 64 bits in 32.
+    """Refuse values that OpenVINO would cut off: it computes integers of 64 bits in 32.
 
     Args:
         name: The input.
         array: Its values.
-        limit: What they must be less than without their sign.
+        limit: Values without their sign must be less.
 
     Raises:
         SignatureError: One does not fit.
@@ -220,16 +218,16 @@ def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
         )
 
 
-# The inputs and outputs of a compiled graph, which OpenVINO names as it likes.
+# OpenVINO gives the inputs and outputs of a compiled graph names that need not be those of the graph.
 
 
 def first_specs(ports: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """Tensors by the first of their names."""
+    """Describe tensors by the first of their names."""
     return tuple(spec_of(port, port.get_any_name()) for port in ports)
 
 
 def match(ports: Sequence[Any], specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """The index of each input's port, by the input's name; none for inputs that OpenVINO has dropped."""
+    """Return input name -> index of its port; inputs that OpenVINO has dropped are left out."""
     if len(ports) == len(specs):
         by_name = [_index(ports, spec.name, index) for index, spec in enumerate(specs)]
         return {spec.name: index for spec, index in zip(specs, by_name, strict=True)}
@@ -242,7 +240,7 @@ def _index(ports: Sequence[Any], name: str, otherwise: int) -> int:
 
 
 def spec_of(port: Any, name: str) -> TensorSpec:
-    """A tensor as OpenVINO sees it.
+    """Describe a tensor as OpenVINO sees it.
 
     Raises:
         ManifestError: Triton cannot carry its element type.
@@ -262,7 +260,7 @@ _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "
 # Layers that multiply and add, as OpenVINO names them after its own rewriting.
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
 _COMPILED = "model.blob"  # the file in the entries of caches that exist
-# The file beside it that says that boxes are suppressed as ONNX says; the first entries do not have it.
+# The file beside it that marks that boxes are suppressed as in ONNX; the first entries do not have it.
 _AS_ONNX = "as_onnx"
 # OpenVINO's names of element types.
 _KERNEL_TYPES: dict[str, KernelType] = {
@@ -288,7 +286,7 @@ class OpenVinoEngine:
         return {"openvino": openvino.__version__, "options": str(sorted(_options(config).items()))}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Writes the compiled model as OpenVINO exports it.
+        """Write the compiled model as OpenVINO exports it.
 
         Raises:
             LoweringError: As `build`.
@@ -303,7 +301,7 @@ class OpenVinoEngine:
         """Compiles a graph, or loads what was compiled.
 
         Raises:
-            LoweringError: OpenVINO refuses the graph or an option, or computes otherwise than ONNX says.
+            LoweringError: OpenVINO refuses the graph or an option, or computes otherwise than ONNX specifies.
         """
         if compiled is None:
             model, limits = _compile(graph_path, config)
@@ -364,7 +362,7 @@ class OpenVinoSession(Closeable):
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`. OpenVINO computes all of them in any case."""
+        """Compute outputs; see `engines.base.Session.run`. OpenVINO always computes all of them."""
         names = list(self._outputs) if outputs is None else outputs
         if self._limit:
             with self._limit.computation(self._interrupt):
@@ -379,7 +377,7 @@ class OpenVinoSession(Closeable):
             self._fill(request, feeds)
             results = request.infer(share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._signature.check(feeds)  # says more clearly than OpenVINO what is wrong with an input
+            self._signature.check(feeds)  # names a wrong input more clearly than OpenVINO
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: self._typed(name, results[self._outputs[name]]) for name in names}
 
@@ -414,7 +412,7 @@ class OpenVinoSession(Closeable):
             request.cancel()  # between two operators, not inside a loop
 
     def _run_in_parallel(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
-        """Splits a batch into a part for each stream, and joins their outputs."""
+        """Split a batch into a part for each stream, and joins their outputs."""
         rows = len(next(iter(feeds.values())))
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
@@ -444,7 +442,7 @@ class OpenVinoSession(Closeable):
         return array.view(DType.BF16.numpy) if name in self._bf16_outputs else array
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Runs the feeds and counts the kernels of the executed model, with the precision that each ran in."""
+        """Run the feeds and counts the kernels of the executed model, with the precision that each ran in."""
         self.run(feeds)
         kernels: Counter[KernelType] = Counter()
         products: Counter[KernelType] = Counter()
@@ -465,7 +463,7 @@ class OpenVinoSession(Closeable):
         )
 
     def close(self) -> None:
-        """Drops the compiled model."""
+        """Drop the compiled model."""
         del self._requests, self._compiled
 
 
@@ -481,7 +479,7 @@ def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.Compiled
 
 
 def _limits(graph_path: Path, compiled: Path) -> Mapping[str, int]:
-    """The limits of the inputs of what was compiled; what was compiled before there were any does not tell them."""
+    """The limits of a compiled graph's inputs, which the first entries of caches do not hold."""
     known = read_limits(compiled)
     if known is None and graph_path.exists():
         return find_limits(read_graph(open_core(), graph_path))

@@ -1,4 +1,4 @@
-"""Limits of a graph's inputs so that OpenVINO computes its integers exactly: it has 32 bits for them, or FP32.
+"""Limit of a graph's inputs so that OpenVINO computes its integers exactly: it has 32 bits for them, or FP32.
 
 Integers that it only moves may take 32 bits. Integers that it computes with may take the 24 bits that FP32 holds
 exactly: seen with 2026.4 for quotients, remainders, sums and products of matrices, and for a sum and the comparison

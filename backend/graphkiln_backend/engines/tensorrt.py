@@ -1,7 +1,7 @@
 """TensorRT, reached through ONNX Runtime's TensorRT provider: the graph's own types decide the precision.
 
-What TensorRT 10 and 11 have in common is a typed network: fp16, bf16 and int8 stand in the graph (casts, Q/DQ), and no
-flag is set for them. Engines are built for shapes: the optimization profile comes from the signature, so that no
+TensorRT 10 and 11 have typed networks in common: fp16, bf16 and int8 are in the graph (casts, Q/DQ), and no flag is set
+for them. Engines are built for shapes: the optimization profile comes from the signature, so that no
 request of a size that the server admits makes TensorRT build another engine. A dimension that varies and is not the
 batch has no bounds in a signature: without the user's own profile it is refused, not guessed.
 
@@ -75,7 +75,7 @@ class TensorRtEngine:
         self.build(graph_path, config, folder).close()
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
-        """Loads a graph; what TensorRT does not take runs on CUDA, and is counted.
+        """Load a graph; nodes that TensorRT does not take run on CUDA, and are counted.
 
         Raises:
             LoweringError: TensorRT refuses the graph, or it has sizes without bounds.

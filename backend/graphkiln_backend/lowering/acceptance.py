@@ -1,4 +1,4 @@
-"""What a session must show before it may serve: its tensors, what it really ran, and the golden outputs."""
+"""Checks of a session before it may serve: its tensors, what it really ran, and the golden outputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from graphkiln_backend.repository.version import ModelVersion
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirements:
-    """What every session of a version must do, whichever configuration builds it.
+    """Requirements on every session of a version, whichever configuration builds it.
 
     Attributes:
         batch_sizes: Batch sizes to warm up.
@@ -33,12 +33,12 @@ class Requirements:
 
     @property
     def largest_batch(self) -> int:
-        """The largest batch that it will run."""
+        """Largest batch that it will run."""
         return max(self.batch_sizes)
 
 
 def promised_signature(version: ModelVersion) -> Signature:
-    """The tensors that the manifest promises, or else the graph.
+    """Return the tensors that the manifest promises, or else the graph.
 
     Raises:
         RepositoryError: The graph is damaged.
@@ -47,7 +47,7 @@ def promised_signature(version: ModelVersion) -> Signature:
 
 
 def check_signature(version: ModelVersion, found: Signature, outputs: Collection[str] | None = None) -> None:
-    """Compares the tensors of a session with those that the manifest or the graph promises, and the server publishes.
+    """Compare the tensors of a session with those that the manifest or the graph promises, and the server publishes.
 
     Args:
         version: The version.
@@ -72,22 +72,22 @@ def check_signature(version: ModelVersion, found: Signature, outputs: Collection
 def read_placement(
     session: Session, golden: GoldenSamples | None, synthetic: SyntheticInputs | None = None
 ) -> Placement | None:
-    """What ran where; None where there are no golden samples and no request is known that the graph computes."""
+    """Read what ran where; None without golden samples and a request that the graph computes."""
     if golden:
         return session.placement(golden.inputs)
     return session.placement(synthetic.feeds(session.signature)) if synthetic else None
 
 
 def check_placement(config: SessionConfig, placement: Placement | None, saved: Precision) -> tuple[str, ...]:
-    """Compares what ran with what was requested.
+    """Compare what ran with what was requested.
 
     Args:
-        config: What was requested.
-        placement: What ran, or None where that cannot be read back.
+        config: The requested configuration.
+        placement: Kernels that ran, or None where they cannot be read back.
         saved: Precision that the graph was saved in.
 
     Returns:
-        What a person should know, a line each.
+        Notes for a person, a line each.
 
     Raises:
         LoweringError: Nothing ran in the requested precision, or products fell back to another device.
@@ -118,7 +118,7 @@ def check_placement(config: SessionConfig, placement: Placement | None, saved: P
 
 
 def limits_of(saved: Precision, config: SessionConfig) -> Limits:
-    """Against the saved graph's own outputs: tight for a session as saved, the precision's row for a lowered one."""
+    """Return limits beside the saved graph's outputs: tight for a session as saved, else the precision's row."""
     limits = REPLAY[saved]
     if config.precision in BY_PRECISION and config.precision != saved:
         limits = BY_PRECISION[config.precision]
@@ -128,7 +128,7 @@ def limits_of(saved: Precision, config: SessionConfig) -> Limits:
 def replay(
     session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, reading: Reading | None = None
 ) -> Verification:
-    """Replays the golden samples one by one and in the largest batch, on the session that will serve.
+    """Replay the golden samples one by one and in the largest batch, on the session that will serve.
 
     Args:
         session: The session.
@@ -153,10 +153,10 @@ def replay(
 def replay_mixed(
     session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, reading: Reading | None = None
 ) -> None:
-    """Replays the golden samples in a batch where they stand in a drawn order.
+    """Replay the golden samples in a batch in a drawn order.
 
     Args:
-        session: Of a graph whose batches may be computed in parts.
+        session: Session of a graph whose batches may be computed in parts.
         golden: Samples, and the outputs of the saved graph for them.
         limits: How far the outputs may be apart.
         largest_batch: Samples of the batch.

@@ -1,4 +1,4 @@
-"""What a version's sessions start from: its graph, lowered where a precision is requested, and what engines compiled.
+"""Artifacts of a version: its graph, lowered where a precision is requested, and what engines compiled of it.
 
 In a lasting cache everything is built once per machine. One that vanishes with the server holds lowered graphs only, so
 that instances share them: compiling for it would be work for nothing.
@@ -32,14 +32,12 @@ from graphkiln_backend.repository.onnx_file import (
 )
 from graphkiln_backend.repository.version import ModelVersion
 
-# Where the seconds of a start go.
-
 
 class Phases:
     """A stopwatch for the phases of a start, which do not overlap.
 
     Attributes:
-        seconds: Of each phase so far, in the order in which they first began.
+        seconds: Seconds of each phase so far, in the order in which they first began.
     """
 
     def __init__(self) -> None:
@@ -47,11 +45,7 @@ class Phases:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Adds the time that the block takes to a phase, however it ends.
-
-        Args:
-            name: Of the phase.
-        """
+        """Add the time that the block takes to a phase, however it ends."""
         begun = time.monotonic()
         try:
             yield
@@ -75,7 +69,7 @@ class Artifacts:
     Args:
         version: The version.
         saved: Precision that its graph was saved in.
-        cache: Where artifacts are kept.
+        cache: Keeps artifacts.
     """
 
     def __init__(self, version: ModelVersion, saved: Precision, cache: ArtifactCache) -> None:
@@ -87,16 +81,16 @@ class Artifacts:
 
     @cached_property
     def replaced(self) -> tuple[ReplacedOutput, ...]:
-        """The outputs of the saved graph that are no tensors; what was converted has none."""
+        """Outputs of the saved graph that are no tensors; a converted graph has no such outputs."""
         if self.version.manifest:
             return ()
         try:
             return read_replaced_outputs(self.version.graph_path)
         except RepositoryError:
-            return ()  # damaged, which the engine says when it loads it
+            return ()  # damaged: the engine fails when it loads it
 
     def prepare_graph(self, config: SessionConfig) -> Path:
-        """The graph that a session runs: the saved one, or one that the passes lowered to its precision.
+        """Return the graph that a session runs: the saved one, or one that the passes lowered to its precision.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
@@ -113,7 +107,7 @@ class Artifacts:
         return self._cache.get("graph", self._model, self._graph_key(config), build) / name
 
     def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
-        """What the engine compiled for a session, or None where nothing is kept.
+        """Return what the engine compiled for a session, or None where nothing is kept.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
@@ -132,12 +126,12 @@ class Artifacts:
         return self._cache.get_lasting(config.engine, self._model, key, build)
 
     def build_session(self, engine: Engine, config: SessionConfig, phases: Phases | None = None) -> Session:
-        """A session from what was compiled where that is kept, else from the graph.
+        """Build a session from what was compiled where that is kept, else from the graph.
 
         Args:
             engine: Builds it.
             config: How to run it.
-            phases: Takes the time.
+            phases: Stopwatch.
 
         Raises:
             GraphkilnError: As `prepare_graph`, `prepare_compiled` and `Engine.build`.
@@ -158,7 +152,6 @@ class Artifacts:
             return engine.build(graph, config, compiled)
 
     def _split_source(self, config: SessionConfig) -> SplitSource:
-        """What the parts of a split session are made of, and where they are kept."""
         from graphkiln_backend.lowering.parallel.parts import SplitSource
 
         return SplitSource(
@@ -262,7 +255,7 @@ class Artifacts:
         self.check_unchanged()
 
     def check_unchanged(self) -> None:
-        """Compares the graph's file with the one that was read: what is made of another one would pass for its own.
+        """Check that the graph's file was not replaced: what is made of another one would pass for its own.
 
         Raises:
             LoweringError: It was replaced.
@@ -272,7 +265,7 @@ class Artifacts:
 
 
 def saved_precision(version: ModelVersion) -> Precision:
-    """The precision that a version was saved in, by its manifest or else by its graph.
+    """Return the precision that a version was saved in, by its manifest or else by its graph.
 
     Raises:
         RepositoryError: The graph is damaged.
@@ -282,7 +275,7 @@ def saved_precision(version: ModelVersion) -> Precision:
 
 
 def content_of(version: ModelVersion) -> dict[str, str]:
-    """SHA-256 of the graph and of every file of weights: the manifest's, or those of all files in its folder."""
+    """Return the SHA-256 of graph and weights: those of the manifest, or of all files in the folder."""
     if manifest := version.manifest:
         return {"graph": manifest.sha256, **{f"weights {name}": sha256 for name, sha256 in manifest.weights.items()}}
     folder = version.graph_path.parent

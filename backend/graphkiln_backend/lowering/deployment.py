@@ -1,4 +1,4 @@
-"""From a version folder and its configuration to a session: the one path that the server and the commands share."""
+"""From a version folder and its configuration to a session: the path that the server and the commands share."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version
 from graphkiln_backend.system.resources import usable_cores
 
-# Where the libraries of custom operators lie that a configuration names.
-
 
 def find_libraries(names: Sequence[str], model: Path) -> tuple[str, ...]:
-    """The libraries, as the system's loader takes them.
+    """Find libraries of custom operators, as the system's loader takes them.
 
     A relative path starts at the server's working directory, as in Triton's C++ backend, or else at the model's folder;
     a bare name that is in neither is left to the loader, which looks in LD_LIBRARY_PATH.
@@ -57,15 +55,15 @@ def _find(name: str, model: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
-    """A version, what is requested of it, and the plan that follows from both.
+    """A version, its settings, and the plan that follows from both.
 
     Attributes:
-        version: The graph and what is known of it.
-        settings: What its configuration and the command line request.
+        version: The version.
+        settings: Settings of its configuration and the command line.
         plan: The sessions to try.
         saved: Precision that the graph was saved in.
         warmup_batch_sizes: The batch sizes to run before the first request comes.
-        places: With `parallel`: where the instance runs.
+        places: With `parallel`: places of the instance.
     """
 
     version: ModelVersion
@@ -79,13 +77,13 @@ class Deployment:
     def read(
         cls, folder: Path, config: ModelConfig, resources: Resources, overrides: Sequence[Override] = ()
     ) -> Deployment:
-        """Reads a version and plans it.
+        """Read a version and plan it.
 
         Args:
             folder: The folder that holds the version's graph.
             config: The model's configuration, completed from the graph.
-            resources: What it runs on; `instances` are the configuration's, whatever stands there.
-            overrides: What the command line requests.
+            resources: Cores and devices; `instances` is replaced by the configuration's.
+            overrides: Values of the command line.
 
         Raises:
             GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
@@ -129,14 +127,14 @@ class Deployment:
         cores: int | None = None,
         works_beside: bool = False,
     ) -> Deployment:
-        """Reads a version of a store and plans it for this machine.
+        """Read a version of a store and plan it for this machine.
 
         Args:
-            version: The version folder; what another framework saved there is converted.
+            version: The version folder; a graph of another framework is converted.
             config: The model's configuration, completed from the graph.
-            cache: Keeps what is converted.
-            overrides: What the command line requests.
-            cores: That may be used; all of them by default.
+            cache: Keeps conversions.
+            overrides: Values of the command line.
+            cores: Number of cores; all of them by default.
             works_beside: Whether the process computes something else on its cores, too.
 
         Raises:
@@ -148,10 +146,10 @@ class Deployment:
         return cls.read(convert_if_needed(version, cache), config, resources, overrides)
 
     def build(self, cache: ArtifactCache) -> ProvenSession:
-        """Builds, proves and warms up the session that will serve.
+        """Build, prove and warm up the session that will serve.
 
         Args:
-            cache: Where artifacts are kept.
+            cache: Keeps artifacts.
 
         Raises:
             LoweringError: No session of the plan works.
@@ -162,7 +160,7 @@ class Deployment:
 
 
 def _check_responses(config: ModelConfig) -> None:
-    """Refuses what Triton would answer each request of with an error: a graph has one response to it.
+    """Refuse decoupled models: Triton would answer each request with an error, as a graph gives one response.
 
     Raises:
         RepositoryError: The configuration promises any number of them.
@@ -175,7 +173,7 @@ def _check_responses(config: ModelConfig) -> None:
 
 
 def _check_batching(version: ModelVersion, config: ModelConfig) -> None:
-    """Refuses batches of a graph that was proven whole: what its rows are nobody knows, or they are not independent.
+    """Refuse batches of a graph that was proven whole: its rows are unknown, or not independent.
 
     Raises:
         RepositoryError: The configuration requests them.

@@ -1,4 +1,4 @@
-"""Outputs that nobody requests are not computed.
+"""Graphs of parts of the outputs, so that unrequested outputs are not computed.
 
 A runtime computes every node of the graph that it has loaded, whatever is fetched (ONNX Runtime's
 `only_execute_path_to_fetches` has an effect in training builds alone). So the first request for a part of the outputs
@@ -55,7 +55,7 @@ class SubsetSession(Closeable):
         return tuple(names for names, session in tuple(self._parts.items()) if session is not self._whole)
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs, with the smallest graph that there is for them."""
+        """Compute outputs with the smallest graph that is built for them."""
         if outputs is None:
             return self._whole.run(feeds)
         names = tuple(outputs)
@@ -70,12 +70,12 @@ class SubsetSession(Closeable):
         return self._whole.placement(feeds)
 
     def settle(self) -> None:
-        """Waits until the part that is being built is there."""
+        """Wait until the part that is being built is ready."""
         if self._builder:
             self._builder.join()
 
     def close(self) -> None:
-        """Frees all sessions."""
+        """Free all sessions."""
         self.settle()
         for session in {id(session): session for session in self._parts.values()}.values():
             session.close()
@@ -100,7 +100,7 @@ class SubsetSession(Closeable):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SubsetBuilder:
-    """Builds and proves sessions of some of a graph's outputs. Uses no artifact cache, so that any thread may.
+    """Builder of proven sessions of some of a graph's outputs. Uses no artifact cache, so that any thread may.
 
     Attributes:
         engine: Builds them.
@@ -119,7 +119,7 @@ class SubsetBuilder:
     synthetic: SyntheticInputs | None = None
 
     def build(self, outputs: tuple[str, ...]) -> Session | None:
-        """Builds and proves the session of some outputs; None where its graph would be hardly smaller.
+        """Build and prove the session of some outputs; None where its graph would be hardly smaller.
 
         Args:
             outputs: Names.

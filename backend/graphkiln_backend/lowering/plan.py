@@ -1,4 +1,4 @@
-"""Which sessions to try for a graph, in order, and which were rejected and why. Pure: nothing is built here."""
+"""Plan the sessions to try for a graph, in order, with the reason of each rejection. Pure: nothing is built here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNSUPPORTED_PRECISIONS = {
     (DeviceKind.CPU, "onnxruntime", Precision.BF16): "ONNX Runtime has no bf16 kernels for CPUs",
     (DeviceKind.CPU, "onnxruntime", Precision.FP16): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
-# Settings that an engine has no use for: an error, since whoever requests one expects something of it.
+# Settings that an engine has no use for: an error, since a user who requests one expects something of it.
 _UNSUPPORTED_SETTINGS = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
     ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
@@ -36,18 +36,18 @@ _BF16_HINT = "on a CPU, bf16 is the precision that pays: precision: bf16 with en
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """What the instances of a model run on.
+    """Resources of the instances of a model.
 
     Attributes:
-        device: Where they run.
+        device: Device that they run on.
         cores: CPU cores that all of them may use together.
-        probe: Says whether an engine is installed and can run on a device.
-        instances: How many share the cores.
-        shared_folder: Where they put what they can share, such as weights, or None.
-        lacks: Says why the CPU computes in a precision by way of fp32; empty where it need not.
+        probe: Checks whether an engine is installed and can run on a device.
+        instances: Number of instances that share the cores.
+        shared_folder: Folder for what they can share, such as weights, or None.
+        lacks: Returns the reason why the CPU computes in a precision by way of fp32; empty where it need not.
         works_beside: Whether other work runs on the cores at the same time: idle threads sleep then.
-        instance: Which of the instances this is, from 0.
-        places: Where it runs, with `parallel`: each shard of each stage, stage by stage.
+        instance: Number of this instance, from 0.
+        places: With `parallel`: place of each shard of each stage, stage by stage.
         cuts: Positions of the first node of each stage but the first.
     """
 
@@ -68,11 +68,11 @@ class LoweringPlan:
     """The sessions to try.
 
     Attributes:
-        candidates: What may serve; of several, the fastest one that proves itself does.
+        candidates: Sessions that may serve; of several, the fastest one that proves itself does.
         baselines: The same graph in fp32, with `engine: auto`: a candidate that is not faster is not taken.
-        fallback: What to try when no candidate works, in the user's order.
+        fallback: Sessions to try when no candidate works, in the user's order.
         rejected: One line per choice that was not taken, with the reason.
-        spread: How the graph is spread over devices, a line for each; empty where it is not.
+        spread: Description of a graph that is spread over devices, a line for each; or empty.
     """
 
     candidates: tuple[SessionConfig, ...]
@@ -83,11 +83,11 @@ class LoweringPlan:
 
     @property
     def configs(self) -> tuple[SessionConfig, ...]:
-        """All sessions in the order in which they are tried."""
+        """All sessions, in the order in which they are tried."""
         return (*self.candidates, *self.baselines, *self.fallback)
 
     def explain(self) -> str:
-        """Every choice and every rejection, a line each."""
+        """Describe every choice and every rejection, a line each."""
         lines = [_line(number, config) for number, config in enumerate(self.configs, start=1)]
         notes = [_ON_GPUS] if any(config.device.is_gpu for config in self.configs) else []
         return "\n".join((*lines, *self.spread.splitlines(), *(f"rejected: {line}" for line in self.rejected), *notes))
@@ -96,16 +96,16 @@ class LoweringPlan:
 def plan(
     settings: Settings, resources: Resources, *, saved: Precision = Precision.FP32, largest_batch: int = 1
 ) -> LoweringPlan:
-    """Plans a saved graph.
+    """Plan a saved graph.
 
     Args:
-        settings: What the configuration requests.
-        resources: What it runs on.
+        settings: Settings of the configuration.
+        resources: Cores and devices.
         saved: Precision that the graph was saved in.
         largest_batch: The largest batch that Triton will form.
 
     Raises:
-        LoweringError: Nothing can run the graph as requested; `attempts` says why.
+        LoweringError: Nothing can run the graph as requested; `attempts` has the reasons.
     """
     kind = resources.device.kind
     choices, rejected = _choices(settings, resources, _compute_precision(settings.precision, saved, kind))
@@ -136,7 +136,7 @@ def plan(
 
 
 def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tuple[Choice, ...]:
-    """With `engine: auto`, what a 16-bit precision on a CPU must be faster than; on GPUs it always is."""
+    """With `engine: auto`, the fp32 sessions that a 16-bit precision on a CPU must be faster than."""
     precision, kind = settings.precision, resources.device.kind
     if settings.engine != AUTO or kind is not DeviceKind.CPU or not (precision and saved.lowers_to(precision)):
         return ()
@@ -148,7 +148,7 @@ def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tu
 def _choices(
     settings: Settings, resources: Resources, precision: Precision
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
-    """The engines that may serve, and one line for each that may not.
+    """Find the engines that may serve, and the reason for each that may not.
 
     Raises:
         LoweringError: With `engine: auto`, none may.
@@ -204,7 +204,7 @@ def _compute_precision(requested: Precision | None, saved: Precision, kind: Devi
 
 
 def _check_precision(choice: Choice, saved: Precision, kind: DeviceKind) -> None:
-    """Refuses what no build could make true.
+    """Refuse a precision that no build could give.
 
     Raises:
         LoweringError: Loading cannot bring the graph to the precision, or the engine does not compute in it.
@@ -265,6 +265,6 @@ def _line(number: int, config: SessionConfig) -> str:
 
 
 def pick_fastest(times_s: Sequence[float]) -> int:
-    """The index of the fastest candidate; the first one within 2.5% of it, so that noise does not change engines."""
+    """Return the index of the first candidate within 2.5% of the fastest, so that noise does not change engines."""
     fastest = min(times_s)
     return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)

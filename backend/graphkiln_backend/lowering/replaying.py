@@ -1,7 +1,7 @@
-"""Samples on a session that serves: one at a time, so that a request waits for one at most.
+"""Replay samples on a session that serves: one at a time, so that a request waits for one at most.
 
-A session that computes parts of a batch on their own gets one batch of them besides: what it mixes up or keeps of an
-earlier part, a single sample would not show.
+A session that computes parts of a batch side by side also gets one batch: a single sample would not show parts that are
+mixed up.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Arrays = Mapping[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replay:
-    """What is needed to prove a session again while it serves, by the policy that it was proven by before.
+    """Samples that prove a session again while it serves, by the policy that it was proven by before.
 
     Attributes:
-        session: The session. Not thread-safe: whoever runs a sample sees to it that nothing else runs.
-        samples: The feeds of each run: one sample, or the batch.
-        reference: The right outputs of all runs, joined in order.
+        session: The session. Not thread-safe: nothing else may run while a sample does.
+        samples: Feeds of each run: one sample, or the batch.
+        reference: Right outputs of all runs, joined in order.
         limits: How far the outputs may be apart.
         reading: What users read from the outputs, or None.
         batch_sizes: Rows of the runs, for the verdict.
@@ -54,14 +54,14 @@ class Replay:
         *,
         together: int = 1,
     ) -> Replay:
-        """Of a version's golden samples.
+        """Replay a version's golden samples.
 
         Args:
             session: The session.
             golden: Samples, and the outputs of the saved graph for them.
             limits: How far the outputs may be apart.
             reading: What users read from the outputs, or None.
-            together: Rows of the batch whose parts are computed on their own; 1 where there is none.
+            together: Rows of the batch whose parts are computed side by side; 1 for no batch.
         """
         reference = golden.graph_outputs
         alone = cls(session=session, samples=golden.feeds, reference=reference, limits=limits, reading=reading)
@@ -77,17 +77,16 @@ class Replay:
 
     @classmethod
     def recorded(cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3) -> Replay | None:
-        """Of a version without golden samples: what the session computes now for a request that was made up.
+        """Record what the session computes now for a request that was made up, without golden samples.
 
-        Whether that is right nobody knows, but later it must be the same. None where the graph does not run on it,
-        or does not compute the same twice: a fault must never be seen where there is none.
+        It may be wrong, but later it must be the same. None where the graph does not run on it, or does not compute the
+        same twice, so that no fault is reported by mistake.
 
         Args:
             session: The session, proven and warm.
             limits: How far the outputs may be apart.
             feeds: The request.
-            runs: A session that computes the same bits so often computes them the next time, too, or something is
-                wrong.
+            runs: Number of runs that must give the same bits.
         """
         try:
             first, *others = (session.run(feeds) for _ in range(runs))
@@ -100,13 +99,13 @@ class Replay:
 
     @property
     def output_subsets(self) -> tuple[tuple[str, ...], ...]:
-        """The outputs of each graph that serves: of the whole one, and of the parts that were requested."""
+        """Outputs of each graph that serves: of the whole one, and of the parts that were requested."""
         whole = tuple(self.reference)
         parts = self.session.parts if isinstance(self.session, SubsetSession) else ()
         return (whole, *parts)
 
     def run(self, sample: int, outputs: Sequence[str]) -> Arrays:
-        """Computes some outputs of one run.
+        """Compute some outputs of one run.
 
         Raises:
             GraphkilnError: The engine fails.
@@ -118,7 +117,7 @@ class Replay:
             PLAIN_RUNS.reset(token)
 
     def judge(self, computed: Sequence[Arrays]) -> Verification:
-        """Holds the outputs of all runs to the policy.
+        """Judge the outputs of all runs by the policy.
 
         Args:
             computed: What `run` returned for each of `samples` in order, for the same outputs.

@@ -1,9 +1,9 @@
-"""Runs a session at batch sizes before the first request does, as far as that pays.
+"""Run a session at batch sizes before the first request does, as far as that pays.
 
-What the first run of a size costs beside a later one differs by engine and graph (processor time, 2 cores):
+The cost of the first run of a size beside a later one differs by engine and graph (processor time, 2 cores):
 ONNX Runtime makes its kernels ready at the very first run; a further size costs it 0.2 ms, and the memory that a larger
 one takes for the first time a tenth to a third of the run. OpenVINO makes code for each size: 15 to 50 ms, which is
-five runs of MobileNetV3-small and nothing beside a run of ResNet-50. So nothing is assumed: the sizes are tried in
+five runs of MobileNetV3-small and nothing beside a run of ResNet-50. So the sizes are tried in
 ascending order, until the first run of one costs hardly more than the second.
 """
 
@@ -22,9 +22,9 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
-# Inputs for graphs without golden samples: made from the signature, since nobody knows what makes sense there.
+# Inputs for graphs without golden samples: made from the signature, since sensible values are unknown.
 
-# Of dimensions that vary: the first that a graph takes. An image of one pixel is none for most networks.
+# Of dimensions that vary: the first that a graph takes. Most networks take no image of one pixel.
 _SIZES = (1, 8, 64, 224)
 # Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB.
 _MOST_ELEMENTS = 1 << 22
@@ -37,10 +37,10 @@ _TEXTS = ("", "a", "a", "2")
 
 @dataclass(frozen=True, slots=True)
 class SyntheticInputs:
-    """How a request is made up.
+    """A recipe for requests.
 
     Attributes:
-        size: Of every dimension that varies, but for the batch.
+        size: Size of every dimension that varies, but for the batch.
         fill: 0: floating-point numbers between 0 and 1, other numbers 0, empty texts; 1: normal numbers, 1, a letter;
             2: normal numbers, ascending ones, a letter; 3: 2 to 5 in turn, which sizes, scales and repeats may be.
     """
@@ -49,23 +49,12 @@ class SyntheticInputs:
     fill: int = 0
 
     def feeds(self, signature: Signature, batch: int = 1, *, seed: int = 0) -> dict[str, AnyArray]:
-        """One request.
-
-        Args:
-            signature: Of the graph.
-            batch: Size of the first dimension where it varies.
-            seed: Of the floating-point numbers.
-        """
+        """Make one request; `batch` is the size of a first dimension that varies."""
         generator = np.random.default_rng(seed)
         return {spec.name: self._array(spec, batch, generator) for spec in signature.inputs}
 
     def batch(self, signature: Signature, size: int) -> dict[str, AnyArray]:
-        """One request of one row, repeated: as large as `feeds` makes it, at the cost of a copy.
-
-        Args:
-            signature: Of the graph.
-            size: Of the first dimension where it varies.
-        """
+        """Make one request of one row, repeated: as large as `feeds` makes it, at the cost of a copy."""
         row = self.feeds(signature)
         return {spec.name: _repeated(row[spec.name], spec, size) for spec in signature.inputs}
 
@@ -85,7 +74,7 @@ class SyntheticInputs:
 
 
 def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
-    """Synthetic inputs for a graph, the plainest first."""
+    """Yield synthetic inputs for a graph, the plainest first."""
     varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
     for size in _SIZES if varies else _SIZES[:1]:
         if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
@@ -93,11 +82,11 @@ def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
 
 
 def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArray]]:
-    """Requests of one row each that differ as much as requests can that nobody knows, so that a mean over them shows.
+    """Yield requests of one row each that differ as much as they can, so that a mean over them shows.
 
     Args:
-        signature: Of a graph whose inputs all have a first dimension that varies.
-        size: Of every other dimension that varies.
+        signature: Signature of a graph whose inputs all have a first dimension that varies.
+        size: Size of every other dimension that varies.
     """
     for row, scale in enumerate(_SCALES):
         feeds = SyntheticInputs(size=size, fill=row % _FILLS).feeds(signature, seed=row)
@@ -122,16 +111,16 @@ def _elements(signature: Signature, size: int) -> int:
 
 _LITTLE_S = 1e-3  # no request waits noticeably longer for what a first run costs more than this
 _PAYS = 1.5  # A first run that takes this many times as long as the next pays for being made before a request is
-_LONG_S = 0.2  # processor time of a run beside which what is made for its size does not matter
+_LONG_S = 0.2  # processor time of a run beside which code for its size does not matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
-    """What came of warming up.
+    """Outcome of warming up.
 
     Attributes:
-        sizes: The batch sizes that paid, in the order of the runs.
-        note: Empty, or why it stopped: what was made up need not make sense to a graph, which is no fault of it.
+        sizes: Batch sizes that paid, in the order of the runs.
+        note: Empty, or the reason why it stopped: a made-up request need not make sense to a graph.
     """
 
     sizes: tuple[int, ...] = ()
@@ -146,7 +135,7 @@ def warm_up(
     everything: bool = False,
     already: bool = False,
 ) -> WarmUp:
-    """Runs a session at the sizes that pay, which it finds out by trying.
+    """Run a session at the sizes that pay, found by trying.
 
     Args:
         session: Ready to run; its signature's first dimension varies when there is more than one size.
@@ -166,11 +155,11 @@ def warm_up(
 
 
 def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | SyntheticInputs) -> WarmUp:
-    """Runs a session at the sizes that have paid before.
+    """Run a session at the sizes that have paid before.
 
     Args:
         session: As for `warm_up`.
-        sizes: What that came to.
+        sizes: Its outcome.
         samples: As for `warm_up`.
 
     Raises:
@@ -187,12 +176,12 @@ def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamp
 
 
 def feeds_of(samples: GoldenSamples | SyntheticInputs, signature: Signature, size: int) -> Mapping[str, AnyArray]:
-    """A batch of golden samples, or of a request that is made up."""
+    """Return a batch of golden samples, or of a request that is made up."""
     return samples.batch(signature, size) if isinstance(samples, SyntheticInputs) else samples.batch(size)
 
 
 class _Runs:
-    """Runs a session at batch sizes; `largest` is that of those so far."""
+    """Runs of a session at batch sizes; `largest` is the largest so far."""
 
     def __init__(self, session: Session, samples: GoldenSamples | SyntheticInputs) -> None:
         self._session = session
@@ -210,11 +199,6 @@ class _Runs:
         return time.process_time() - begun
 
     def until_failure(self, warm: Callable[[], tuple[int, ...]]) -> WarmUp:
-        """What warming came to.
-
-        Raises:
-            GraphkilnError: The golden samples fail.
-        """
         try:
             return WarmUp(sizes=warm())
         except GraphkilnError as error:
@@ -224,7 +208,7 @@ class _Runs:
 
 
 def _warm_all(runs: _Runs, sizes: tuple[int, ...], *, already: bool) -> tuple[int, ...]:
-    """Runs every size twice: the first run allocates, the second finds its memory planned."""
+    """Run every size twice: the first run allocates, the second finds its memory planned."""
     wanted = tuple(size for size in sizes for _ in range(1 if already and size == sizes[-1] else 2))
     for size in wanted:
         runs.run(size)

@@ -1,4 +1,4 @@
-"""Where OpenVINO computes otherwise than ONNX says."""
+"""Where OpenVINO computes otherwise than ONNX specifies."""
 
 from __future__ import annotations
 

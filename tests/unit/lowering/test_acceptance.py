@@ -20,7 +20,6 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.lowering.acceptance import (
-    Requirements,
     check_placement,
     check_signature,
     limits_of,
@@ -28,21 +27,11 @@ from graphkiln_backend.lowering.acceptance import (
     replay,
     replay_mixed,
 )
-from graphkiln_backend.lowering.warmup import SyntheticInputs
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion
 
 CONFIG = SessionConfig(engine="engine", device=CPU, threads=1, spin=False, reason="test")
-
-
-class TestRequirements:
-    def test_by_default_one_sample_and_the_golden_ones(self) -> None:
-        assert (Requirements().largest_batch, Requirements().self_test) == (1, True)
-
-    @pytest.mark.parametrize("sizes", [(1, 4, 32), (32, 1, 4)])
-    def test_the_largest_batch_in_whatever_order(self, sizes: tuple[int, ...]) -> None:
-        assert Requirements(batch_sizes=sizes).largest_batch == 32
 
 
 class TestSignature:
@@ -94,21 +83,6 @@ class TestSignature:
             check_signature(promised, replace(found, **{side: (other,)}))
         assert (caught.value.expected, caught.value.got) == (str(spec), str(other))
 
-    def test_so_are_surplus_and_missing_ones(self, promised: ModelVersion, found: Signature) -> None:
-        more = TensorSpec(name="more", dtype=DType.FP32, shape=("batch",))
-        for outputs in ((), (*found.outputs, more)):
-            with pytest.raises(SignatureError, match="outputs"):
-                check_signature(promised, replace(found, outputs=outputs))
-
-    def test_and_another_order(self, bare: ModelVersion, digits: Path) -> None:
-        manifest = Manifest.read(digits / "1" / "manifest.json")
-        specs = tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch",)) for name in ("a", "b"))
-        both = replace(manifest.signature, outputs=specs)
-        version = replace(bare, manifest=replace(manifest, signature=both))
-        check_signature(version, both)
-        with pytest.raises(SignatureError, match=r"expected a FP32.*, b FP32.*, got b FP32.*, a FP32"):
-            check_signature(version, replace(both, outputs=specs[::-1]))
-
 
 class TestReadingPlacement:
     @pytest.fixture
@@ -122,12 +96,6 @@ class TestReadingPlacement:
         read_placement(session, golden)
         assert fed == [golden.inputs]
 
-    def test_or_one_that_was_made_up(self, session: Any) -> None:
-        fed: list[Any] = []
-        session.placement = fed.append
-        read_placement(session, None, SyntheticInputs(fill=1))
-        np.testing.assert_array_equal(fed[0]["x"], SyntheticInputs(fill=1).feeds(session.signature)["x"])
-
     def test_a_graph_that_runs_nothing_that_was_made_up_tells_nothing(self, session: Any) -> None:
         assert read_placement(session, None) is None
 
@@ -135,11 +103,6 @@ class TestReadingPlacement:
         session.engine.run_error = ExecutionError("reshape")
         with pytest.raises(ExecutionError):
             read_placement(session, golden)
-
-    def test_other_failures_are_not_hidden(self, session: Any) -> None:
-        session.engine.run_error = LoweringError("gone", attempts=())
-        with pytest.raises(LoweringError):
-            read_placement(session, None, SyntheticInputs())
 
 
 def placed(products: Mapping[Any, int], *elsewhere: str) -> Placement:
@@ -199,18 +162,6 @@ class TestCheckingPlacement:
         (note,) = check_placement(CONFIG, placed({Precision.FP32: 5}), saved)
         assert note.startswith(f"saved in {saved}, computed in fp32 (9 nodes on CPU; products: 5 in fp32)")
 
-    @pytest.mark.parametrize(
-        ("saved", "products"),
-        [
-            (Precision.FP16, {Precision.FP16: 5}),
-            (Precision.FP16, {}),
-            (Precision.FP32, {Precision.BF16: 5}),
-            (Precision.INT8, {Precision.FP32: 5}),
-        ],
-    )
-    def test_there_is_nothing_to_say_otherwise(self, saved: Precision, products: dict[Any, int]) -> None:
-        assert check_placement(CONFIG, placed(products), saved) == ()
-
 
 class TestLimits:
     @pytest.mark.parametrize(
@@ -240,17 +191,6 @@ class TestLimits:
         config = replace(CONFIG, precision=Precision.TF32)
         assert limits_of(Precision.FP32, config).relative_l2 == OTHER_ENGINE.relative_l2
 
-    @pytest.mark.parametrize(
-        ("saved", "requested", "name"),
-        [
-            (Precision.FP32, None, "fp32 on engine"),
-            (Precision.FP32, Precision.BF16, "bf16 on engine"),
-            (Precision.INT8, None, "int8 on engine"),
-        ],
-    )
-    def test_the_verdict_names_what_ran(self, saved: Precision, requested: Precision | None, name: str) -> None:
-        assert limits_of(saved, replace(CONFIG, precision=requested)).name == name
-
 
 LIMITS = limits_of(Precision.FP32, CONFIG)
 
@@ -266,10 +206,6 @@ class TestReplay:
         assert session.batches == [1, 1, 1, 8]
         assert (verification.samples, verification.batch_sizes) == (8, (1, 8))
         assert verification.verdict.startswith("fp32 on engine: error 0 of signal")
-
-    def test_a_batch_smaller_than_the_samples_grows_to_hold_them(self, session: Any, golden: GoldenSamples) -> None:
-        assert replay(session, golden, LIMITS, 1).batch_sizes == (1, 3)
-        assert session.batches == [1, 1, 1, 3]
 
     def test_a_first_dimension_that_does_not_vary_is_not_stretched(
         self, add_engine: Any, golden: GoldenSamples
@@ -312,11 +248,6 @@ class TestReplay:
         with pytest.raises(VerificationError):
             replay(session, golden, LIMITS, 4)
 
-    def test_a_missing_output_is_noticed(self, session: Any, golden: GoldenSamples) -> None:
-        more = replace(golden, graph_outputs={**golden.graph_outputs, "z": golden.graph_outputs["y"]})
-        with pytest.raises(VerificationError, match="z"):
-            replay(session, more, LIMITS, 4)
-
     def test_a_graph_that_ranks_its_classes_may_swap_equal_ones(self, add_engine: Any) -> None:
         """Two classes of the same score: which one comes first is no difference."""
         ranking = Ranking(scores="s", indices="i")
@@ -358,18 +289,3 @@ class TestPartsOfABatch:
         replay(session, golden, LIMITS, 6)
         with pytest.raises(VerificationError, match="the outputs changed"):
             replay_mixed(session, golden, LIMITS, 6)
-
-    def test_one_that_keeps_them_in_order_passes(self, add_engine: Any, golden: GoldenSamples) -> None:
-        engine = add_engine("right")
-        session = engine.build(Path("graph"), engine.config)
-        replay_mixed(session, golden, LIMITS, 6)
-        assert session.batches == [6]
-
-    @pytest.mark.parametrize(("whole", "largest"), [(True, 6), (False, 1)])
-    def test_there_are_no_parts_of_one_sample(
-        self, add_engine: Any, golden: GoldenSamples, whole: bool, largest: int
-    ) -> None:
-        engine = add_engine("whole")
-        session = engine.build(Path("graph"), engine.config)
-        replay_mixed(session, replace(golden, whole=whole), LIMITS, largest)
-        assert session.batches == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import replace
 from importlib.metadata import version as version_of
@@ -18,15 +17,12 @@ from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import SessionConfig, SessionTuning
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import (
-    CacheError,
     ConversionError,
-    EngineUnavailable,
     LoweringError,
-    RepositoryError,
 )
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
@@ -105,12 +101,6 @@ class TestCompiled:
             lower_version(folder, ORT, cache)
         assert not cache.entries()
 
-    def test_session_entries_are_part_of_the_key(self, digits: Path, cache: ArtifactCache, logged: list[str]) -> None:
-        for entries in ({}, {"session.disable_quant_qdq": "1"}):
-            config = replace(ORT, tuning=SessionTuning(config_entries=entries))
-            lower_version(digits / "1", config, cache).session.close()
-        assert len(logged) == 2
-
     @pytest.mark.parametrize(
         ("fact", "value"),
         [
@@ -138,13 +128,6 @@ class TestCompiled:
         for config in (OV, replace(OV, threads=2), replace(OV, streams=2)):
             lower_version(digits / "1", config, cache).session.close()
         assert len(logged) == 3
-
-    def test_a_cache_that_vanishes_keeps_nothing_compiled(
-        self, digits: Path, tmp_path: Path, logged: list[str]
-    ) -> None:
-        with ArtifactCache(tmp_path / "c", lasting=False) as cache:
-            lower_version(digits / "1", OV, cache).session.close()
-        assert logged == []
 
 
 def key_of(cache: ArtifactCache, kind: str) -> dict[str, str]:
@@ -199,21 +182,6 @@ class TestKeys:
             "onnxscript": version_of("onnxscript"),
         }
 
-    def test_entries_say_which_model_they_are_for(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        engine = add_engine("engine", facts={"engine": "1.0"})
-        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
-        assert [(stored.entry.kind, stored.entry.model) for stored in cache.entries()] == [("engine", "m/1")]
-
-    @pytest.mark.parametrize("precision", [None, Precision.FP32, Precision.TF32, Precision.INT8])
-    def test_other_precisions_run_the_saved_graph(
-        self, digits: Path, cache: ArtifactCache, precision: Precision | None
-    ) -> None:
-        artifacts = artifacts_of(digits / "1", cache)
-        assert artifacts.prepare_graph(replace(ORT, precision=precision)) == digits / "1" / "model.onnx"
-        assert cache.entries() == []
-
     @pytest.mark.parametrize("saved", [Precision.FP16, Precision.BF16])
     def test_what_was_saved_so_is_not_lowered_again(
         self, bare: ModelVersion, cache: ArtifactCache, saved: Precision
@@ -241,18 +209,6 @@ class TestKeeping:
             assert path.is_relative_to(tmp_path / "c")
             assert artifacts_of(digits / "1", cache).prepare_compiled(OnnxRuntimeEngine(), config) is None
 
-    def test_an_engine_that_refuses_the_graph_leaves_nothing(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        def refuse(*_: object) -> None:
-            raise LoweringError("refused", attempts=())
-
-        engine = add_engine("engine", facts={"engine": "1.0"})
-        engine.compile = refuse
-        with pytest.raises(LoweringError, match="refused"):
-            Artifacts(bare, Precision.FP32, cache).build_session(engine, engine.config)
-        assert cache.entries() == []
-
     def test_a_graph_that_is_replaced_while_it_is_lowered_is_not_kept(
         self, digits: Path, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -266,15 +222,6 @@ class TestKeeping:
         with pytest.raises(LoweringError, match=r"model\.onnx was replaced while it was lowered or served"):
             artifacts.prepare_graph(replace(ORT, precision=Precision.FP16))
         assert cache.entries() == []
-
-    def test_the_same_file_is_unchanged(self, bare: ModelVersion, cache: ArtifactCache) -> None:
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        artifacts.check_unchanged()
-        bare.graph_path.with_name("other").write_bytes(b"other")
-        artifacts.check_unchanged()
-        os.utime(bare.graph_path, (1, 1))
-        with pytest.raises(LoweringError):
-            artifacts.check_unchanged()
 
 
 CHOSEN = Measurement(chosen="a on cpu", rates={})
@@ -307,19 +254,6 @@ class TestRecallingAChoice:
         with artifacts.recall_choice([replace(config, reason="other", shared_folder=tmp_path)], {}) as memory:
             assert memory.value == CHOSEN
 
-    def test_errors_of_the_block_pass_through(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        with pytest.raises(CacheError, match="mine"), artifacts.recall_choice([add_engine("a").config], {}):
-            raise CacheError("mine")
-
-    def test_an_engine_that_is_not_installed_cannot_be_compared(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        config = replace(add_engine("a").config, engine="nonesuch")
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        with pytest.raises(EngineUnavailable), artifacts.recall_choice([config], {}):
-            pass
-
 
 class TestSavedPrecision:
     def test_the_manifest_knows(self, digits: Path) -> None:
@@ -333,11 +267,6 @@ class TestSavedPrecision:
         (tmp_path / "1").mkdir()
         shutil.copy(graph, tmp_path / "1" / "model.onnx")
         assert saved_precision(read_version(tmp_path / "1")) is precision
-
-    def test_a_damaged_graph_is_an_error_of_the_repository(self, bare: ModelVersion) -> None:
-        bare.graph_path.write_bytes(b"\xff" * 20)
-        with pytest.raises(RepositoryError):
-            saved_precision(bare)
 
 
 class TestOutputsThatAreNoTensors:

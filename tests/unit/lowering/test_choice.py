@@ -81,20 +81,6 @@ class TestPrecision:
     def test_the_faster_fp32_is_what_counts(self, compare: Compare, fp32_s: float, engine: str) -> None:
         assert compare(run_s=0.75 * min(fp32_s, 1.0) * 2, fp32_s=fp32_s).config.engine == engine
 
-    @pytest.mark.parametrize(
-        "fault",
-        [
-            {"build_error": LoweringError("refused", attempts=())},
-            {"factor": 2.9},
-            {"placement": Placement(nodes={"fake": 1}, precision=Precision.FP32, products={Precision.FP32: 1})},
-        ],
-        ids=["not built", "computes something else", "not in bf16"],
-    )
-    def test_one_that_fails_gives_way_and_is_named(self, compare: Compare, fault: dict[str, Any]) -> None:
-        proven = compare(run_s=0.1, **fault)
-        assert str(proven.config) == "full on cpu in fp32"
-        assert proven.fallbacks[0].startswith(NAME)
-
     def test_a_graph_that_cannot_be_timed_is_served_as_requested(
         self, compare: Compare, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -116,13 +102,6 @@ class TestBasis:
         assert (basis.chosen, basis.batch, basis.remembered) == (NAME, 4, False)
         assert basis.machine == hardware.identity(CPU)
         assert basis.measured_at.endswith("+00:00")
-
-    def test_noise_at_the_next_start_does_not_change_it(self, compare: Compare) -> None:
-        first = compare(run_s=0.9).basis
-        second = compare(run_s=1.9)
-        assert first
-        assert str(second.config) == NAME
-        assert second.basis == dataclasses.replace(first, remembered=True, measured_at=second.basis.measured_at)
 
     def test_another_machine_measures_again(self, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
         assert str(compare(run_s=0.5).config) == NAME

@@ -83,19 +83,6 @@ class TestReading:
         assert deployment.plan.configs[0].threads == 2
         assert deployment.plan.rejected[0] == "threads 1 of parameters.threads: --set requests 2"
 
-    def test_the_precision_of_a_bare_graph_is_that_of_its_weights(self, folder: Path) -> None:
-        assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP32
-        (folder / "manifest.json").unlink()
-        (folder / "golden.npz").unlink()
-        half = zoo.model(
-            [zoo.helper.make_node("Mul", ["x", "w"], ["y"])],
-            [zoo.value("x", ("batch", 3), zoo.TensorProto.FLOAT16)],
-            [zoo.value("y", ("batch", 3), zoo.TensorProto.FLOAT16)],
-            {"w": np.ones(3, np.float16)},
-        )
-        (folder / "model.onnx").write_bytes(half.SerializeToString())
-        assert Deployment.read(folder, ONE, cpu()).saved is Precision.FP16
-
     def test_the_plan_knows_the_precision_that_was_saved(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
         (folder / "golden.npz").unlink()
@@ -105,14 +92,6 @@ class TestReading:
         deployment = Deployment.read(folder, ONE, cpu())
         assert deployment.saved is Precision.BF16
         assert [str(config) for config in deployment.plan.configs] == ["openvino on cpu"]  # ONNX Runtime cannot
-
-    def test_a_graph_of_another_name(self, tmp_path: Path) -> None:
-        folder = zoo.add(tmp_path, "m", zoo.scale(("batch", 3)))
-        (folder / "model.onnx").rename(folder / "net.onnx")
-        config = configured(default_model_filename="net.onnx")
-        assert Deployment.read(folder, config, cpu()).version.graph_path.name == "net.onnx"
-        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
-            Deployment.read(folder, ONE, cpu())
 
 
 class TestRefusals:
@@ -154,26 +133,6 @@ class TestBuilding:
         assert outputs["OUTPUT_0"].shape == (4, 10)
         assert proven.warmup_s > 0
         assert not proven.notes
-
-    def test_without_a_self_test_a_note_says_so(self, folder: Path, cache: ArtifactCache) -> None:
-        proven = Deployment.read(folder, configured(parameters={"self_test": "off"}), cpu()).build(cache)
-        with proven.session:
-            assert proven.self_test is None
-        assert proven.notes == ("self_test: off: the golden samples were not replayed",)
-
-    def test_a_bare_graph_has_nothing_to_prove(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        folder = zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
-        with Deployment.read(folder, ONE, cpu()).build(cache).session as session:
-            outputs = session.run({"x": np.array([[1, 2, 3]], np.float32)})
-        np.testing.assert_array_equal(outputs["y"], [[2, 4, 6]])
-
-    def test_a_fallback_that_works_is_told(self, folder: Path, cache: ArtifactCache) -> None:
-        parameters = {"engine": "tensorrt", "fallback": "onnxruntime"}
-        proven = Deployment.read(folder, configured(parameters=parameters), cpu()).build(cache)
-        with proven.session:
-            assert proven.config.engine == "onnxruntime"
-        (line,) = proven.fallbacks
-        assert line.startswith("tensorrt on cpu: ")
 
     def test_what_the_server_reads_is_what_the_command_reads(self, folder: Path, tmp_path: Path) -> None:
         """A configuration as JSON, from Triton, and as a file give the same plan."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import saved_graphs
@@ -69,14 +65,6 @@ class TestConvertIfNeeded:
         assert conversions.count == 2
         assert logged == [f"converting net 1, which OneFlow saved: once, into {tmp_path / 'cache'}"] * 2
 
-    def test_a_file_that_only_moved_is_another_content(
-        self, version: Path, cache: ArtifactCache, conversions: Conversions
-    ) -> None:
-        convert_if_needed(version, cache)
-        (version / "model" / "a.weight").rename(version / "model" / "b.weight")
-        convert_if_needed(version, cache)
-        assert conversions.count == 2
-
     @pytest.mark.parametrize("file", ["model.onnx", "manifest.json"])
     def test_a_graph_of_ours_beside_it_goes_first(
         self, version: Path, cache: ArtifactCache, conversions: Conversions, file: str
@@ -128,20 +116,6 @@ class TestOtherFrameworks:
         assert (path / "model.onnx").read_bytes() == b"graph"
         assert logged == [f"converting net 7, which Paddle saved: once, into {cache.folder}"]
 
-    def test_have_entries_of_their_own(self, paddle: Path, cache: ArtifactCache) -> None:
-        convert_if_needed(paddle, cache)
-        (stored,) = cache.entries()
-        assert (stored.entry.kind, stored.entry.model) == ("paddle", "net 7")
-        content = hashlib.sha256(b"net\0" + b"5\0" + b"graph").hexdigest()
-        assert stored.entry.key == {"content": content, "numpy": np.__version__}
-
-    def test_the_first_that_finds_something_converts(
-        self, version: Path, cache: ArtifactCache, conversions: Conversions
-    ) -> None:
-        (version / "inference").mkdir()
-        convert_if_needed(version, cache)
-        assert conversions.count == 1
-
     def test_another_release_of_what_converts_is_another_entry(
         self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -149,29 +123,10 @@ class TestOtherFrameworks:
         monkeypatch.setattr("graphkiln_backend.lowering.importing.version_of", lambda name: f"{name} 99")
         assert convert_if_needed(paddle, cache) != first
 
-    def test_a_library_that_is_not_installed_is_not_passed_over(
-        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(PaddleImporter, "distributions", ("nonesuch",))
-        with pytest.raises(PackageNotFoundError, match="nonesuch"):
-            convert_if_needed(paddle, cache)
-
     def test_the_saved_folder_is_not_written_to(self, paddle: Path, cache: ArtifactCache) -> None:
         before = sorted(paddle.rglob("*"))
         convert_if_needed(paddle, cache)
         assert sorted(paddle.rglob("*")) == before
-
-    def test_a_failure_is_told_and_the_next_start_tries_again(
-        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise ConversionError("no such operator")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(PaddleImporter, "convert", fail)
-            with pytest.raises(ConversionError, match="no such operator"):
-                convert_if_needed(paddle, cache)
-        assert convert_if_needed(paddle, cache).is_dir()
 
     def test_a_cache_that_is_full_is_an_error(
         self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -206,29 +161,6 @@ class TestContent:
                 (folder / "meta").write_bytes(b"1234")
         assert convert_if_needed(version, cache) != first
         assert conversions.count == 2
-
-    def test_times_and_places_do_not_matter(
-        self, version: Path, cache: ArtifactCache, conversions: Conversions, tmp_path: Path
-    ) -> None:
-        first = convert_if_needed(version, cache)
-        copy = tmp_path / "elsewhere" / "other" / "3"
-        shutil.copytree(version, copy, copy_function=shutil.copyfile)
-        assert convert_if_needed(copy, cache) == first
-        assert conversions.count == 1
-
-    @pytest.mark.usefixtures("conversions")
-    def test_what_lies_beside_it_does_not_matter(self, version: Path, cache: ArtifactCache) -> None:
-        first = convert_if_needed(version, cache)
-        (version / "notes.txt").write_text("mine")
-        assert convert_if_needed(version, cache) == first
-
-    @pytest.mark.usefixtures("conversions")
-    def test_large_files_are_read_to_their_end(self, version: Path, cache: ArtifactCache) -> None:
-        weights = version / "model" / "a.weight" / "out"
-        weights.write_bytes(bytes(3 << 20))
-        first = convert_if_needed(version, cache)
-        weights.write_bytes(bytes((3 << 20) - 1) + b"\1")
-        assert convert_if_needed(version, cache) != first
 
 
 class TestSubprocess:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.memory import Measurement
 from graphkiln_backend.lowering.selection import measure
@@ -47,24 +47,6 @@ class TestMeasure:
     ) -> None:
         assert measure(build(a=seconds, b=1.0), golden, 1).chosen == chosen
 
-    def test_each_runs_several_times_on_the_whole_batch(self, build: Build, golden: GoldenSamples) -> None:
-        sessions = build(a=1.0, b=1.0)
-        measure(sessions, golden, 7)
-        assert [session.batches for session in sessions.values()] == [[7] * 3] * 2
-
-    def test_the_best_run_counts(self, build: Build, golden: GoldenSamples) -> None:
-        sessions = build(a=1.0)
-        engine = sessions["a"].engine
-        seconds = iter([9.0, 0.5, 7.0])
-        run = sessions["a"].run
-
-        def uneven(feeds: Any, outputs: Any = None) -> Any:
-            engine.run_s = next(seconds)
-            return run(feeds, outputs)
-
-        sessions["a"].run = uneven
-        assert measure(sessions, golden, 1).rates == {"a": 2.0}
-
     def test_they_take_turns(self, build: Build, golden: GoldenSamples) -> None:
         """A machine that is busy for a while slows all of them, not the one whose turn it is."""
         sessions = build(a=1.0, b=1.0)
@@ -73,16 +55,6 @@ class TestMeasure:
             session.run = lambda feeds, name=name, run=session.run: (turns.append(name), run(feeds))[1]
         measure(sessions, golden, 1)
         assert turns == ["a", "b"] * 3
-
-    def test_short_runs_are_repeated_but_not_for_long(self, build: Build, golden: GoldenSamples) -> None:
-        sessions = build(a=0.004, b=0.002)
-        assert measure(sessions, golden, 1).rates == {"a": 250.0, "b": 500.0}
-        counts = [len(session.batches) for session in sessions.values()]
-        assert counts[0] * 0.004 + counts[1] * 0.002 < 1.1
-        assert min(counts) > 90
-
-    def test_slow_graphs_have_rates_with_digits_enough_to_compare(self, build: Build, golden: GoldenSamples) -> None:
-        assert measure(build(a=7.0, b=6.5), golden, 1).rates == {"a": 0.1429, "b": 0.1538}
 
     @pytest.mark.parametrize("size", [1, 3, 7])
     def test_the_golden_samples_are_repeated(self, build: Build, golden: GoldenSamples, size: int) -> None:
@@ -109,12 +81,3 @@ class TestMeasure:
 
     def test_nor_can_one_that_nothing_is_known_for(self, build: Build) -> None:
         assert measure(build(a=1.0, b=0.5), None, 1) == Measurement(chosen="a", rates={})
-
-    def test_another_failure_is_one(self, build: Build, golden: GoldenSamples) -> None:
-        sessions = build(a=1.0)
-        sessions["a"].engine.run_error = LoweringError("gone", attempts=())
-        with pytest.raises(LoweringError):
-            measure(sessions, golden, 1)
-
-    def test_a_single_one_is_chosen(self, build: Build, golden: GoldenSamples) -> None:
-        assert measure(build(a=2.0), golden, 4) == Measurement(chosen="a", rates={"a": 2.0})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -151,16 +149,6 @@ class TestSession:
         session.settle()
         return outputs
 
-    def test_all_outputs_come_from_the_whole(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
-        assert list(session.run(FEEDS)) == list(NAMES)
-        assert list(self.request(session, *NAMES)) == list(NAMES)
-        assert parts.requested == []
-        assert whole.requested == [None, NAMES]
-
-    def test_it_looks_like_the_whole(self, session: SubsetSession, whole: Any) -> None:
-        assert session.signature == whole.signature
-        assert session.placement(FEEDS).nodes == {"whole": 1}
-
     def test_the_first_request_does_not_wait(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
         parts.may_build.clear()
         for _ in range(3):
@@ -171,11 +159,6 @@ class TestSession:
         session.run(FEEDS, ["a"])
         assert len(whole.requested) == 3
         assert parts.sessions[0].requested == [("a",)]
-
-    def test_a_part_is_built_once(self, session: SubsetSession, parts: Parts) -> None:
-        for _ in range(3):
-            self.request(session, "a", "b")
-        assert parts.requested == [("a", "b")]
 
     def test_only_one_is_built_at_a_time(self, session: SubsetSession, parts: Parts) -> None:
         parts.may_build.clear()
@@ -239,23 +222,6 @@ class TestBuilder:
             engine=OnnxRuntimeEngine(), graph=graph, config=ORT, artifacts=artifacts, requirements=Requirements()
         )
 
-    def test_a_part_computes_its_outputs_alone(self, builder: SubsetBuilder) -> None:
-        session = builder.build(("good",))
-        assert session is not None
-        with session:
-            assert [spec.name for spec in session.signature.outputs] == ["good"]
-            np.testing.assert_array_equal(session.run({"x": BAD})["good"], BAD + 1)
-
-    def test_an_output_that_is_not_there(self, builder: SubsetBuilder) -> None:
-        with pytest.raises(LoweringError, match="has no output 'nothing'"):
-            builder.build(("nothing",))
-
-    def test_a_file_that_changed_is_not_built_from(self, builder: SubsetBuilder, folder: Path) -> None:
-        (folder / "model.onnx").write_bytes(zoo.good_and_fragile().SerializeToString() + b"")
-        os.utime(folder / "model.onnx", (1, 1))
-        with pytest.raises(LoweringError, match="was replaced"):
-            builder.build(("good",))
-
     def test_no_folder_is_shared_with_other_instances(
         self, builder: SubsetBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -272,15 +238,6 @@ class TestBuilder:
         assert session
         session.close()
         assert configs == [ORT]
-
-    def test_its_file_does_not_stay(
-        self, builder: SubsetBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        session = builder.build(("good",))
-        assert session
-        session.close()
-        assert not list(tmp_path.glob("graphkiln-part-*"))
 
     @pytest.mark.parametrize("self_test", [True, False])
     def test_a_part_that_computes_something_else_is_closed(

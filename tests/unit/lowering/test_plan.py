@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from graphkiln_backend.engines.base import SessionTuning, Support
+from graphkiln_backend.engines.base import Support
 from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
@@ -134,41 +132,6 @@ def test_the_fastest_wins_and_noise_does_not(times_s: list[float], index: int) -
     assert pick_fastest(times_s) == index
 
 
-@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=8))
-def test_no_other_is_clearly_faster_than_the_picked_one(times_s: list[float]) -> None:
-    picked = pick_fastest(times_s)
-    assert times_s[picked] <= 1.025 * min(times_s)
-    assert all(seconds > 1.025 * min(times_s) for seconds in times_s[:picked])
-
-
-def test_settings_reach_the_session() -> None:
-    tuning = SessionTuning(graph_level="basic", inter_threads=3)
-    settings = Settings(
-        engine="tensorrt",
-        precision=Precision.FP16,
-        threads=5,
-        tuning=tuning,
-        options={"tensorrt": {"trt_dla_core": "1"}, "onnxruntime": {"gpu_mem_limit": "7"}},
-        fallback=(Choice(engine="onnxruntime", precision=Precision.TF32),),
-        origins={"engine": "parameters.engine", "fallback": "parameters.fallback"},
-    )
-    first, second = plan(settings, resources("gpu:1"), largest_batch=32).configs
-    for config in (first, second):
-        assert (config.device, config.threads, config.tuning) == (Device.gpu(1), 5, tuning)
-        assert config.largest_batch == 32
-    assert (first.engine, first.precision, first.options) == ("tensorrt", Precision.FP16, {"trt_dla_core": "1"})
-    assert (second.engine, second.precision, second.options) == ("onnxruntime", Precision.TF32, {"gpu_mem_limit": "7"})
-    assert first.reason == "requested by parameters.engine, 2 cores shared by 1 instance"
-    assert second.reason == "requested by parameters.fallback, 2 cores shared by 1 instance"
-
-
-def test_what_nobody_requests_has_a_default() -> None:
-    (config,) = plan(Settings(), resources()).configs
-    assert (config.streams, config.largest_batch, config.options) == (1, 1, {})
-    assert config.precision is None
-    assert config.reason.startswith("the default, ")
-
-
 @pytest.mark.parametrize(("instances", "alone"), [(1, True), (2, False)])
 def test_only_instances_that_are_not_alone_share(tmp_path: Path, instances: int, alone: bool) -> None:
     several = dataclasses.replace(resources(cores=8, instances=instances), shared_folder=tmp_path)
@@ -177,25 +140,11 @@ def test_only_instances_that_are_not_alone_share(tmp_path: Path, instances: int,
     assert config.shared_folder == (None if alone else tmp_path)
 
 
-def test_threads_that_are_requested_are_not_divided() -> None:
-    assert plan(Settings(threads=7), resources(cores=2, instances=4)).configs[0].threads == 7
-
-
 def test_the_default_engine_is_not_probed() -> None:
     """Whether it is installed is the answer of the build, which says what to install."""
     missing = resources(missing="onnxruntime")
     assert engines(plan(Settings(), missing)) == ["onnxruntime"]
     assert engines(plan(Settings(engine="onnxruntime"), missing)) == ["onnxruntime"]
-
-
-def test_an_engine_that_is_requested_rejects_no_other() -> None:
-    planned = plan(Settings(engine="openvino"), resources())
-    assert (engines(planned), planned.rejected) == (["openvino"], ())
-
-
-def test_an_engine_of_a_third_party_is_planned_as_it_is() -> None:
-    planned = plan(Settings(engine="theirs", precision=Precision.BF16, streams=3), resources())
-    assert [str(config) for config in planned.configs] == ["theirs on cpu in bf16"]
 
 
 def test_the_reasons_of_auto_come_from_the_graph_then_the_settings_then_the_machine() -> None:
@@ -218,10 +167,6 @@ def test_a_graph_saved_in_fp16_is_computed_in_fp32_on_a_cpu_alone(device: str, c
     bare = dataclasses.replace(resources(device), probe=probe)
     with pytest.raises(LoweringError, match=f"no engine can serve this graph in {computed}"):
         plan(Settings(engine="auto"), bare, saved=Precision.FP16)
-
-
-def test_one_stream_is_what_every_engine_does() -> None:
-    assert engines(plan(Settings(streams=1), resources())) == ["onnxruntime"]
 
 
 @pytest.mark.parametrize(
@@ -262,14 +207,6 @@ def test_every_saved_graph_can_be_served_as_it_is(saved: Precision, device: str)
         assert engines(plan(Settings(engine=engine), resources(device), saved=saved))
     (default,) = plan(Settings(), resources(device), saved=saved).configs
     assert plan(Settings(engine=default.engine), resources(device), saved=saved).configs[0].engine == default.engine
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16])
-def test_a_gpu_computes_in_every_precision(precision: Precision) -> None:
-    assert engines(plan(Settings(engine="auto", precision=precision), resources("gpu:0"))) == [
-        "onnxruntime",
-        "tensorrt",
-    ]
 
 
 def test_the_explanation_numbers_every_session_and_names_what_was_set() -> None:
@@ -358,12 +295,3 @@ class TestSpread:
         )
         with pytest.raises(LoweringError, match="openvino cannot do what is requested; parallel:"):
             plan(fallback, here)
-
-    def test_copies_alone_go_with_every_engine(self) -> None:
-        settings, here = self.spread(data=1)
-        (config,) = plan(dataclasses.replace(settings, engine="openvino"), here).configs
-        assert (config.threads, config.splits) == (2, False)
-
-    def test_it_is_explained_before_what_was_rejected(self) -> None:
-        planned = LoweringPlan(candidates=(), rejected=("openvino: no",), spread="parallel: pipeline=2\nstage 0")
-        assert planned.explain() == "parallel: pipeline=2\nstage 0\nrejected: openvino: no"

@@ -30,7 +30,6 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 from graphkiln_backend.lowering.settings import Settings
@@ -205,12 +204,6 @@ class TestBuilding:
             build(engine)
         assert engine.sessions == []
 
-    def test_an_engine_that_nobody_knows(self, add_engine: Any, build: Any) -> None:
-        engine = add_engine("engine")
-        engine.name = "nonesuch"
-        with pytest.raises(EngineUnavailable, match="unknown engine 'nonesuch'"):
-            build(engine)
-
     @pytest.mark.parametrize("fault", ["signature", "placement", "outputs", "run"])
     def test_a_session_that_fails_its_proof_is_closed(
         self, add_engine: Any, build: Any, version: ModelVersion, digits: Path, fault: str
@@ -254,14 +247,6 @@ class TestBuilding:
             build(engine, self_test=False)
         assert engine.sessions[0].closed == 1
 
-    def test_several_outputs_may_be_requested_alone(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
-        write_graph(bare.graph_path, "y", "z")
-        engine = add_engine("engine", signature=TWO_OUTPUTS)
-        with build(engine, bare).session as session:
-            assert isinstance(session, SubsetSession)
-            assert session.signature == TWO_OUTPUTS
-        assert engine.sessions[0].closed == 1
-
     def test_without_golden_samples_requests_are_made_up(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
@@ -281,13 +266,6 @@ class TestBuilding:
     def test_nor_does_what_computes_something_else(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         with pytest.raises(VerificationError, match=r"not those of the saved graph.*for a request that was made up"):
             build(add_engine("engine", factor=2.01), bare)
-
-    def test_notes_come_in_order(self, add_engine: Any, version: ModelVersion, cache: ArtifactCache) -> None:
-        artifacts = Artifacts(version, Precision.FP16, cache)
-        proven = build_proven_session(artifacts, add_engine("engine").config, Requirements(self_test=False))
-        first, second = proven.notes
-        assert first.startswith("saved in fp16, computed in fp32")
-        assert second == "self_test: off: the golden samples were not replayed"
 
     def test_the_engine_starts_from_what_it_compiled(
         self, add_engine: Any, build: Any, version: ModelVersion, cache: ArtifactCache
@@ -359,8 +337,3 @@ class TestLaterStarts:
         for _ in range(2):
             with pytest.raises(LoweringError, match="1 products ran elsewhere"):
                 start(engine, bare)
-
-    def test_the_phases_are_told(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
-        phases = start(add_engine("engine", facts={"release": "1"}), bare).phases
-        assert list(phases)[:6] == ["engine", "artifacts", "session", "signature", "trial", "placement"]
-        assert min(phases.values()) >= 0

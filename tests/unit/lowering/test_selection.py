@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import threading
 import time
@@ -16,7 +15,6 @@ from lowered import ORT, OV, add_unrunnable, cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache, StoredEntry
 from graphkiln_backend.engines.base import Placement, SessionConfig
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession
 from graphkiln_backend.graph.device import CPU, Device
@@ -119,61 +117,6 @@ class TestAuto:
         lower_version(digits / "1", both, cache).session.close()
         assert [stored for stored in cache.entries() if stored.entry.kind == "choice"]
 
-    def test_a_remembered_choice_that_no_longer_works_gives_way(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise LoweringError("gone", attempts=())
-
-        both = LoweringPlan(candidates=(ORT, OV))
-        first = lower_version(digits / "1", both, cache)
-        first.session.close()
-        engines = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}
-        monkeypatch.setattr(engines.pop(first.config.engine), "build", fail)
-        second = lower_version(digits / "1", both, cache)
-        second.session.close()
-        assert [second.config.engine] == list(engines)
-        assert second.fallbacks[0].endswith("gone")
-
-    def test_it_is_measured_once_and_remembered(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        both = LoweringPlan(candidates=(ORT, OV))
-        first = lower_version(digits / "1", both, cache)
-        first.session.close()
-
-        def unexpected(*_: object) -> float:
-            raise AssertionError("measured again")
-
-        monkeypatch.setattr("graphkiln_backend.engines.timing._turn_s", unexpected)
-        second = lower_version(digits / "1", both, cache)
-        second.session.close()
-        assert (second.config, second.slower) == (first.config, first.slower)
-
-    def test_where_no_candidate_works_each_says_why(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise LoweringError("refused", attempts=())
-
-        monkeypatch.setattr(OpenVinoEngine, "build", fail)
-        monkeypatch.setattr(OnnxRuntimeEngine, "build", fail)
-        with pytest.raises(LoweringError) as caught:
-            lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
-        assert caught.value.attempts == ("openvino on cpu: refused", "onnxruntime on cpu: refused")
-
-    def test_a_candidate_that_fails_is_no_candidate(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise LoweringError("refused", attempts=())
-
-        monkeypatch.setattr(OpenVinoEngine, "build", fail)
-        lowered = lower_version(digits / "1", LoweringPlan(candidates=(OV, ORT)), cache)
-        lowered.session.close()
-        assert lowered.config.engine == "onnxruntime"
-        assert lowered.fallbacks == ("openvino on cpu: refused",)
-
 
 TOY = """
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
@@ -233,29 +176,12 @@ class TestChoosing:
         assert [len(engine.sessions) for engine in engines] == [1, 2]
         assert again.slower == ("a on cpu: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
 
-    def test_the_reason_names_the_rate_and_keeps_the_plans_words(self, add_engine: Any, select: Any) -> None:
-        proven = select(add_engine("a"), add_engine("b", run_s=0.5), batch_sizes=(1, 8))
-        assert proven.config.reason == "test; the fastest here, 16.0/s at batch 8"
-
     def test_it_is_said_before_it_takes_time(self, add_engine: Any, select: Any, logged: list[str]) -> None:
         engines = [add_engine("a"), add_engine("b")]
         select(*engines, batch_sizes=(1, 8))
         assert logged == ["measuring a on cpu, b on cpu at batch 8"]
         select(*engines, batch_sizes=(1, 8))
         assert len(logged) == 1
-
-    def test_a_single_candidate_is_not_compared(
-        self, add_engine: Any, select: Any, cache: ArtifactCache, logged: list[str]
-    ) -> None:
-        proven = select(add_engine("a"))
-        assert proven.config.reason == "test"
-        assert (choices(cache), logged) == ([], [])
-
-    def test_fallbacks_are_not_built_where_a_candidate_works(self, add_engine: Any, select: Any) -> None:
-        spare = add_engine("spare")
-        assert select(add_engine("a"), fallback=[spare]).config.engine == "a"
-        assert select(add_engine("a"), add_engine("b"), fallback=[spare]).fallbacks == ()
-        assert spare.sessions == []
 
     def test_fallbacks_are_tried_in_their_order(self, add_engine: Any, select: Any) -> None:
         broken = [add_engine(name, build_error=LoweringError(f"no {name}", attempts=())) for name in ("a", "b", "c")]
@@ -264,10 +190,6 @@ class TestChoosing:
         assert proven.config.engine == "spare"
         assert proven.fallbacks == ("a on cpu: no a", "b on cpu: no b", "c on cpu: no c")
         assert last.sessions == []
-
-    def test_an_empty_plan_is_an_error(self, select: Any) -> None:
-        with pytest.raises(LoweringError, match="cannot serve"):
-            select()
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["interrupted", "memory"])
     def test_what_is_built_is_closed_when_the_next_build_ends_everything(
@@ -312,14 +234,6 @@ class TestChoosing:
         assert proven.config.engine == ("c" if gone == "a" else "a")
         assert proven.fallbacks[0] == "b on cpu: gone"
 
-    def test_a_choice_that_works_again_is_taken_again(self, add_engine: Any, select: Any) -> None:
-        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
-        select(*engines)
-        engines[1].build_error = LoweringError("gone", attempts=())
-        assert select(*engines).config.engine == "a"
-        engines[1].build_error = None
-        assert select(*engines).config.engine == "b"
-
     def test_where_all_are_gone_each_says_so_once(self, add_engine: Any, select: Any) -> None:
         engines = [add_engine("a"), add_engine("b")]
         select(*engines)
@@ -347,25 +261,6 @@ class TestChoosing:
                 engines.append(add_engine("c"))
         select(*engines, **options)
         assert len(choices(cache)) == (1 if changed == "nothing" else 2)
-
-    def test_the_key_names_what_was_compared(
-        self, add_engine: Any, select: Any, version: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        select(add_engine("a", facts={"release": "1"}), add_engine("b"), batch_sizes=(1, 8))
-        (stored,) = choices(cache)
-        key = dict(stored.entry.key)
-        graph = hashlib.sha256(version.graph_path.read_bytes()).hexdigest()
-        assert key.pop("device")
-        assert key == {
-            "batch": "8",
-            "self-test": "True",
-            "golden samples": "none",
-            "a on cpu: graph": graph,
-            "a on cpu: release": "1",
-            "a on cpu: step": "a on cpu",
-            "b on cpu: graph": graph,
-            "b on cpu: step": "b on cpu",
-        }
 
     @pytest.mark.timeout(60)
     def test_all_instances_choose_alike(self, version: ModelVersion, add_engine: Any, tmp_path: Path) -> None:
@@ -420,11 +315,3 @@ class TestChoosing:
         monkeypatch.setattr(ArtifactCache, "_make_folders", read_only)
         select(*engines)
         assert [len(engine.sessions) for engine in engines] == [1, 2]
-
-    def test_zeros_decide_where_there_are_no_samples(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        engines = [add_engine("a"), add_engine("b", run_s=0.5)]
-        compared = LoweringPlan(candidates=tuple(engine.config for engine in engines))
-        proven = select_session(Artifacts(bare, Precision.FP32, cache), compared, Requirements())
-        assert (proven.config.engine, proven.self_test) == ("b", None)

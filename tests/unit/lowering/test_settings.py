@@ -54,22 +54,9 @@ def test_session_keys(key: str, value: str, field: str, expected: Any) -> None:
     assert getattr(read(config({key: value})).tuning, field) == expected
 
 
-def test_the_number_of_threads() -> None:
-    assert read(config({"intra_op_thread_count": "5"})).threads == 5
-
-
 @pytest.mark.parametrize(("level", "expected"), [(0, "all"), (-1, "basic"), (1, "extended"), (2, "off")])
 def test_graph_levels(level: int, expected: str) -> None:
     assert read(config(graph={"level": level})).tuning.graph_level == expected
-
-
-def test_our_own_keys() -> None:
-    asked = {"engine": "openvino", "precision": "bf16", "threads": "3", "streams": "2", "self_test": "off"}
-    settings = read(config({**asked, "fallback": "openvino:fp32, onnxruntime"}))
-    assert (settings.engine, settings.precision, settings.threads, settings.streams) == ("openvino", "bf16", 3, 2)
-    assert not settings.self_test
-    assert settings.fallback == (Choice(engine="openvino", precision=Precision.FP32), Choice(engine="onnxruntime"))
-    assert settings.origins["precision"] == "parameters.precision"
 
 
 def test_what_only_a_gpu_has() -> None:
@@ -263,10 +250,6 @@ class TestPrecedence:
         entry = read(config({"engine": "openvino", "session.x": "y"}))
         assert "session.x y of parameters.session.x: OpenVINO has no use for it" in entry.rejected
 
-    def test_tensorrts_own_switch_means_the_precision(self) -> None:
-        settings = read(accelerators("gpu", "tensorrt", trt_fp16_enable="1"), gpu=True)
-        assert (settings.precision, settings.options) == ("fp16", {})
-
     def test_the_set_flag(self) -> None:
         assert parse_override("precision=bf16") == ("precision", "bf16", "--set")
         with pytest.raises(RepositoryError, match="a value is missing"):
@@ -292,10 +275,6 @@ class TestPrecedence:
             parse_override("TRITON_SKIP_DLPACK=1")
         assert caught.value.hint == 'write there: parameters { key: "TRITON_SKIP_DLPACK" value { string_value: "1" } }'
 
-    def test_overrides_come_in_the_order_of_their_flags(self) -> None:
-        settings = read({}, self.ENABLE, self.SET)
-        assert (settings.engine, settings.origins["engine"]) == ("tensorrt", "--enable-tensorrt")
-
     def test_a_setting_comes_before_its_other_vocabulary_wherever_it_stands(self) -> None:
         for names in (("intra_op_thread_count", "threads"), ("threads", "intra_op_thread_count")):
             settings = read(config({name: "3" if name == "threads" else "5" for name in names}))
@@ -303,14 +282,6 @@ class TestPrecedence:
             assert settings.rejected == (
                 "threads 5 of parameters.intra_op_thread_count: parameters.threads requests 3",
             )
-
-    def test_no_threads_in_the_other_vocabulary_mean_the_default(self) -> None:
-        settings = read(config({"intra_op_thread_count": "0"}))
-        assert (settings.threads, settings.origins) == (0, {})
-
-    def test_an_unknown_key_of_a_flag_is_named_by_the_flag(self) -> None:
-        with pytest.raises(RepositoryError, match="unknown key 'precison' in --set"):
-            read({}, Override("precison", "bf16", "--set"))
 
     def test_a_value_of_the_set_flag_may_hold_an_equals_sign(self) -> None:
         assert parse_override("session.x=a=b") == Override("session.x", "a=b", "--set")
@@ -345,10 +316,6 @@ class TestAccelerators:
         settings = read(accelerators("gpu", "tensorrt", precision_mode="FP32", trt_fp16_enable="1"), gpu=True)
         assert settings.precision is Precision.FP32
 
-    def test_a_switch_of_tensorrt_means_nothing_to_cuda(self) -> None:
-        settings = read(accelerators("gpu", "cuda", trt_fp16_enable="1"), gpu=True)
-        assert (settings.precision, settings.options) == (None, {"onnxruntime": {"trt_fp16_enable": "1"}})
-
     def test_the_search_of_cuda_is_a_setting(self) -> None:
         settings = read(accelerators("gpu", "cuda", cudnn_conv_algo_search="HEURISTIC"), gpu=True)
         assert (settings.conv_search, settings.options) == ("heuristic", {})
@@ -368,10 +335,6 @@ class TestAccelerators:
         assert read(written).options == {}
         assert len(read(written).rejected) == 2
 
-    def test_parameters_go_before_options_of_the_same_name(self) -> None:
-        settings = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, gpu_mem_limit="9"), gpu=True)
-        assert settings.options == {"onnxruntime": {"gpu_mem_limit": "5"}}
-
 
 @pytest.mark.parametrize(("key", "value"), [("conv_search", "EXHAUSTIVE"), ("cudnn_conv_algo_search", "3")])
 def test_a_search_that_cudnn_does_not_have(key: str, value: str) -> None:
@@ -380,9 +343,6 @@ def test_a_search_that_cudnn_does_not_have(key: str, value: str) -> None:
 
 
 class TestCpu:
-    def test_the_plain_layout_is_what_a_cpu_has(self) -> None:
-        assert read(config({"layout": "nchw"})).layout == "nchw"
-
     @pytest.mark.parametrize(
         "override", [Override("conv_search", "exhaustive", "--set"), Override("cudnn_conv_algo_search", "0", "--set")]
     )
@@ -397,16 +357,7 @@ class TestCpu:
 
 
 class TestOpenVino:
-    def test_threads_have_an_effect(self) -> None:
-        settings = read(config({"engine": "openvino", "intra_op_thread_count": "3"}))
-        assert (settings.threads, settings.rejected) == (3, ())
-
     def test_every_other_key_of_onnx_runtime_is_told(self) -> None:
         keys = {name: "1" for name in SESSION_KEYS if name != "intra_op_thread_count"}
         rejected = read(config({"engine": "openvino", **keys, "session.x": "y"})).rejected
         assert {line.split()[0] for line in rejected} == {*keys, "session.x"}
-
-    def test_with_auto_onnx_runtime_may_still_use_them(self) -> None:
-        settings = read(config({"engine": "auto", "execution_mode": "1", "session.x": "y"}))
-        assert settings.rejected == ()
-        assert settings.tuning == SessionTuning(parallel=True, config_entries={"session.x": "y"})

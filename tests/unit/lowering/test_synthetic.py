@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 from graphkiln_backend.graph.dtypes import DType
@@ -38,19 +35,6 @@ class TestFeeds:
         signature.check(feeds)
         assert dtype.is_float or bool(feeds["x"].any()) == bool(fill)
 
-    @pytest.mark.parametrize("dtype", [DType.FP32, DType.INT64, DType.BYTES, DType.BF16])
-    def test_a_batch_is_one_row_again_and_again(self, dtype: DType) -> None:
-        signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
-        synthetic = SyntheticInputs(fill=2)
-        rows = synthetic.batch(signature, 3)["x"]
-        assert all(np.array_equal(row, synthetic.feeds(signature)["x"][0]) for row in rows)
-        signature.check({"x": rows})
-
-    def test_optional_inputs_are_left_to_the_graph(self) -> None:
-        spec = TensorSpec(name="x", dtype=DType.FP32, shape=(1,))
-        signature = Signature(inputs=(spec,), outputs=(), optional_inputs=(replace(spec, name="bias"),))
-        assert list(SyntheticInputs().feeds(signature)) == ["x"]
-
 
 def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
     return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
@@ -82,8 +66,3 @@ class TestChoices:
     def test_scales_and_texts_that_are_numbers(self) -> None:
         assert SyntheticInputs(fill=3).feeds(signature(2))["x"].tolist() == [2.0, 3.0]
         assert SyntheticInputs(fill=3).feeds(signature(1, dtype=DType.BYTES))["x"].tolist() == ["2"]
-
-    def test_the_same_each_time_and_no_two_rows_alike(self) -> None:
-        first, second = (SyntheticInputs().feeds(signature("batch", 3), 2)["x"] for _ in range(2))
-        np.testing.assert_array_equal(first, second)
-        assert (first[0] != first[1]).all()

@@ -114,13 +114,6 @@ class TestOrder:
         assert warm_up(session, (1, 2, 8), golden, everything=True).note == ""
         assert session.batches == [1, 1, 2, 2, 8, 8]
 
-    @pytest.mark.parametrize(("sizes", "runs"), [((1, 8), [1, 1, 8]), ((1,), [1])])
-    def test_once_less_where_the_largest_has_run(
-        self, session: Any, golden: GoldenSamples, sizes: tuple[int, ...], runs: list[int]
-    ) -> None:
-        warm_up(session, sizes, golden, everything=True, already=True)
-        assert session.batches == runs
-
     def test_it_stops_at_the_first_size_that_made_up_inputs_fail_at(self, session: Any) -> None:
         run = session.run
 
@@ -139,28 +132,3 @@ class TestOrder:
         session.engine.run_error = ExecutionError("no memory")
         with pytest.raises(ExecutionError):
             warm_up(session, (1,), golden)
-
-    def test_a_fault_of_ours_is_not_taken_for_one_of_the_graph(self, session: Any) -> None:
-        session.engine.run_error = ZeroDivisionError()
-        with pytest.raises(ZeroDivisionError):
-            warm_up(session, (1,), SyntheticInputs())
-
-
-class TestRepeated:
-    @pytest.mark.parametrize(("size", "rows"), [(1, [0]), (3, [0, 1, 2]), (4, [0, 1, 2, 0])])
-    def test_fewer_and_more_than_there_are(self, size: int, rows: list[int]) -> None:
-        samples = {"x": np.arange(3), "names": np.array(["a", "b", "c"], np.object_)}
-        found = repeated(samples, size)
-        np.testing.assert_array_equal(found["x"], rows)
-        np.testing.assert_array_equal(found["names"], samples["names"][rows])
-
-    def test_makes_copies(self) -> None:
-        samples = {"x": np.arange(3)}
-        repeated(samples, 3)["x"][0] = 7
-        assert samples["x"][0] == 0
-
-    def test_keeps_element_types(self) -> None:
-        samples = {dtype: np.zeros((2, 1), dtype) for dtype in ("float16", "uint8", "bool", "int64")}
-        assert {name: str(array.dtype) for name, array in repeated(samples, 3).items()} == {
-            name: name for name in samples
-        }

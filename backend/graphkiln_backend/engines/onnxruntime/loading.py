@@ -1,4 +1,4 @@
-"""How ONNX Runtime loads graphs: providers, session options, optimized copies that instances share.
+"""Loading of graphs by ONNX Runtime: providers, session options, optimized copies that instances share.
 
 The CUDA provider is not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is
 the first run.
@@ -73,7 +73,7 @@ _LEVELS = {
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
 }
-# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless told not to: an error of 1%, seen
+# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless this is set: an error of 1%, seen
 # with 1.31.
 _EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 # Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it

@@ -27,7 +27,7 @@ from graphkiln_backend.engines.onnxruntime.loading import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 
-# Gives each node a bias of its own, before ONNX Runtime's quantizer (1.32) does: it names the copies badly.
+# Each node gets its own bias before ONNX Runtime's quantizer (1.32) copies it: that names the copies badly.
 #
 # It appends a number to the name, the first that no initializer has: of `val_6` and up to `val_698` that is `val_699`,
 # which may be what a node computes. Exporters name values so, and equal biases are one initializer.
@@ -39,7 +39,7 @@ _BIAS = 2  # place of the bias among their inputs
 
 
 def separate_biases(graph: onnx.GraphProto) -> None:
-    """Copies initializers until no two nodes read the same one as their bias."""
+    """Copy initializers until no two nodes read the same one as their bias."""
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     taken: set[str] = set()
     for node in graph.node:
@@ -68,10 +68,10 @@ _QUIET = threading.Lock()  # held while the quantizer is silenced: stdout is the
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
-    """How a graph is quantized.
+    """Options of a quantization.
 
     Attributes:
-        method: How ranges are found from the calibration samples.
+        method: Method of finding ranges from the calibration samples.
         quantize_bias: Whether biases become INT32.
         exclude: Names of nodes that stay fp32.
         batch_size: Calibration samples to run at once.
@@ -87,7 +87,7 @@ class Quantization:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Coverage:
-    """How many products compute with integers once the runtime has loaded the graph."""
+    """Number of products that compute with integers once the runtime has loaded the graph."""
 
     integer: int
     products: int
@@ -97,13 +97,13 @@ class Coverage:
 
 
 def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantization, target: Path) -> Coverage:
-    """Writes a QDQ graph.
+    """Write a QDQ graph.
 
     Args:
         graph: The fp32 graph.
         samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
-        settings: How to quantize.
-        target: Where to write.
+        settings: Options.
+        target: File to write.
 
     Raises:
         LoweringError: The graph cannot be quantized.
@@ -135,7 +135,7 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
 
 
 def count_integer_products(graph: Path) -> Coverage:
-    """Counts the products of a graph as ONNX Runtime runs it."""
+    """Count the products of a graph as ONNX Runtime runs it."""
     with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder:
         optimized = Path(folder) / "optimized.onnx"
         options = onnxruntime.SessionOptions()
@@ -149,7 +149,7 @@ def count_integer_products(graph: Path) -> Coverage:
 
 
 class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]
-    """Gives the calibration samples in batches, some of them after each `set_range`."""
+    """Calibration samples in batches, some of them after each `set_range`."""
 
     def __init__(self, samples: Mapping[str, AnyArray], batch_size: int, *, whole: bool = False) -> None:
         self._samples = samples
@@ -183,7 +183,7 @@ class _QuantizerLogging:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keeps the quantizer's chatter from stdout, which belongs to whoever prints JSON there, and from the log.
+    """Keep the quantizer's chatter from stdout, where the process may print JSON, and from the log.
 
     Its modules print, and log a line per tensor with `logging.info`: to the root logger, which is not ours to
     configure. Warnings still pass.

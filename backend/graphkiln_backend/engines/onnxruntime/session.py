@@ -57,11 +57,11 @@ class _Capture:
 
 
 class CudaGraphRunner:
-    """Runs a session on fixed buffers. Not thread-safe, as a session is not.
+    """A session on fixed buffers. Not thread-safe, as a session is not.
 
     Args:
         session: Made with `enable_cuda_graph`.
-        device: Where the buffers live: `cuda`, or `cpu` for tests.
+        device: Device of the buffers: `cuda`, or `cpu` for tests.
         device_id: Number of the GPU.
     """
 
@@ -72,7 +72,7 @@ class CudaGraphRunner:
         self._captures: dict[tuple[object, ...], _Capture] = {}
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`."""
+        """Compute outputs; see `engines.base.Session.run`."""
         if PLAIN_RUNS.get():
             return self._run_plain(feeds, outputs)
         key = (*outputs, *((name, array.shape) for name, array in sorted(feeds.items())))
@@ -129,11 +129,9 @@ _ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
 
 
 def decode_text(name: str, array: AnyArray) -> AnyArray:
-    """Turns an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
+    """Turn an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
 
-    Args:
-        name: The input, for the error.
-        array: Of any dtype; one that holds no bytes objects is returned as it is.
+    Arrays without bytes objects are returned as they are. `name` is the input, for the error.
 
     Raises:
         SignatureError: An element is not UTF-8.
@@ -152,7 +150,7 @@ def run_ort_values(
     feeds: Mapping[str, AnyArray],
     options: onnxruntime.RunOptions,
 ) -> list[AnyArray]:
-    """Runs a graph with bf16 inputs or outputs, which the numpy binding does not know.
+    """Run a graph with bf16 inputs or outputs, which the numpy binding does not know.
 
     Returns:
         New arrays in the order of `outputs`; bf16 as `ml_dtypes.bfloat16`.
@@ -195,22 +193,15 @@ def _to_array(value: onnxruntime.OrtValue) -> AnyArray:
 
 
 def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec, ...]:
-    """Inputs as the graph has them: one that may have any number of dimensions is a scalar to ONNX Runtime."""
+    """Return inputs as the graph has them: one with any number of dimensions is a scalar to ONNX Runtime."""
     if all(spec.shape for spec in inputs):
         return inputs
     stated = {value.name: value.type.tensor_type.HasField("shape") for value in read_graph(graph_path).graph.input}
     return tuple(spec if stated.get(spec.name, True) else replace(spec, shape=(ANY_RANK,)) for spec in inputs)
 
 
-# What a session of ONNX Runtime takes and computes, as tensors that Triton carries.
-
-
 def signature_of(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
-    """The session's inputs and outputs; outputs that are no tensors can be requested by name, and are not told of.
-
-    Args:
-        session: The session.
-        graph_path: What it runs.
+    """Read a session's inputs and outputs, but for outputs that are no tensors.
 
     Raises:
         LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
@@ -242,21 +233,17 @@ def _spec(node: Any) -> TensorSpec:
     )
 
 
-# Runs whose tensors stay on the device: what one session leaves there, the next one reads there.
+# Runs whose tensors stay on the device, for the next session to read there.
 #
 # Not yet run on a GPU: built from the documentation and tested on the CPU, where bindings are the same.
 #
 # Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
 
-_CARRIED = "__dlpack__"  # what a tensor needs so that other libraries can use it where it is
+_CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
 
 
 def why_not_on_device(signature: Signature) -> str:
-    """Why a session cannot leave its tensors on the device; empty where it can.
-
-    Args:
-        signature: Of the session.
-    """
+    """Explain why a session with this signature cannot leave its tensors on the device; empty where it can."""
     if not hasattr(onnxruntime.OrtValue, _CARRIED):
         return f"ONNX Runtime {onnxruntime.__version__} hands no tensors to other libraries (DLPack); 1.32 does"
     bound = [spec for spec in (*signature.inputs, *signature.outputs) if spec.dtype in (DType.BYTES, DType.BF16)]
@@ -270,14 +257,14 @@ def run_bound(
     outputs: Sequence[str],
     options: onnxruntime.RunOptions,
 ) -> dict[str, DeviceTensor]:
-    """Computes outputs, and leaves them where the provider computes.
+    """Compute outputs, and leave them on the provider's device, which is done at the end of the run.
 
     Args:
         session: The session.
-        provider: That it was built for.
+        provider: Provider that it was built for.
         feeds: Arrays, which are copied to the device, and tensors that are on it.
         outputs: Names.
-        options: Of the run, at whose end the device is done.
+        options: Options of the run.
     """
     kind, facts = provider
     device = ("cuda", int(facts["device_id"])) if kind == CUDA else ("cpu", 0)
@@ -298,7 +285,7 @@ def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
     return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
 
 
-# Reads from a profile of ONNX Runtime what really ran: which kernels, where, on which element types.
+# Profiles of ONNX Runtime: which kernels ran, where, on which element types.
 
 # Operators that multiply and add, as ONNX Runtime names them after its own rewriting.
 _PRODUCTS = (
@@ -321,7 +308,7 @@ _KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
 def summarize_profile(
     events: Sequence[dict[str, Any]], provider: str, fused_products: Mapping[KernelType, int]
 ) -> Placement:
-    """Counts the kernels of a profile.
+    """Count the kernels of a profile.
 
     Args:
         events: The profile.
@@ -347,11 +334,7 @@ def summarize_profile(
 
 
 def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of each node by name: the median of the times that it ran.
-
-    Args:
-        events: The profile, of one run or several.
-    """
+    """Return the median seconds of each node by name, from a profile of one run or several."""
     from statistics import median  # 5 ms, which a server need not pay
 
     durations: dict[str, list[float]] = {}
@@ -373,9 +356,6 @@ def _kernel_type(kernel: dict[str, Any]) -> KernelType:
     types = {name for tensor in kernel["args"].get("input_type_shape", []) for name in tensor}
     return next((kernel_type for name, kernel_type in _KERNEL_TYPES if name in types), "integer")
 
-
-if TYPE_CHECKING:
-    pass
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
 
@@ -436,7 +416,7 @@ class OnnxRuntimeSession(Closeable):
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Computes outputs; see `engines.base.Session.run`."""
+        """Compute outputs; see `engines.base.Session.run`."""
         return self._run(self._session, feeds, outputs, self._runner)
 
     @property
@@ -455,21 +435,20 @@ class OnnxRuntimeSession(Closeable):
                 raise self._explained(error) from error
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Runs the feeds under ONNX Runtime's profiler and counts the kernels that ran.
+        """Run the feeds under ONNX Runtime's profiler, in another session, and count the kernels that ran.
 
-        In a session of its own, which lives as long as that: one that was ever profiled loses 40 bytes at each later
-        run (seen with ONNX Runtime 1.31).
+        A session that was ever profiled loses 40 bytes at each later run (seen with ONNX Runtime 1.31).
         """
         return summarize_profile(self._read_profile(feeds), self._providers[0][0], self._fused_products)
 
     def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
-        """See `engines.base.TimedSession`; in a session of its own, as `placement`."""
+        """See `engines.base.TimedSession`; in another session, as `placement`."""
         return seconds_of_nodes(self._read_profile(feeds, runs))
 
     def _read_profile(self, feeds: Mapping[str, AnyArray], runs: int = 1) -> Any:
         try:
             return self._profile(feeds, None, runs)
-        except (OSError, ValueError):  # a full disk cuts the profile off, and nothing says so
+        except (OSError, ValueError):  # a full disk cuts the profile off without an error
             return self._profile_in_memory(feeds, runs)
 
     def _profile_in_memory(self, feeds: Mapping[str, AnyArray], runs: int) -> Any:
@@ -495,7 +474,7 @@ class OnnxRuntimeSession(Closeable):
             return json.loads(profile.read_bytes())
 
     def close(self) -> None:
-        """Drops the runtime's session."""
+        """Drop the runtime's session."""
         del self._session, self._runner
         self._close_owned()
 
@@ -549,7 +528,7 @@ class OnnxRuntimeSession(Closeable):
 
 def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
     options = onnxruntime.RunOptions()
-    options.log_severity_level = 4  # what a request does wrong is said in its response
+    options.log_severity_level = 4  # errors of a request are in its response
     if arena_shrinkage:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
     return options

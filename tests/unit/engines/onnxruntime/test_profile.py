@@ -63,41 +63,9 @@ def test_the_precision_is_that_of_most_of_the_time_not_of_most_of_the_kernels() 
     assert summarize_profile(kernels, CPU, {}).precision is Precision.FP16
 
 
-def test_kernels_too_short_to_be_timed_count_by_number() -> None:
-    kernels = [kernel("a", "Relu", CPU, ("double",), 0), *[kernel("b", "Relu", CPU, ("float",), 0)] * 2]
-    assert summarize_profile(kernels, CPU, {}).precision is Precision.FP32
-
-
-def test_other_events_are_no_kernels() -> None:
-    run = kernel("fc", "MatMul", CPU)
-    others = [
-        {"cat": "Session", "name": "model_run", "dur": 9},
-        {"cat": "Node", "name": "fc_fence_before", "dur": 0, "args": run["args"]},
-        {"cat": "Node", "name": "fc_kernel_time", "dur": 9},
-        {"cat": "Api", "name": "x_kernel_time", "dur": 9, "args": {}},
-    ]
-    found = summarize_profile([*others, run], CPU, {})
-    assert (found.nodes, found.products) == ({CPU: 1}, {"fp32": 1})
-
-
-def test_a_kernel_of_an_unknown_provider_is_counted_as_such() -> None:
-    run = kernel("fc", "MatMul", CPU)
-    del run["args"]["provider"]
-    found = summarize_profile([run], CPU, {})
-    assert found.nodes == {"unknown": 1}
-    assert found.elsewhere == ("fc",)
-
-
 def test_an_empty_profile_knows_nothing() -> None:
     found = summarize_profile([], CPU, {"fp32": 3})
     assert (found.nodes, found.products, found.precision) == ({}, {}, "unknown")
-
-
-def test_all_products_that_left_a_fused_kernel_leave_none_in_it() -> None:
-    kernels = [kernel("TRTKernel", "TRTKernel", "TensorrtExecutionProvider"), *[kernel("a", "Conv", CUDA)] * 2]
-    found = summarize_profile(kernels, "TensorrtExecutionProvider", {"fp32": 2})
-    assert found.products == {}
-    assert found.elsewhere == ("a", "a")
 
 
 def test_a_node_takes_the_median_of_its_runs() -> None:

@@ -11,8 +11,7 @@ import pytest
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, loading
-from graphkiln_backend.engines.onnxruntime.loading import CPU, CUDA, probe_gpu, select_provider
-from graphkiln_backend.graph.device import CPU as ON_CPU
+from graphkiln_backend.engines.onnxruntime.loading import CPU, CUDA, select_provider
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import CUDA_KEYS
@@ -42,27 +41,11 @@ class TestProvider:
         every = replace(CONFIG, precision=Precision.TF32, layout="nhwc", conv_search="exhaustive")
         assert {*select_provider(every)[1], *CUDA_KEYS, "enable_cuda_graph"} <= set(known)
 
-    def test_a_cpu_has_none_of_it(self) -> None:
-        assert select_provider(replace(CONFIG, device=ON_CPU)) == (CPU, {})
-
     def test_a_build_without_cuda_names_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU])
         support = OnnxRuntimeEngine().probe(Device.gpu(0))
         assert not support.ok
         assert "pip install 'graphkiln[gpu]'" in support.reason
-
-    def test_only_what_is_requested_is_set(self) -> None:
-        config = replace(CONFIG, device=Device.gpu(0), layout="nchw", conv_search="")
-        assert set(select_provider(config)[1]) == {"device_id", "use_tf32"}
-
-    @pytest.mark.parametrize("precision", [None, *sorted(set(Precision) - {Precision.TF32})])
-    def test_every_other_precision_leaves_tf32_off(self, precision: Precision | None) -> None:
-        """CUDA's own default is on: fp32 would silently have ten bits."""
-        assert select_provider(replace(CONFIG, precision=precision))[1]["use_tf32"] == "0"
-
-    def test_each_call_gives_options_of_its_own(self) -> None:
-        select_provider(CONFIG)[1]["device_id"] = "9"
-        assert select_provider(CONFIG)[1]["device_id"] == "1"
 
 
 class TestProbe:
@@ -77,6 +60,3 @@ class TestProbe:
         support = OnnxRuntimeEngine().probe(Device.gpu(1))
         assert not support.ok
         assert "there is no GPU 1 here; GPUs: none" in support.reason
-
-    def test_the_missing_provider_is_named(self) -> None:
-        assert "has no NonesuchExecutionProvider" in probe_gpu("NonesuchExecutionProvider", Device.gpu(0)).reason

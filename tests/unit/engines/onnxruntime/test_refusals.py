@@ -29,11 +29,6 @@ def test_a_missing_kernel_of_a_newer_one_is_not_blamed_on_its_age(tmp_path: Path
     assert not hint_for(NO_KERNEL, saved(tmp_path, 12))
 
 
-def test_a_file_that_cannot_be_read_has_no_age(tmp_path: Path) -> None:
-    (tmp_path / "model.onnx").write_bytes(b"nonsense")
-    assert not hint_for(NO_KERNEL, tmp_path / "model.onnx")
-
-
 @pytest.mark.parametrize(
     ("error", "hint"), [("x is not a registered function/op", "op_library_filename"), ("construct locale", "")]
 )

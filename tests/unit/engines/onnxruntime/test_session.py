@@ -20,7 +20,7 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntime
 from graphkiln_backend.engines.onnxruntime.loading import CPU as CPU_PROVIDER
 from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
-from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
 from graphkiln_backend.system.closing import Closeable
@@ -48,23 +48,6 @@ class TestOnnxRuntime:
         assert placement.nodes["CPUExecutionProvider"] >= 5
         assert placement.precision == "fp32"
 
-    @pytest.mark.parametrize("content", [b"", b"nonsense", None])
-    def test_a_damaged_graph_is_a_lowering_error(self, version_folder: Path, content: bytes | None) -> None:
-        graph = version_folder / "model.onnx"
-        graph.write_bytes(graph.read_bytes()[:5000] if content is None else content)
-        with pytest.raises(LoweringError, match="cannot load"):
-            OnnxRuntimeEngine().build(graph, CONFIG)
-
-    def test_a_wrong_input_is_a_signature_error(self, digits: Path) -> None:
-        with (
-            OnnxRuntimeEngine().build(digits / "1" / "model.onnx", CONFIG) as session,
-            pytest.raises(SignatureError, match="ONNX Runtime refuses"),
-        ):
-            session.run({"INPUT_0": np.zeros((1, 2, 32, 32), np.float32)})
-
-    def test_does_not_claim_other_devices(self) -> None:
-        assert not OnnxRuntimeEngine().probe(Device.gpu(0)).ok
-
 
 def build(tmp_path: Path, model: Any, config: SessionConfig = CONFIG) -> OnnxRuntimeSession:
     return OnnxRuntimeEngine().build(zoo.add(tmp_path, "m", model) / "model.onnx", config)
@@ -90,14 +73,6 @@ class TestOptions:
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
         assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
 
-    def test_threads_sleep_unless_they_may_spin(self) -> None:
-        assert session_options(CONFIG).get_session_config_entry("session.intra_op.allow_spinning") == "0"
-
-    @pytest.mark.parametrize(("parallel", "threads"), [(False, 1), (True, 4)])
-    def test_only_parallel_execution_needs_threads_between_operators(self, parallel: bool, threads: int) -> None:
-        options = session_options(replace(CONFIG, threads=4, tuning=SessionTuning(parallel=parallel)))
-        assert options.inter_op_num_threads == threads
-
     def test_an_arena_may_shrink_after_each_run(self, tmp_path: Path) -> None:
         config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="cpu:0"))
         with build(tmp_path, zoo.scale(("batch", 3)), config) as session:
@@ -113,18 +88,6 @@ class TestOptions:
 
 
 class TestRun:
-    def test_another_type_is_a_signature_error(self, tmp_path: Path) -> None:
-        with (
-            build(tmp_path, zoo.scale(("batch", 3))) as session,
-            pytest.raises(SignatureError, match=r"x FP32\[batch,3\]"),
-        ):
-            session.run({"x": np.ones((1, 3), np.float64)})
-
-    def test_text_goes_through(self, tmp_path: Path) -> None:
-        with build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"])) as session:
-            found = session.run({"x": np.array([[b"a", "größe"]], object)})["y"]
-        assert found.tolist() == [["a", "größe"]]
-
     def test_text_that_is_none_is_a_signature_error(self, tmp_path: Path) -> None:
         with (
             build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"])) as session,
@@ -226,12 +189,6 @@ class Owned(Closeable):
 
 class TestOwned:
     """What a session owns is closed once: with it, or when there will be none."""
-
-    def test_is_closed_with_the_session(self, tmp_path: Path) -> None:
-        owned, graph = Owned(), zoo.add(tmp_path, "m", zoo.scale((1,))) / "model.onnx"
-        with OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned):
-            assert not owned.closed
-        assert owned.closed == 1
 
     @pytest.mark.parametrize("model", [None, zoo.with_sequence_output()], ids=["refused", "not tensors"])
     def test_is_closed_when_the_graph_is_refused(self, tmp_path: Path, model: Any) -> None:

@@ -19,7 +19,6 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS, SharedWeights
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.errors import LoweringError
 
 ALONE = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
@@ -158,43 +157,6 @@ def test_a_copy_in_use_by_another_process_stays(graph: Path, tmp_path: Path) -> 
         assert shared.path.exists()
         process.communicate("")
     assert not shared.path.exists()
-
-
-def test_the_save_that_fails_leaves_the_lock_to_others(graph: Path, tmp_path: Path) -> None:
-    def refuse(_: Path) -> None:
-        raise LoweringError("no", attempts=())
-
-    for _ in range(2):
-        with pytest.raises(LoweringError):
-            SharedWeights(tmp_path, graph, "", refuse)
-    with SharedWeights(tmp_path, graph, "", write) as shared:
-        assert shared.path.read_bytes() == b"graph"
-
-
-def test_a_file_beside_the_graph_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
-    with SharedWeights(tmp_path, graph, "", write) as before:
-        (graph.parent / "weights").mkdir()
-        (graph.parent / "weights" / "w.bin").write_bytes(b"1")
-        with SharedWeights(tmp_path, graph, "", write) as after:
-            assert after.path != before.path
-
-
-def test_a_link_to_the_folder_is_the_same_graph(graph: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(graph.parent)
-    with (
-        SharedWeights(tmp_path, graph, "", write) as direct,
-        SharedWeights(tmp_path, tmp_path / "link" / "model.onnx", "", write) as linked,
-    ):
-        assert linked.path == direct.path
-
-
-def test_a_path_that_is_no_text_in_this_locale(graph: Path, tmp_path: Path) -> None:
-    """As Triton's stub sees `ü`: it starts Python without the user's locale."""
-    folder = tmp_path / os.fsdecode(b"m\xfc")
-    folder.mkdir()
-    odd = shutil.copy(graph, folder)
-    with SharedWeights(tmp_path, Path(odd), "", Path.touch) as copy:
-        assert copy.path.exists()
 
 
 def test_a_link_that_leads_nowhere_is_no_reason_not_to_share(graph: Path, tmp_path: Path) -> None:

@@ -54,10 +54,6 @@ def test_stages_are_balanced() -> None:
     assert [stage.handed_bytes for stage in stages] == [0, 1]
 
 
-def test_a_cut_is_where_little_crosses() -> None:
-    assert begins(find_stages(chain([3, 3, 3, 3], [1, 9, 9, 2, 1]), 2, SPEED)) == [0, 3]
-
-
 def test_of_equal_splits_the_one_across_which_less_passes() -> None:
     free = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e30, link_s=0.0)
     assert begins(find_stages(chain([2, 0, 0, 2], [1, 9, 3, 5, 1]), 2, free)) == [0, 2]
@@ -164,12 +160,6 @@ class TestPlaces:
     def test_where_everything_is_fused_any_cut_will_do(self) -> None:
         assert find_cuts(chain([1] * 3, fuses="012")) == [0, 1, 2, 3]
 
-    def test_what_reads_the_graphs_input_alone_separates_nothing(self) -> None:
-        nodes = chain([1] * 4).nodes
-        mask = NodeCost(name="mask", op_type="Cast", reads=("m",), writes={"k": 1}, fuses=True)
-        costs = GraphCosts(nodes=(*nodes[:2], mask, *nodes[2:]), inputs={"t0": 1, "m": 1}, outputs=frozenset(["t4"]))
-        assert find_cuts(costs) == [0, 1, 2, 3, 4, 5]
-
     def test_parts_of_shards_never_pass_from_stage_to_stage(self) -> None:
         whole = chain([1] * 4)
         costs = GraphCosts(nodes=whole.nodes, inputs=whole.inputs, outputs=whole.outputs, local=frozenset(["t1", "t2"]))
@@ -197,8 +187,3 @@ class TestRefusals:
         assert [stage.activation_bytes for stage in some] == [100, 60]
         with pytest.raises(LoweringError, match="the smallest needs 100 bytes"):
             find_stages(wide, 2, SPEED, rows=2, waiting=2, memory_bytes=61)
-
-    def test_a_weight_that_two_stages_read_is_held_by_both(self) -> None:
-        costs = chain([1, 1, 1], None, [{"w": 64}, {}, {"w": 64}])
-        assert [stage.weight_bytes for stage in find_stages(costs, 3, SPEED)] == [64, 0, 64]
-        assert [stage.weight_bytes for stage in find_stages(costs, 1, SPEED)] == [64]

@@ -56,13 +56,6 @@ def test_weights_that_are_read_again_speak_for_fewer(fixed_s: float, row_s: floa
     assert cutting.rows == math.ceil(32 / count)
 
 
-def test_why_so_many() -> None:
-    cutting = cut_batch(machine(8.0, 1.0), 4, (1, 2, 4))
-    assert cutting.count == 1
-    assert cutting.explain() == "the fastest by counted costs (2 take 1.25x, 4 take 1.88x of the time)"
-    assert cut_batch(machine(8.0, 1.0), 4, (2,)).explain() == "", "somebody said it"
-
-
 def test_what_does_not_fit_is_not_considered() -> None:
     """Activations of larger parts need more memory."""
 
@@ -74,14 +67,6 @@ def test_what_does_not_fit_is_not_considered() -> None:
     assert cut_batch(find, 32, usual_counts(32)).rows == 8
     with pytest.raises(LoweringError, match="16 rows do not fit"):
         cut_batch(find, 32, (1, 2))
-
-
-@pytest.mark.parametrize(
-    ("largest", "counts"),
-    [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8)), (33, (1, 2, 4, 8, 16, 32, 33))],
-)
-def test_what_is_considered(largest: int, counts: tuple[int, ...]) -> None:
-    assert usual_counts(largest) == counts
 
 
 class TestSeveralBatches:

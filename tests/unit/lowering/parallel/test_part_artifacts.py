@@ -98,11 +98,6 @@ def test_a_second_start_compiles_nothing_and_cuts_nothing(setting: Setting, monk
     np.testing.assert_array_equal(setting.answer, first)
 
 
-def test_what_is_compiled_computes_the_same_bits(setting: Setting) -> None:
-    setting.start()
-    np.testing.assert_array_equal(setting.answer, setting.ask(OnnxRuntimeEngine(), setting.by_hand, setting.config))
-
-
 def test_damage_to_one_stage_is_found_and_only_that_one_is_made_again(
     setting: Setting, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,17 +128,6 @@ def test_other_content_or_other_cuts_are_other_artifacts(setting: Setting) -> No
     three = spread(setting.graph, setting.by_hand.folder, 3)
     assert len(setting.start(config=three)) == 3
     assert len(setting.compiled_entries()) == 7
-
-
-def test_every_shard_is_compiled(tmp_path: Path) -> None:
-    setting = Setting(tmp_path)
-    setting.graph = split_graphs.save(split_graphs.mlp(), tmp_path / "mlp")
-    config = spread(setting.graph, tmp_path / "by hand", 1, 2)
-    engine = Counting()
-    with ArtifactCache(setting.cache) as cache:
-        prepared = prepare_parts(setting.source(cache, "mlp"), engine, config)
-    assert sorted(prepared.compiled) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert len(engine.compiled) == 4
 
 
 class TestWhereNothingIsCompiled:
@@ -180,9 +164,6 @@ class TestSpinning:
 
     def test_of_shards_of_several_cores(self, setting: Setting) -> None:
         assert self.entries(setting, shards=2, cores=4) == {self.STOP: "1"}
-
-    def test_not_of_stages_nor_of_single_cores(self, setting: Setting) -> None:
-        assert self.entries(setting, shards=1, cores=4) == self.entries(setting, shards=2, cores=1) == {}
 
     def test_what_a_person_says_counts(self, setting: Setting) -> None:
         assert self.entries(setting, shards=2, cores=4, own="0") == {self.STOP: "0"}

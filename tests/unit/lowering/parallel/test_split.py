@@ -106,10 +106,6 @@ class TestAuto:
         split = planned(Parallelism(auto=True, memory_bytes=memory * KIB), cores=16)
         assert (split.numbers.pipeline, split.numbers.tensor, split.numbers.auto) == (pipeline, tensor, False)
 
-    def test_says_why_not_fewer(self) -> None:
-        split = planned(Parallelism(auto=True, memory_bytes=200 * KIB))
-        assert "rejected: pipeline=1, tensor=1: no split into 1 stage fits 200 KiB" in split.explain()
-
     def test_needs_to_know_the_memory(self) -> None:
         with pytest.raises(LoweringError, match=r"memory of a device is not given.*memory=2GiB"):
             planned(Parallelism(auto=True))
@@ -208,13 +204,6 @@ class TestMicroBatches:
             2 * stage.activation_bytes for stage in alone.stages
         ]
         assert "share" not in alone.explain()
-
-    def test_batches_that_cannot_be_cut_are_no_reason_against_them(self) -> None:
-        split = planned(Parallelism(data=1, pipeline=2), batch=1, signature=ONE, turns=2)
-        assert split.numbers.micro_batches == 1
-
-    def test_shards_need_no_batch(self) -> None:
-        assert planned(Parallelism(tensor=2), batch=1, signature=ONE).numbers.micro_batches == 0
 
     @pytest.mark.parametrize(
         ("signature", "words"),
