@@ -78,14 +78,6 @@ def test_an_altered_version_serves_on_as_it_was_checked(
     assert "what was checked before serves on" in caplog.text
 
 
-def test_an_altered_configuration_does_not_get_in_either(signed: SignedStore, copy: AttestedCopy) -> None:
-    model = signed.add(1, "one")
-    take(copy, signed)
-    (model / "config.pbtxt").write_text("max_batch_size: 9\n")
-    assert take(copy, signed) == {"1": "one"}
-    assert (copy.store / "m" / "config.pbtxt").read_text() == "max_batch_size: 8\n"
-
-
 def test_versions_that_were_signed_with_another_configuration_go(signed: SignedStore, copy: AttestedCopy) -> None:
     model = signed.add(1, "one")
     take(copy, signed)

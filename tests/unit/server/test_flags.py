@@ -9,7 +9,7 @@ import pytest
 from running import free_ports
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server.flags import ListenAddress, TritonFlags
+from graphkiln_backend.server.flags import ControlMode, ListenAddress, TritonFlags
 
 KNOWN = {
     **dict.fromkeys(("http-port", "http-address", "grpc-port", "allow-http", "backend-config", "log-file"), True),
@@ -90,28 +90,11 @@ class TestParse:
         flags = TritonFlags.parse(["--log-file=", "--backend-config=a,b==c"], ALL)
         assert flags.values == {"log-file": "", "backend-config": "a,b==c"}
 
-    def test_a_flag_without_a_value_stands_alone(self) -> None:
-        flags = TritonFlags.parse(["--disable-auto-complete-config", "--http-port", "9"], ALL)
-        assert flags.values == {"disable-auto-complete-config": "", "http-port": "9"}
-        assert flags.arguments == ("--disable-auto-complete-config", "--http-port", "9")
-
     @pytest.mark.parametrize("arguments", [["--backend-directory", "b"], ["--backend-directory=b"]])
     def test_the_backend_directory_is_taken_out(self, arguments: list[str]) -> None:
         flags = TritonFlags.parse([*arguments, "--log-verbose=1"], ALL)
         assert flags.backends == Path("b")
         assert flags.arguments == ("--log-verbose=1",)
-
-    def test_both_names_of_a_model_store_are_known(self) -> None:
-        flags = TritonFlags.parse(["--model-store=a", "--model-repository", "b"], ALL)
-        assert flags.stores == (Path("a"), Path("b"))
-
-    def test_no_argument_is_no_flag(self) -> None:
-        flags = TritonFlags.parse([], ALL)
-        assert (flags.arguments, flags.values, flags.stores, flags.backends) == ((), {}, (), None)
-
-    def test_a_flag_given_twice_is_passed_on_twice(self) -> None:
-        typed = ["--backend-config=a,b=c", "--backend-config=d,e=f"]
-        assert TritonFlags.parse(typed, ALL).arguments == tuple(typed)
 
 
 class TestListenAddress:
@@ -122,14 +105,6 @@ class TestListenAddress:
             ("gRPC", "127.0.0.1", 8001),
             ("metrics", "127.0.0.1", 8002),
         ]
-
-    @pytest.mark.parametrize("value", ["false", "0", "off", "False", "no"])
-    def test_a_service_can_be_switched_off(self, value: str) -> None:
-        assert TritonFlags.parse([f"--allow-http={value}"], ALL).listen_address("http") is None
-
-    @pytest.mark.parametrize("value", ["true", "1", "on", "TRUE"])
-    def test_a_service_can_be_switched_on(self, value: str) -> None:
-        assert TritonFlags.parse([f"--allow-http={value}"], ALL).listen_address("http") is not None
 
     @pytest.mark.parametrize("value", ["web", "", "-1", "0", "65536", "80.0", "8000 "])
     def test_a_port_that_is_none_is_an_error(self, value: str) -> None:
@@ -166,21 +141,6 @@ class TestCheckPorts:
         with socket.create_server(("127.0.0.1", suggested)):
             pass
 
-    def test_every_service_is_checked(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as holder:
-            port = holder.getsockname()[1]
-            arguments = ["--allow-http=false", "--allow-metrics=false", f"--grpc-port={port}"]
-            with pytest.raises(ServerSetupError, match=rf"port {port} \(gRPC\) is in use.*--grpc-port="):
-                TritonFlags.parse([*arguments, "--grpc-address=127.0.0.1"], ALL).check_ports()
-
-    def test_free_ports_stay_free(self) -> None:
-        (port,) = free_ports(1)
-        flags = TritonFlags.parse([f"--http-port={port}", *NO_OTHERS], ALL)
-        flags.check_ports()
-        flags.check_ports()
-        with socket.create_server(("127.0.0.1", port)):
-            pass
-
     def test_a_port_whose_last_connection_just_ended_is_free(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
@@ -194,11 +154,6 @@ class TestCheckPorts:
         with pytest.raises(ServerSetupError, match=rf"cannot listen on 192.0.2.1:{port} \(HTTP\)") as raised:
             flags.check_ports()
         assert "--http-address" in raised.value.hint
-
-    def test_a_service_that_is_switched_off_needs_no_port(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as holder:
-            port = holder.getsockname()[1]
-            TritonFlags.parse(["--allow-http=false", f"--http-port={port}", *NO_OTHERS], ALL).check_ports()
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::"])
     def test_one_port_for_two_services_is_an_error_before_one_of_them_has_it(self, host: str) -> None:
@@ -266,3 +221,64 @@ def test_a_folder_that_is_misspelled(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     with pytest.raises(ServerSetupError, match=r"unexpected argument .* \(did you mean '.*/models'"):
         TritonFlags.parse([str(tmp_path / "model")], {}, "")
+
+
+# What the user's `--model-control-mode` means for Triton.
+
+MODE_FLAGS = dict.fromkeys(
+    (
+        *("model-control-mode", "load-model", "repository-poll-secs", "allow-http", "allow-grpc"),
+        *("strict-model-config", "model-config-name"),
+    ),
+    True,
+) | {"disable-auto-complete-config": False}
+
+
+def read(*arguments: str) -> ControlMode:
+    return ControlMode.read(TritonFlags.parse(arguments, MODE_FLAGS))
+
+
+@pytest.mark.parametrize("arguments", [(), ("--model-control-mode=none",), ("--model-control-mode", "poll")])
+def test_none_and_poll_are_done_by_us(arguments: tuple[str, ...]) -> None:
+    mode = read(*arguments)
+    assert mode.managed
+    assert mode.after_flags() == ("--model-control-mode=explicit", "--load-model=*")
+    assert mode.before_flags() == ("--exit-on-error=false",)
+
+
+def test_explicit_mode_is_the_users() -> None:
+    mode = read("--model-control-mode=explicit", "--load-model=m")
+    assert not mode.managed
+    assert mode.after_flags() == ()
+    assert mode.before_flags() == ("--exit-on-error=false",)
+
+
+@pytest.mark.parametrize("arguments", [("--load-model=m",), ("--allow-http=false", "--allow-grpc=false")])
+def test_what_we_cannot_do_is_left_to_triton(arguments: tuple[str, ...]) -> None:
+    mode = read(*arguments)
+    assert not mode.managed
+    assert mode.before_flags() == mode.after_flags() == ()
+
+
+@pytest.mark.parametrize(
+    "flag", ["--disable-auto-complete-config", "--strict-model-config=true", "--model-config-name=x"]
+)
+def test_configurations_stay_as_they_are_where_the_user_says_so(flag: str) -> None:
+    assert not read(flag).completes
+    assert read().completes
+
+
+def test_the_interval() -> None:
+    assert read().poll_s == 15
+    assert read("--repository-poll-secs=2").poll_s == 2
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
+def test_an_interval_that_is_none(text: str) -> None:
+    with pytest.raises(ServerSetupError, match="repository-poll-secs"):
+        read(f"--repository-poll-secs={text}")
+
+
+def test_a_mode_that_is_none_does_not_print_all_of_tritons_flags() -> None:
+    with pytest.raises(ServerSetupError, match=r"unknown --model-control-mode 'pol' \(did you mean 'poll'"):
+        read("--model-control-mode=pol")

@@ -114,14 +114,6 @@ class TestFind:
         with pytest.raises(ServerSetupError, match=r"has no Python backend: .* is missing"):
             find_installation()
 
-    def test_the_containers_own_python_is_the_fix(
-        self, make_container: MakeContainer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(finding, "_CONTAINER", make_container(python="3.6"))
-        with pytest.raises(ServerSetupError) as raised:
-            find_installation()
-        assert raised.value.hint == "install graphkiln into the Python of that Triton release"
-
     def test_the_wheel_has_a_stub_per_python(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         package = make_wheel(tmp_path, "3.6", PYTHON)
         install_wheel(monkeypatch, package)
@@ -191,18 +183,6 @@ class TestFlags:
             "disable-auto-complete-config": False,
         }
 
-    def test_the_program_is_asked_once(self, installation: Installation) -> None:
-        found = self.program(installation, f"echo x >> {installation.binary}.runs; echo '  --help'")
-        assert found.flags == found.flags == {"help": False}
-        assert installation.binary.with_name("tritonserver.runs").read_text() == "x\n"
-
-    def test_it_is_asked_ahead_and_answers_meanwhile(self, installation: Installation) -> None:
-        found = self.program(installation, f"echo '  --help'; touch {installation.binary}.asked")
-        found.ask_flags()
-        assert vars(found)["_help"].wait(timeout=60) == 0
-        assert installation.binary.with_name("tritonserver.asked").exists()
-        assert found.flags == {"help": False}
-
     def test_a_program_that_never_answers_is_ended(
         self, installation: Installation, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -211,13 +191,6 @@ class TestFlags:
         with pytest.raises(ServerSetupError, match=r"does not run here: .*timed out"):
             _ = found.flags
         assert vars(found)["_help"].returncode == -signal.SIGKILL
-
-    def test_its_libraries_are_found(self, installation: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
-        found = self.program(
-            dataclasses.replace(installation, libraries=(Path("/a"),)), 'echo "  --$(echo $LD_LIBRARY_PATH | tr /: xx)"'
-        )
-        assert list(found.flags) == ["xaxxmine"]
 
     @pytest.mark.parametrize(("inherited", "value"), [(None, "/a:/b"), ("", "/a:/b"), ("/c:/d", "/a:/b:/c:/d")])
     def test_the_users_libraries_come_last(
@@ -230,21 +203,6 @@ class TestFlags:
         found = dataclasses.replace(installation, libraries=(Path("/a"), Path("/b")))
         assert found.library_path == value
 
-    def test_a_program_that_says_nothing(self, installation: Installation) -> None:
-        with pytest.raises(ServerSetupError, match="does not run here: no output"):
-            _ = self.program(installation, "exit 1").flags
-
     def test_the_last_line_of_an_error_is_the_cause(self, installation: Installation) -> None:
         with pytest.raises(ServerSetupError, match=r"does not run here: second$"):
             _ = self.program(installation, "echo first >&2; echo second >&2; exit 127").flags
-
-    def test_a_program_that_may_not_be_run(self, installation: Installation) -> None:
-        installation.binary.chmod(0o644)
-        with pytest.raises(ServerSetupError, match=r"does not run here: .*Permission denied"):
-            _ = installation.flags
-
-    def test_a_program_of_another_kind_of_machine(self, installation: Installation) -> None:
-        installation.binary.write_bytes(b"\x7fELF\x02\x01\x01" + bytes(100))
-        installation.binary.chmod(0o755)
-        with pytest.raises(ServerSetupError, match="does not run here"):
-            _ = installation.flags

@@ -5,14 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from fake_repository import StoreOfFakes
 
@@ -25,11 +21,10 @@ from graphkiln_backend.server import launch as module
 from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.launch import Launch, LoadedModels, command_line, may_all_load
+from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
 from graphkiln_backend.server.managed_stores import ServedModel
 from graphkiln_backend.server.repository_control import GrpcControl, HttpControl
 from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan
-from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.environment import (
     instances_folder,
     open_cache,
@@ -42,7 +37,7 @@ KNOWN = {
     **dict.fromkeys(("log-verbose", "log-info", "backend-config", "model-control-mode", "load-model"), True),
     **dict.fromkeys(("reuse-http-port", "cache-directory", "backend-directory", "strict-model-config"), True),
     **dict.fromkeys(("allow-gpu-metrics", "model-config-name", "exit-on-error"), True),
-    **dict.fromkeys(("allow-http", "allow-grpc", "grpc-use-ssl", "exit-on-error"), True),
+    **dict.fromkeys(("allow-http", "allow-grpc", "grpc-use-ssl", "strict-readiness", "http-port"), True),
     "disable-auto-complete-config": False,
 }
 MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
@@ -82,13 +77,6 @@ class TestCommandLine:
         assert "--log-info=false" not in loud
         assert "--log-verbose=1" in loud
 
-    def test_it_begins_with_the_program(self, installation: Installation, folder: RunFolder) -> None:
-        line = self.line(installation, folder)
-        assert line[0] == str(installation.binary)
-        assert f"--backend-directory={folder.backends}" in line
-        assert f"--cache-directory={installation.caches}" in line
-        assert f"--backend-config=python,shm-region-prefix-name={folder.path.name}-" in line
-
     def test_pools_of_many_instances_are_small(self, installation: Installation, folder: RunFolder) -> None:
         many = dataclasses.replace(MEMORY, instances=400)
         for typed, memory, expected in (
@@ -99,10 +87,6 @@ class TestCommandLine:
         ):
             line = command_line(installation, folder, [], parse(*typed), memory, complete=True)
             assert [word.partition("size=")[2] for word in line if "thread-pool" in word] == [expected]
-
-    def test_every_store_is_named_in_order(self, installation: Installation, folder: RunFolder) -> None:
-        line = command_line(installation, folder, [Path("/b"), Path("/a")], parse(), MEMORY, complete=False)
-        assert [word for word in line if "repository" in word] == ["--model-repository=/b", "--model-repository=/a"]
 
     def test_the_users_arguments_stand_last_and_as_typed(self, installation: Installation, folder: RunFolder) -> None:
         typed = [
@@ -128,11 +112,6 @@ class TestCommandLine:
         line = self.line(installation, folder, f"--{flag}=mine")
         assert [word for word in line if word.startswith(f"--{flag}=")] == [f"--{flag}=mine"]
 
-    def test_the_users_size_of_regions_wins(self, installation: Installation, folder: RunFolder) -> None:
-        mine = "--backend-config=python,shm-default-byte-size=5"
-        line = self.line(installation, folder, mine)
-        assert [word for word in line if "shm-default-byte-size" in word] == [mine]
-
     @pytest.mark.parametrize("has_gpu", [True, False])
     def test_what_needs_a_driver_is_switched_off_without_one(
         self, installation: Installation, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, has_gpu: bool
@@ -157,13 +136,6 @@ class TestPrepare:
         graph = mirror / "digits" / "1" / "model.onnx"
         assert graph.resolve() == (store / "digits" / "1" / "model.onnx").resolve()
         assert (folder.backends / "graphkiln" / "model.py").is_file()
-
-    def test_the_store_itself_is_left_as_it_is(
-        self, installation: Installation, folder: RunFolder, store: Path
-    ) -> None:
-        before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
-        make_launch(installation, store).prepare(folder)
-        assert {path: path.stat().st_mtime_ns for path in store.rglob("*")} == before
 
     def test_what_only_triton_can_do_is_left_to_it(
         self, installation: Installation, folder: RunFolder, store: Path
@@ -192,15 +164,6 @@ class TestPrepare:
         line = launch.prepare(folder)
         assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
 
-    def test_in_explicit_mode_every_model_is_named(
-        self, installation: Installation, folder: RunFolder, store: Path
-    ) -> None:
-        (store / "empty").mkdir()
-        flags = parse("--model-control-mode=explicit", "--load-model=*")
-        line = make_launch(installation, store, flags=flags).prepare(folder)
-        assert line[-2:] == ["--model-control-mode=explicit", "--load-model=digits"]
-        assert "--strict-readiness=false" in line
-
     def test_and_a_broken_one_is_no_reason_to_start_twice(
         self, installation: Installation, folder: RunFolder, store: Path
     ) -> None:
@@ -228,14 +191,6 @@ class TestPrepare:
         assert "--strict-readiness=false" in line
         assert line.index("--exit-on-error=false") < line.index("--exit-on-error=true")
 
-    def test_a_folder_that_is_no_model_takes_nothing_away(
-        self, installation: Installation, folder: RunFolder, store: Path
-    ) -> None:
-        (store / "empty").mkdir()
-        line = make_launch(installation, store).prepare(folder)
-        assert "--strict-readiness=false" in line
-        assert [path.name for path in (folder.overlay / "models").iterdir()] == ["digits"]
-
     @pytest.mark.parametrize("flags", [("--model-control-mode=explicit",), ("--load-model=digits",)])
     def test_triton_says_whether_it_is_ready_where_nobody_else_can(
         self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
@@ -248,12 +203,6 @@ class TestPrepare:
         (store / "bad" / "1" / "model.onnx").write_bytes(b"PK")
         line = make_launch(installation, store).prepare(folder)
         assert "--strict-readiness=false" not in line
-
-    def test_the_user_may_have_it_end_on_an_error(
-        self, installation: Installation, folder: RunFolder, store: Path
-    ) -> None:
-        line = make_launch(installation, store, flags=parse("--exit-on-error=true")).prepare(folder)
-        assert [word for word in line if "exit-on-error" in word] == ["--exit-on-error=true"]
 
     @pytest.mark.parametrize("flag", ["--model-config-name=other", "--strict-model-config=true"])
     def test_flags_about_configurations_leave_them_as_they_are(
@@ -293,32 +242,6 @@ class TestPrepare:
         monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: limits)
         with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here"):
             make_launch(installation, store).prepare(folder)
-
-    def test_too_few_open_files_are_an_error(
-        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("graphkiln_backend.server.limits.resource.getrlimit", lambda _: (257, 257))
-        with pytest.raises(
-            ServerSetupError, match=r"no more than 257 files may be open at once: a server of \d+ model"
-        ):
-            make_launch(installation, store).prepare(folder)
-
-    def test_a_store_with_a_space_is_linked(
-        self, installation: Installation, folder: RunFolder, store: Path, tmp_path: Path
-    ) -> None:
-        spaced = store.rename(tmp_path / "a store")
-        flags = parse("--model-control-mode=explicit")
-        line = make_launch(installation, spaced, flags=flags).prepare(folder)
-        assert f"--model-repository={folder.overlay / 'stores' / '0'}" in line
-        assert (folder.overlay / "stores" / "0" / "digits").is_dir()
-        assert not any(" " in word for word in line)
-
-    def test_the_users_backends_are_beside_graphkilns(
-        self, installation: Installation, folder: RunFolder, tmp_path: Path
-    ) -> None:
-        (tmp_path / "extra" / "mine").mkdir(parents=True)
-        make_launch(installation, flags=parse(f"--backend-directory={tmp_path / 'extra'}")).prepare(folder)
-        assert (folder.backends / "mine").readlink() == tmp_path / "extra" / "mine"
 
 
 class TestStart:
@@ -378,14 +301,6 @@ class TestStart:
         with open_cache() as cache:
             assert cache.folder == tmp_path / "cache"
 
-    def test_it_has_a_session_of_its_own(self, installation: Installation, folder: RunFolder) -> None:
-        with make_launch(installation).start(folder, ["/bin/sleep", "60"]) as server:
-            try:
-                assert os.getsid(server.pid) == server.pid != os.getsid(0)
-                assert os.getpgid(server.pid) == server.pid
-            finally:
-                server.kill()
-
     def test_a_log_that_nobody_reads_does_not_end_it(self, installation: Installation, folder: RunFolder) -> None:
         with make_launch(installation).start(folder, ["/bin/sh", "-c", "kill -PIPE $$; exit 7"]) as server:
             assert server.wait(30) == 7
@@ -403,25 +318,6 @@ class TestStart:
                 monkeypatch.setenv(name, value)
         with open_cache() as cache:
             assert cache.folder.resolve() == odd.resolve()
-
-    def test_it_ends_with_its_parent(self, tmp_path: Path) -> None:
-        program = (
-            "import os, subprocess, sys\n"
-            "from graphkiln_backend.system.processes import end_with_parent\n"
-            "server = subprocess.Popen(['/bin/sleep', '60'], preexec_fn=end_with_parent)\n"
-            "print(server.pid, flush=True)\n"
-            "sys.stdin.read()\n"
-        )
-        with subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path
-        ) as parent:
-            assert parent.stdout is not None
-            server = psutil.Process(int(parent.stdout.readline()))
-            parent.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 20
-        while not is_gone(server.pid):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
 
 
 class TestControl:
@@ -506,3 +402,50 @@ def test_a_version_is_proven_as_it_would_be_served(
     assert candidate.folder == fake_store.folder / "m" / "4"
     assert [override.value for override in candidate.overrides] == ["bf16"]
     assert (deadline_s, max_batch_size) == (7, 9)
+
+
+# How a server is started so that its readiness means something.
+
+WHOLE = ("--strict-readiness=false", "--exit-on-error=true")
+
+
+def test_a_server_that_may_serve_everything_serves_everything_or_nothing() -> None:
+    readiness = Readiness()
+    readiness.choose(parse("--http-port=1"), loads=True)
+    assert readiness.arguments == WHOLE
+
+
+def test_one_that_did_not_serves_what_it_can_and_the_next_one_tries_again() -> None:
+    readiness = Readiness()
+    readiness.choose(parse(), loads=True)
+    assert readiness.give_in()
+    readiness.choose(parse(), loads=True)
+    assert readiness.arguments == ()
+    assert not readiness.give_in()
+    readiness.choose(parse(), loads=True)
+    assert readiness.arguments == WHOLE
+
+
+def test_one_that_has_nothing_to_load_or_something_bad_is_strict() -> None:
+    readiness = Readiness()
+    readiness.choose(parse(), loads=False)
+    assert readiness.arguments == ()
+    assert not readiness.give_in()
+
+
+@pytest.mark.parametrize("flag", ["--strict-readiness=true", "--strict-readiness=false", "--exit-on-error=false"])
+def test_the_users_own_word_counts(flag: str) -> None:
+    readiness = Readiness()
+    readiness.choose(parse(flag), loads=True)
+    assert readiness.arguments == ()
+
+
+def test_what_loads_without_end_is_known_for_one_start() -> None:
+    readiness = Readiness()
+    readiness.choose(parse(), loads=True)
+    readiness.endless.add("m version 1")
+    readiness.give_in()
+    readiness.choose(parse(), loads=True)
+    assert readiness.endless == {"m version 1"}
+    readiness.choose(parse(), loads=True)
+    assert readiness.endless == set()

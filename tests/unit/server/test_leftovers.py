@@ -181,26 +181,6 @@ def test_regions_that_cannot_be_removed_keep_their_owner_for_the_next_start(
     assert region_owner(dead.name).exists()
 
 
-def test_where_there_is_no_folder_for_temporary_files_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(tempfile, "gettempdir", refuse)
-    find_leftovers()
-
-
-def test_a_dead_owner_of_a_run_that_lives_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that was killed, whose server still ends in order."""
-    search = die(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(search))
-    with RunFolder() as run:
-        assert find_leftovers([tmp_path]).folders == []
-        assert remove_leftovers([tmp_path]).folders == []
-        assert run.path.is_dir()
-    assert remove_leftovers([tmp_path]).folders == [search]
-    assert not search.exists()
-
-
 def test_runs_below_a_dead_owner_go_with_it(tmp_path: Path) -> None:
     search = die(tmp_path)
     run = die(search)

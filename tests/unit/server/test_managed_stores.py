@@ -10,11 +10,10 @@ import pytest
 import zoo
 from fake_repository import StoreOfFakes
 
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, read_config
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
-from graphkiln_backend.system.signals import Interrupted
 
 BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
 ALL = "version_policy { all { } }"
@@ -41,11 +40,6 @@ class TestFirstStart:
         stores = ManagedStores([fake_store.folder])
         assert stores.open(mirror, BACKENDS, None) is False  # configurations are as written
         assert (versions(mirror, "newest"), versions(mirror, "every")) == (["2"], ["1", "2"])
-
-    def test_configurations_are_completed(self, tmp_path: Path, mirror: Mirror) -> None:
-        zoo.add(tmp_path / "store", "bare", zoo.scale(("batch", 3)))
-        assert ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, as_is) is True
-        assert read_config(mirror.path / "bare" / "config.pbtxt").input[0].name == "x"
 
     def test_a_model_of_another_backend_keeps_its_own(self, tmp_path: Path, mirror: Mirror) -> None:
         zoo.add(tmp_path / "store", "bare", zoo.scale(("batch", 3)))
@@ -79,15 +73,6 @@ class TestFirstStart:
         assert versions(mirror, "good") == ["1"]
         assert stores.refusals() == {("bad", "1"): "ZeroDivisionError: by a graph"}
         assert logged[0] == "bad version 1 cannot be read", "with its traceback"
-
-    def test_a_signal_is_nobodys_fault(self, tmp_path: Path, mirror: Mirror) -> None:
-        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
-
-        def interrupt(_: Path) -> Path:
-            raise Interrupted
-
-        with pytest.raises(Interrupted):
-            ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, interrupt)
 
     @pytest.mark.parametrize(
         ("config", "words"),
@@ -142,12 +127,6 @@ class TestLaterStarts:
         mirror = self.again(stores, tmp_path)
         assert versions(mirror, "m") == ["2"]
         assert not (mirror.path / "n").exists()
-
-    def test_what_failed_is_not_tried_again(self, stores: ManagedStores, tmp_path: Path) -> None:
-        model = stores.served["m"]
-        stores.quarantine.add(model.stored, 2, "it crashed")
-        stores.present(Mirror(tmp_path / "overlay"), stores.plan(model.stored, model.stored.versions))
-        assert versions(self.again(stores, tmp_path), "m") == ["1"]
 
     def test_a_model_that_never_had_a_version_stays_a_placeholder(
         self, stores: ManagedStores, fake_store: StoreOfFakes, tmp_path: Path

@@ -5,21 +5,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import errno
-import marshal
 import os
-import py_compile
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND
+from graphkiln_backend.server import installation
 from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.run_folder import (
@@ -27,7 +27,14 @@ from graphkiln_backend.server.run_folder import (
     SHARED_MEMORY,
     RunFolder,
     backend_names,
+    environments_of,
+    free_shared_memory,
+    installed_backend_names,
+    plan_shared_memory,
     region_owner,
+    remove_environments,
+    remove_sent_models,
+    rename_environments,
     temporary_parent,
 )
 
@@ -40,29 +47,6 @@ def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert " " not in str(folder.path)
         assert folder.path.is_dir()
     assert not folder.path.exists()
-
-
-def test_links_only_stores_that_triton_cannot_take(tmp_path: Path) -> None:
-    plain, spaced = tmp_path / "plain", tmp_path / "a store; rm -rf"
-    with RunFolder() as folder:
-        first, second = folder.link_stores([plain, spaced])
-        assert first == plain
-        assert second.parent.parent == folder.path
-        assert second.readlink() == spaced
-
-
-def test_holds_the_users_backends_beside_ours(installation: Installation, tmp_path: Path) -> None:
-    extra = tmp_path / "extra"
-    (extra / "mine").mkdir(parents=True)
-    with RunFolder() as folder:
-        folder.assemble_backends(installation, extra)
-        assert {path.name for path in folder.backends.iterdir()} == {
-            "python",
-            "graphkiln",
-            "onnxruntime",
-            "oneflow",
-            "mine",
-        }
 
 
 @pytest.mark.parametrize("name", sorted(BACKEND_NAMES))
@@ -98,31 +82,6 @@ def test_a_folder_of_models_shadows_nothing(
     monkeypatch.chdir(tmp_path)
     with RunFolder() as folder:
         assert BACKEND in folder.assemble_backends(installation, None)
-
-
-def test_what_is_compiled_of_tritons_module_is_valid_in_the_copy(installation: Installation) -> None:
-    source = installation.backends / "python" / "triton_python_backend_utils.py"
-    source.write_text("VALUE = 1\n")
-    compiled = Path(py_compile.compile(str(source), doraise=True) or "")
-    with RunFolder() as folder:
-        folder.assemble_backends(installation, None)
-        copy = folder.backends / "python" / source.name
-        (copy.parent / compiled.parent.name / compiled.name).write_bytes(compiled.read_bytes()[:16] + marshalled(2))
-        loader = SourceFileLoader("utils", str(copy))
-        found: dict[str, object] = {}
-        exec(loader.get_code("utils"), found)  # noqa: S102
-        assert found["VALUE"] == 2, "it was compiled again"
-
-
-def marshalled(value: int) -> bytes:
-    return marshal.dumps(compile(f"VALUE = {value}", "<test>", "exec"))
-
-
-def test_an_installed_oneflow_backend_keeps_its_seat(installation: Installation, tmp_path: Path) -> None:
-    (tmp_path / "extra" / "oneflow").mkdir(parents=True)
-    with RunFolder() as folder:
-        assert "oneflow" not in folder.assemble_backends(installation, tmp_path / "extra")
-        assert (folder.backends / "oneflow").resolve() == (tmp_path / "extra" / "oneflow").resolve()
 
 
 def test_everything_is_removed_at_the_end_whatever_lies_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,24 +124,6 @@ def test_models_whose_files_came_with_a_request_go_with_it() -> None:
     assert not sent.exists()
 
 
-def test_it_is_removed_after_an_error() -> None:
-    path: list[Path] = []
-
-    def fail() -> None:
-        with RunFolder() as folder:
-            path.append(folder.path)
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert not path[0].exists()
-
-
-def test_closing_twice_is_no_error() -> None:
-    with RunFolder() as folder:
-        folder.close()
-
-
 def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -191,28 +132,6 @@ def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
     with pytest.raises(ServerSetupError, match=r"cannot make a temporary folder: .*gone is missing") as raised:
         RunFolder()
     assert raised.value.hint.startswith("set TMPDIR to a folder that can be written")
-
-
-def test_where_nothing_can_be_written_that_is_one_line_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> str:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "gettempdir", refuse)
-    with pytest.raises(ServerSetupError, match="cannot make a temporary folder: No usable") as raised:
-        RunFolder()
-    assert "set TMPDIR" in raised.value.hint
-    assert raised.value.exit_code == 2
-
-
-def test_a_folder_that_no_program_can_be_started_from_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class NoExec:
-        f_flag = os.ST_NOEXEC
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(module, "OTHER_PARENTS", ())
-    monkeypatch.setattr(os, "statvfs", lambda _: NoExec)
-    with pytest.raises(ServerSetupError, match=f"{tmp_path} is mounted noexec"):
-        RunFolder()
 
 
 class TestPlaces:
@@ -227,20 +146,12 @@ class TestPlaces:
         monkeypatch.setattr(module, "OTHER_PARENTS", tuple(places[1:]))
         return places
 
-    def test_the_first_is_used(self, places: list[Path], logged: list[str]) -> None:
-        assert temporary_parent() == places[0]
-        assert logged == []
-
     def test_one_that_is_full_gives_way(
         self, places: list[Path], monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
         monkeypatch.setattr(module, "_free_bytes", lambda place: 10 << 30 if place == places[2] else 0)
         assert temporary_parent() == places[2]
         assert logged == [f"{places[0]} is full: {places[2]} is used for temporary files"]
-
-    def test_where_all_are_full_the_first_is_tried(self, places: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_free_bytes", lambda _: 0)
-        assert temporary_parent() == places[0]
 
     def test_one_that_is_gone_gives_way(self, places: list[Path], logged: list[str]) -> None:
         places[0].rmdir()
@@ -302,12 +213,6 @@ def test_regions_have_an_owner_that_goes_with_them() -> None:
         assert owner.name.startswith(folder.shared_memory_prefix)
         assert owner.is_file()
     assert not owner.exists()
-
-
-def test_two_runs_have_folders_of_their_own() -> None:
-    with RunFolder() as first, RunFolder() as second:
-        assert first.path != second.path
-        assert first.shared_memory_prefix != second.shared_memory_prefix
 
 
 class TestBackends:
@@ -422,14 +327,131 @@ class TestStores:
             assert link == folder.path / "stores" / "0"
             assert link.readlink() == tmp_path / name
 
-    @pytest.mark.parametrize("name", ["plain", "a-b_c.d", "1,2", "x@y+z%3D", "c:d"])
-    def test_a_plain_name_is_taken_as_it_is(self, tmp_path: Path, name: str) -> None:
-        with RunFolder() as folder:
-            assert folder.link_stores([tmp_path / name]) == [tmp_path / name]
-
     def test_a_relative_store_is_made_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         with RunFolder() as folder:
             plain, link = folder.link_stores([Path("models"), Path("my models")])
             assert plain == tmp_path / "models"
             assert link.readlink() == tmp_path / "my models"
+
+
+# Shared memory: enough for the largest batches, or an error with the fix.
+
+MB = 1 << 20
+
+
+def make_store(folder: Path, *, rows: int, instances: int) -> Path:
+    (folder / "m").mkdir(parents=True)
+    (folder / "m" / "config.pbtxt").write_text(
+        f'backend: "graphkiln" max_batch_size: {rows} instance_group {{ count: {instances} }}'
+        'input { name: "x" data_type: TYPE_FP32 dims: [1000, 250] }'
+        'output { name: "y" data_type: TYPE_FP32 dims: [-1] }'
+    )
+    return folder
+
+
+def test_a_region_holds_the_largest_batch(tmp_path: Path) -> None:
+    planned = plan_shared_memory([make_store(tmp_path, rows=8, instances=2)], free_bytes=1000 * MB)
+    assert 8_000_000 < planned.region_bytes < 16_000_000
+    assert planned.needed_bytes == 2 * planned.region_bytes
+
+
+def test_too_little_is_an_error_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(ServerSetupError, match=r"has 16 MB left, but 2 model instances need .*--shm-size=\d+m"):
+        plan_shared_memory([make_store(tmp_path, rows=8, instances=2)], free_bytes=16 * MB)
+
+
+def test_regions_grow_on_demand_where_memory_is_scarce(tmp_path: Path) -> None:
+    planned = plan_shared_memory([make_store(tmp_path, rows=8, instances=2)], free_bytes=30 * MB)
+    assert planned.region_bytes == MB
+
+
+def test_a_full_one_is_an_error_also_where_no_model_is_known_yet() -> None:
+    with pytest.raises(ServerSetupError, match=r"/dev/shm is full: 100 kB left.*--shm-size"):
+        plan_shared_memory([], free_bytes=100 << 10)
+
+
+def test_one_size_serves_the_largest_of_several_models(tmp_path: Path) -> None:
+    small, large = make_store(tmp_path / "a", rows=1, instances=1), make_store(tmp_path / "b", rows=8, instances=1)
+    alone = plan_shared_memory([large], free_bytes=1000 * MB)
+    both = plan_shared_memory([small, large], free_bytes=1000 * MB)
+    assert both.region_bytes == alone.region_bytes
+    assert alone.needed_bytes < both.needed_bytes < 2 * alone.needed_bytes
+
+
+def test_the_largest_size_is_given_where_half_of_the_memory_stays_free(tmp_path: Path) -> None:
+    store = make_store(tmp_path, rows=8, instances=2)
+    region = plan_shared_memory([store], free_bytes=1000 * MB).region_bytes
+    assert plan_shared_memory([store], free_bytes=4 * region).region_bytes == region
+    assert plan_shared_memory([store], free_bytes=4 * region - 1).region_bytes == MB
+
+
+def test_the_suggested_size_is_enough_for_the_plan(tmp_path: Path) -> None:
+    store = make_store(tmp_path, rows=8, instances=2)
+    with pytest.raises(ServerSetupError) as raised:
+        plan_shared_memory([store], free_bytes=0)
+    (size_mb,) = re.findall(r"--shm-size=(\d+)m", raised.value.hint)
+    assert plan_shared_memory([store], free_bytes=int(size_mb) * MB).region_bytes > MB
+
+
+def test_without_shared_memory_nothing_can_be_served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(module, "SHARED_MEMORY", tmp_path / "gone")
+    with pytest.raises(ServerSetupError, match="Triton needs it for tensors") as raised:
+        free_shared_memory()
+    assert raised.value.hint == "mount a tmpfs there"
+
+
+# What Triton puts into /tmp wherever TMPDIR leads.
+
+RUN = f"graphkiln-{os.getpid() % 100_000_000:08d}"
+
+
+def test_a_backend_makes_its_folders_under_a_name_that_is_found(tmp_path: Path) -> None:
+    library = tmp_path / "libtriton_python.so"
+    library.write_bytes(b"\0/tmp/python_env_\0")
+    rename_environments(library, RUN)
+    made = Path(library.read_bytes().strip(b"\0").decode() + "aB3xYz")
+    made.mkdir()
+    assert environments_of(RUN) == [made]
+    remove_environments(RUN)
+    assert not made.exists()
+
+
+@pytest.mark.parametrize("run", [RUN, "graphkiln-short"], ids=["usual", "short"])
+@pytest.mark.parametrize("content", [b"/tmp/elsewhere_", b"/tmp/python_env_ /tmp/python_env_"], ids=["none", "two"])
+def test_a_backend_of_another_release_is_left_as_it_is(tmp_path: Path, content: bytes, run: str) -> None:
+    library = tmp_path / "libtriton_python.so"
+    library.write_bytes(content)
+    rename_environments(library, run)
+    assert library.read_bytes() == content
+
+
+@pytest.mark.parametrize("noting", ["shared", "overlay"])
+def test_models_that_were_sent_go_with_their_run(tmp_path: Path, noting: str) -> None:
+    with TemporaryDirectory(prefix="kept", dir="/tmp") as kept:
+        sent = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
+        sent.mkdir()
+        notes = tmp_path / noting / "sent"
+        notes.mkdir(parents=True)
+        for folder in (sent, Path(kept)):
+            (notes / folder.name).symlink_to(folder)
+        remove_sent_models(tmp_path)
+        assert not sent.exists()
+        assert Path(kept).is_dir()
+
+
+# The names of our backend, where Triton is installed and where it is not.
+
+
+def test_names_that_another_backend_has_are_not_ours() -> None:
+    names = installed_backend_names()
+    assert "graphkiln" in names
+    assert names <= BACKEND_NAMES
+
+
+def test_without_a_triton_all_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find() -> None:
+        raise ServerSetupError("no tritonserver")
+
+    monkeypatch.setattr(installation, "find_installation", find)
+    assert installed_backend_names() == BACKEND_NAMES

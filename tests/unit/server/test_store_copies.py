@@ -109,12 +109,6 @@ def test_a_start_that_is_stopped_says_what_it_was_at(caplog: pytest.LogCaptureFi
     assert copy.taken == []
 
 
-def test_access_that_is_denied_ends_the_start_whatever_was_copied() -> None:
-    store, _ = remote_store(DENIED)
-    with pytest.raises(RemoteStoreError):
-        store.begin()
-
-
 def test_trouble_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     store, copy = remote_store(NO_NETWORK, NO_NETWORK, OSError(28, "no space left"))
@@ -157,12 +151,6 @@ def test_copies_follow_when_it_is_time() -> None:
     assert 99 < copies.follow(never) <= 100
     assert 99 < copies.follow(never) <= 100
     assert len(copy.taken) == 1
-
-
-def test_what_still_changes_is_looked_at_soon() -> None:
-    waiting = Changes(folder=Path(), listing={}, waiting=frozenset({("a", "1")}))
-    store, _ = remote_store(waiting)
-    assert StoreCopies([store], every_s=100.0).follow(never) <= 1.0
 
 
 def test_two_servers_have_a_copy_each_and_the_next_one_takes_over_the_first(tmp_path: Path) -> None:
@@ -318,12 +306,6 @@ class TestMark:
             store.follow(never)
         assert self.managed(store).scan() == before
 
-    def test_a_model_without_versions_keeps_its_problem(self, signed: SignedStore, store: AttestedStore) -> None:
-        (signed.folder / "m").mkdir()
-        (signed.folder / "m" / "config.pbtxt").touch()
-        store.begin()
-        assert "has no version folder" in self.managed(store).scan()["m"].problem
-
 
 class TestOpening:
     def test_without_keys_stores_are_served_as_they_are(self, signed: SignedStore) -> None:
@@ -370,10 +352,3 @@ class TestOpening:
         monkeypatch.setattr("os.statvfs", lambda _: read_only)
         assert read_trusted(public)
         assert not caplog.text
-
-
-def test_the_log_names_who_signed(signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture) -> None:
-    signed.add(1, "one")
-    with caplog.at_level(logging.INFO):
-        store.begin()
-    assert f"m version 1 is signed by release ({signed.key.key_id[:16]})" in caplog.text

@@ -212,13 +212,6 @@ class TestExit:
         assert strict == [False, True]
         assert logged[0] == "not every model can be loaded: starting again, to serve the others"
 
-    def test_nor_after_a_restart_and_that_costs_no_other_restart(self, setup: Setup, digits: Path) -> None:
-        setup.hold(digits, "m")
-        dying = {"instances": [STATUS], "die_after_s": 0.5, "index": [READY], "later": {"bad_model": True}}
-        assert setup.run(*LOADS, on_live=lambda times: stop_if(times == 2), on_sigterm=0, **dying) == 0
-        strict = ["--strict-readiness=false" not in start["arguments"] for start in setup.starts]
-        assert strict == [False, False, True]
-
     def test_one_that_no_store_holds_is_known_before_the_start(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(*LOADS, on_live=stop, bad_model=True, on_sigterm=0) == 0
         assert len(setup.starts) == 1
@@ -252,14 +245,6 @@ class TestExit:
             "tritonserver was killed by SIGKILL: restarting the server",
             "tritonserver ended by itself with code 0: restarting the server",
         ]
-
-    def test_what_cannot_start_again_is_given_up_with_its_code(self, setup: Setup, logged: list[str]) -> None:
-        def end(_: int) -> None:
-            os.kill(setup.starts[-1]["pid"], signal.SIGABRT)
-
-        assert setup.run(on_live=end, later={"exit": 7}) == 7
-        assert len(setup.starts) == 6
-        assert logged[-1] == "tritonserver ended by itself with code 7, 5 restarts did not help: giving up"
 
     def test_restarts_wait_longer_and_longer_and_a_signal_ends_the_wait(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -309,12 +294,6 @@ class TestExit:
         assert setup.run(on_live=end, on_sigterm=0) == 0
         assert setup.seconds < 30
 
-    def test_a_first_start_without_room_is_one_line(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "RunFolder", no_room)
-        with pytest.raises(ServerSetupError, match=r"cannot start the server: .*No space left"):
-            setup.run()
-        assert setup.starts == []
-
     def test_instances_are_told_how_often_it_was_restarted(self, setup: Setup) -> None:
         told: list[dict[str, int]] = []
 
@@ -327,14 +306,6 @@ class TestExit:
         assert [counts["server_died"] for counts in told] == [0, 1, 2]
         assert {sum(counts.values()) for counts in told} == {0, 1, 2}
 
-    def test_the_server_gets_its_command_line_and_environment(self, setup: Setup) -> None:
-        setup.run(exit=0)
-        (start,) = setup.starts
-        assert f"--http-port={setup.port}" in start["arguments"]
-        assert "--reuse-http-port=true" in start["arguments"]
-        assert Path(start["environment"]["TMPDIR"]).parent.parent == setup.temporary
-        assert start["environment"]["GRAPHKILN_RUN_FOLDER"].endswith("/instances")
-
 
 class TestLive:
     def test_models_are_listed_with_the_status_of_their_instances(self, setup: Setup) -> None:
@@ -345,11 +316,6 @@ class TestLive:
         assert served.status is not None
         assert served.status.engine == "e"
         assert (bad.state, bad.reason, bad.status) == ("UNAVAILABLE", "no graph", None)
-
-    def test_nothing_is_told_before_the_server_listens(self, setup: Setup) -> None:
-        assert setup.run(on_live=stop, listen_after_s=0.3, on_sigterm=0) == 0
-        assert setup.seconds > 0.3
-        assert len(setup.live) == 1
 
     def test_without_http_there_is_nothing_to_list(self, setup: Setup) -> None:
         (port,) = free_ports(1)
@@ -374,10 +340,6 @@ class TestStop:
     def test_a_server_that_ends_with_an_error(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, on_sigterm=4) == 4
         assert logged[-1] == "tritonserver ended with code 4"
-
-    def test_a_server_that_ends_of_the_signal_itself_has_ended_in_order(self, setup: Setup, logged: list[str]) -> None:
-        assert setup.run(on_live=stop, on_sigterm=-signal.SIGTERM) == 0
-        assert logged[-1] == "stopped"
 
     def test_a_server_that_does_not_end_is_ended(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, index=[READY], instances=[STATUS]) == 0
@@ -498,19 +460,6 @@ class TestDeadInstance:
         assert setup.run("--reuse-http-port=false", on_live=self.kill_until(setup, 2), **told) == 0
         assert any("the HTTP port refuses connections" in line for line in logged)
 
-    def test_deaths_without_end_end_the_server(
-        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-    ) -> None:
-        self.limit(monkeypatch, restarts=2)
-        assert setup.run(on_live=self.kill_until(setup, 99), **self.TOLD) == 1
-        assert len(setup.starts) == 3
-        assert logged[-1] == "an instance of m version 3 died, 2 restarts did not help: giving up"
-
-    def test_service_pays_for_deaths(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.limit(monkeypatch, restarts=1, served_s=1e-6)
-        assert setup.run(on_live=self.kill_until(setup, 4), **self.TOLD) == 0
-        assert len(setup.starts) == 4
-
     def test_a_death_while_the_server_loads_counts_too(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limit(monkeypatch, restarts=1)
         assert setup.run(instances=[STATUS], die_after_s=0.05, listen_after_s=50) == 1
@@ -556,14 +505,6 @@ class TestHanging:
             os.kill(setup.starts[-1]["pid"], signal.SIGSTOP)
 
         self.check(setup, logged, "tritonserver was stopped by a signal: restarting the server", action=freeze)
-
-    def test_an_instance_that_does_not_beat(self, setup: Setup, logged: list[str]) -> None:
-        told = {"instances": [STATUS], "silent": True, "listen_after_s": 0.5, "later": {"instances": []}}
-        self.check_late(setup, logged, "an instance of m version 3 has hung for 20 s", told)
-
-    def test_a_batch_without_end(self, setup: Setup, logged: list[str]) -> None:
-        told = {"instances": [STATUS], "computes_s": 9, "later": {"instances": []}}
-        self.check_late(setup, logged, "has computed one batch for 5 s (--compute-limit)", told)
 
     def test_wrong_outputs(self, setup: Setup, logged: list[str]) -> None:
         told = {"instances": [STATUS], "fault": "y differs", "later": {"instances": []}}

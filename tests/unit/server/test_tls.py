@@ -20,7 +20,7 @@ from running import free_ports
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
-from graphkiln_backend.server.tls import TlsFiles, TlsTerminator, behind_tls, open_terminator
+from graphkiln_backend.server.tls import TlsFiles, TlsTerminator, behind_tls
 
 KNOWN = dict.fromkeys(
     ("http-port", "http-address", "grpc-use-ssl", "allow-http", "allow-grpc", "metrics-address"), True
@@ -144,10 +144,6 @@ class TestTerminator:
         with TlsTerminator(files, address(port), address(nobody)):
             assert exchange(port, trust(authority)) == b""
 
-    def test_a_port_in_use(self, files: TlsFiles, echo: int) -> None:
-        with pytest.raises(ServerSetupError, match="HTTPS"):
-            TlsTerminator(files, address(echo), address(echo))
-
 
 class TestFiles:
     @pytest.mark.parametrize("years", [-1, 1])
@@ -159,9 +155,6 @@ class TestFiles:
         files = write(authority.issue_cert("127.0.0.1", not_before=begin, not_after=end), tmp_path)
         assert TlsFiles.choose(files.certificate, files.key, None) == files
         assert [f"{files.certificate} expired on " in each for each in caplog.messages] == [True] * (years < 0)
-
-    def test_none_are_given(self) -> None:
-        assert TlsFiles.choose(None, None, None) is None
 
     @pytest.mark.parametrize("given", [("c", None, None), (None, "k", None), (None, None, "a")])
     def test_some_are_missing(self, given: tuple[str | None, ...]) -> None:
@@ -210,8 +203,3 @@ class TestFlags:
     @pytest.mark.parametrize("own", ["--grpc-use-ssl=false", "--allow-grpc=false"])
     def test_the_users_own_word_on_grpc_counts(self, files: TlsFiles, own: str) -> None:
         assert not [each for each in behind_tls(self.parse(own), files).arguments if "server-cert" in each]
-
-    def test_without_http_nothing_listens(self, files: TlsFiles) -> None:
-        flags = self.parse("--allow-http=false")
-        with open_terminator(files, flags, behind_tls(flags, files)) as nothing:
-            assert nothing is None

@@ -50,16 +50,6 @@ def test_every_method_gets_503_with_the_cause(address: ListenAddress, method: st
     assert "the server restarts" in json.loads(content)["error"]
 
 
-def test_clients_are_told_when_to_come_back(address: ListenAddress) -> None:
-    response, _ = request(address, "POST", "/v2/models/m/infer", b"x" * 1000)
-    assert response.getheader("Retry-After") == "1"
-
-
-def test_the_log_stays_empty(address: ListenAddress, capfd: pytest.CaptureFixture[str]) -> None:
-    request(address)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_what_is_no_http_does_not_end_it(address: ListenAddress, capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_connection(address.local_address, timeout=5) as connection:
         connection.sendall(b"\x16\x03\x01 no http\r\n\r\n")
@@ -100,12 +90,6 @@ def test_a_client_that_sends_nothing_does_not_keep_it(monkeypatch: pytest.Monkey
         begun = time.monotonic()
         listener.close()
         assert time.monotonic() - begun < 15
-
-
-def test_all_addresses() -> None:
-    address = http_address("0.0.0.0")
-    with UnavailableListener(address):
-        assert request(address)[0].status == 503
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")

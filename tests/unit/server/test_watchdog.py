@@ -17,7 +17,6 @@ import grpc
 import psutil
 import pytest
 from canned import CannedGrpc
-from running import free_ports
 from statuses import instance_status
 
 from graphkiln_backend.server import watchdog as module
@@ -29,11 +28,9 @@ from graphkiln_backend.server.watchdog import (
     GrpcLivenessProbe,
     LivenessProbe,
     Stub,
-    SuspensionDetector,
     TimeLimits,
     Watchdog,
     describe_exit,
-    exit_code,
     read_stubs,
 )
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
@@ -131,10 +128,6 @@ def test_limits(watchdog: Watchdog, values: dict[str, float], cause: Cause | Non
     assert (fault.cause if fault else None) is cause
 
 
-def test_files_of_an_instance_that_is_not_ready_say_nothing(watchdog: Watchdog) -> None:
-    assert watchdog.look(said(beat_s=100.0, ready=False)) is None
-
-
 def test_after_a_pause_of_its_own_it_lets_everybody_beat_first(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,12 +150,6 @@ def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
     assert fault.what == "an instance of m version 3 serves no more (y differs)"
 
 
-def test_a_file_that_is_cut_short_is_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
-    with StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())):
-        (tmp_path / "m_1.77.counters").write_bytes(b"cut")
-        assert look(watchdog, tmp_path) is None
-
-
 def test_a_file_that_is_cut_short_hides_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
     (tmp_path / "a_0.77.json").write_bytes(b'{"pid": 7')
     with StatusFile(tmp_path, "m_0", instance_status(pid=1 << 30)):
@@ -171,24 +158,10 @@ def test_a_file_that_is_cut_short_hides_no_fault(tmp_path: Path, watchdog: Watch
     assert fault.cause is Cause.INSTANCE_DIED
 
 
-def test_a_look_asks_for_the_state_of_each_process_once(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    state = module._state
-    monkeypatch.setattr(module, "_state", lambda process: (asked.append(process), state(process))[1])
-    assert watchdog.look(said()) is None
-    assert watchdog.end_endless_loading(said()) == 0
-    assert asked == [os.getpid(), os.getpid()], "an instance, and the server"
-
-
 class TestLoading:
     def load(self, folder: Path, process: int, since: float) -> None:
         text = f'{{"pid": {process}, "model": "m", "version": 2, "since": {since}}}'
         (folder / f"m_0.{process}.loading").write_text(text)
-
-    def test_it_may_take_its_time(self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
-        self.load(tmp_path, process.pid, time.monotonic() - 50)
-        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
-        assert process.poll() is None
 
     def test_a_process_that_takes_too_long_is_ended_once(
         self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], logged: list[str]
@@ -268,14 +241,6 @@ class TestLoading:
         self.load(tmp_path, process.pid, since)
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
 
-    def test_one_that_has_ended_meanwhile(
-        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]
-    ) -> None:
-        process.kill()
-        process.wait()
-        self.load(tmp_path, process.pid, time.monotonic() - 70)
-        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
-
 
 @pytest.mark.parametrize(
     ("code", "what", "exits_with"),
@@ -289,10 +254,6 @@ class TestLoading:
 def test_the_end_of_a_server(code: int, what: str, exits_with: int) -> None:
     fault = describe_exit(code)
     assert (fault.cause, fault.what, fault.code) == (Cause.SERVER_DIED, what, exits_with)
-
-
-def test_exit_codes_are_those_of_a_shell() -> None:
-    assert [exit_code(code) for code in (0, 5, -9)] == [0, 5, 137]
 
 
 # Whether a server responds, asked without waiting.
@@ -340,22 +301,6 @@ def test_a_server_that_breaks_off_is_asked_again(listener: socket.socket) -> Non
         listener.accept()[0].close()
 
 
-def test_a_port_that_nobody_listens_on_is_silent() -> None:
-    (port,) = free_ports(1)
-    with LivenessProbe(address(port)) as probe:
-        time.sleep(0.05)
-        assert probe.silent_s() >= 0.05
-        assert probe.silent_s() >= 0.05
-
-
-def test_the_time_in_which_nobody_asked_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SUSPENDED_S", 0.1)
-    (port,) = free_ports(1)
-    with LivenessProbe(address(port)) as probe:
-        time.sleep(0.3)
-        assert probe.silent_s() < 0.3
-
-
 class TestOverGrpc:
     def wait_for_answer(self, probe: GrpcLivenessProbe) -> None:
         time.sleep(0.3)
@@ -386,21 +331,8 @@ class TestOverGrpc:
                 time.sleep(0.1)
                 assert probe.silent_s() >= first + 0.1
 
-    def test_so_is_a_port_that_nobody_listens_on(self) -> None:
-        with GrpcLivenessProbe(address(free_ports(1)[0])) as probe:
-            for _ in range(3):
-                time.sleep(0.1)
-                assert probe.silent_s() >= 0.1
-
 
 # A pause of this very process is noticed by the time between two calls.
-
-
-def test_a_pause_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter((100.0, 101.0, 105.9, 111.0, 112.0, 200.0, 200.5))
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
-    detector = SuspensionDetector()
-    assert [detector.has_resumed() for _ in range(6)] == [False, False, True, False, True, False]
 
 
 # The processes of instances, as Triton starts them.
@@ -488,12 +420,6 @@ def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
             assert stub.pid not in others, "children of others are theirs to ask about"
         finally:
             process.kill()
-
-
-def test_a_server_that_is_gone_has_none() -> None:
-    with subprocess.Popen(["/bin/true"]) as process:
-        pass
-    assert read_stubs(process.pid) == []
 
 
 def test_a_clock_that_is_set_makes_no_stub_older(monkeypatch: pytest.MonkeyPatch) -> None:

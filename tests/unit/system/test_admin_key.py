@@ -13,7 +13,6 @@ from graphkiln_backend.system.admin_key import (
     check_key,
     find_key,
     is_local,
-    is_private,
     key_folders,
     read_key,
 )
@@ -64,10 +63,6 @@ class TestFinding:
         (folders[0] / "8000").touch()
         assert find_key("localhost", 8000) == ""
 
-    def test_a_relative_state_folder_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_STATE_HOME", "state")
-        assert [folder.is_absolute() for folder in key_folders()] == [True]
-
 
 @pytest.mark.parametrize("text", ["", "two words", "a\nb", "a,b", "a=b", "ä"])
 def test_a_key_that_cannot_be_sent(tmp_path: Path, text: str) -> None:
@@ -88,19 +83,3 @@ def test_the_message_does_not_show_the_key() -> None:
 )
 def test_what_is_this_machine(host: str, local: bool) -> None:
     assert is_local(host) is local
-
-
-def test_links_are_not_private(tmp_path: Path) -> None:
-    (tmp_path / "file").touch(mode=0o600)
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    assert is_private(tmp_path / "file")
-    assert not is_private(tmp_path / "link")
-    assert not is_private(tmp_path / "missing")
-
-
-def test_where_nothing_can_be_written_there_is_no_second_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> str:
-        raise FileNotFoundError
-
-    monkeypatch.setattr("tempfile.gettempdir", refuse)
-    assert len(list(key_folders())) == 1

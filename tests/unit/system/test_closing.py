@@ -28,11 +28,3 @@ def test_an_error_in_the_block_closes_it_and_goes_on() -> None:
     with pytest.raises(ValueError, match="inside"), resource:
         raise ValueError("inside")
     assert resource.closed == 1
-
-
-def test_who_cannot_close_cannot_be_made() -> None:
-    class Forgetful(Closeable):
-        pass
-
-    with pytest.raises(TypeError, match="close"):
-        Forgetful()

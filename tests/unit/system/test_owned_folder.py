@@ -7,7 +7,6 @@ import fcntl
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -119,20 +118,6 @@ def test_a_folder_without_owner_file_is_nobodys_business(tmp_path: Path) -> None
     assert owned_folders(tmp_path) == []
 
 
-def test_removing_does_not_follow_links_and_is_no_error_twice(tmp_path: Path) -> None:
-    path = left_by_a_dead_process(tmp_path)
-    kept = tmp_path / "kept"
-    (kept / "deep").mkdir(parents=True)
-    (path / "link").symlink_to(kept)
-    (path / "file").touch()
-    (path / "folder").mkdir()
-    (path / "folder" / "link").symlink_to(kept)
-    remove_owned(path)
-    remove_owned(path)
-    assert not path.exists()
-    assert (kept / "deep").is_dir()
-
-
 def test_what_an_interrupted_removal_leaves_still_had_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -167,13 +152,6 @@ def test_a_folder_that_cannot_be_made_is_one_line_with_the_fix_and_leaves_nothin
         OwnedFolder(tmp_path)
     assert words in raised.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_default_parent_is_that_of_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with OwnedFolder(prefix="graphkiln-cache-") as folder:
-        assert folder.path.parent == tmp_path
-        assert folder.path.name.startswith("graphkiln-cache-")
 
 
 def test_only_what_the_dead_left_is_removed_and_only_with_the_prefix(tmp_path: Path) -> None:

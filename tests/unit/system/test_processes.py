@@ -209,21 +209,6 @@ def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.slow
-def test_without_it_a_worker_goes_on(tmp_path: Path) -> None:
-    worker = start_and_kill(tmp_path, "free")
-    time.sleep(0.5)
-    assert not has_ended(worker)
-    worker.kill()
-
-
-def test_a_worker_sends_what_comes_of_its_work() -> None:
-    with worker(Connection.send, ("reason", "words")) as (receiver, process):
-        assert receiver.recv() == ("reason", "words")
-    assert receiver.closed
-    assert not process.is_alive()
-
-
 def test_the_working_folder_holds_no_module_of_a_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pickle", "queue", "socket"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('of somebody else')")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,16 +59,6 @@ def test_those_that_come_together_count_as_one(signals: StopSignals, clock: list
     assert signals.count == 2
 
 
-def test_a_signal_ends_a_wait(signals: StopSignals) -> None:
-    timer = threading.Timer(0.1, send)
-    timer.start()
-    begun = time.monotonic()
-    signals.wait([], 30)
-    assert time.monotonic() - begun < 15
-    assert signals.count == 1
-    timer.join()
-
-
 def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
     send()
     send()
@@ -95,14 +84,6 @@ def test_a_wait_with_too_many_open_files_looks_less_far(signals: StopSignals, mo
     begun = time.monotonic()
     signals.wait([os.getpid(), os.getpid()], 0.1)
     assert 0.1 <= time.monotonic() - begun < 15
-
-
-def test_waiting_leaves_no_descriptor_open(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
-    before = open_descriptors()
-    signals.wait([os.getpid(), ended.pid], 1)
-    ended.wait()
-    signals.wait([os.getpid(), ended.pid], 1)
-    assert open_descriptors() == before
 
 
 def test_a_signal_interrupts_a_block_that_allows_it(signals: StopSignals) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.system import resources as cores
+from graphkiln_backend.system.resources import MemoryGroup, memory_groups, own_groups
 
 
 @pytest.fixture(autouse=True)
@@ -60,24 +61,6 @@ class TestCores:
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {5})
         assert cores.usable_cores() == 1
 
-    @pytest.mark.parametrize("quota", ["-1\n", None])
-    def test_older_files_without_a_quota_limit_nothing(
-        self, monkeypatch: pytest.MonkeyPatch, older: Path, quota: str | None
-    ) -> None:
-        if quota:
-            (older / "cpu.cfs_quota_us").write_text(quota)
-            (older / "cpu.cfs_period_us").write_text("100000\n")
-        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(7)))
-        assert cores.usable_cores() == 7
-
-    @pytest.mark.parametrize(("quota", "expected"), [("100001 100000", 2), ("1000 100000", 1), ("300000 50000", 6)])
-    def test_a_part_of_a_core_counts_as_one(
-        self, monkeypatch: pytest.MonkeyPatch, group: Path, quota: str, expected: int
-    ) -> None:
-        (group / "cpu.max").write_text(quota)
-        monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
-        assert cores.usable_cores() == expected
-
     @pytest.mark.parametrize(("told", "expected"), [("2", 2), ("64", 4), ("", 4)])
     def test_what_a_pod_requests_counts_where_it_is_less(
         self, monkeypatch: pytest.MonkeyPatch, group: Path, told: str, expected: int
@@ -114,10 +97,6 @@ class TestNumbers:
         assert cores.usable_core_numbers() == (1, 4, 2)
         assert not cores.has_own_cores()
 
-    def test_without_nodes_they_are_in_order(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(cores, "_NUMA_NODES", tmp_path / "none")
-        assert cores.usable_core_numbers() == (1, 2, 3, 4, 6)
-
 
 class TestThreadsOfACore:
     """Most systems number the first threads of all physical cores first: 0 and 4 share one here."""
@@ -149,10 +128,6 @@ class TestThreadsOfACore:
             monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _, cores=allowed: cores)
             assert cores.usable_core_numbers() == found
 
-    def test_systems_that_tell_nothing(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setattr(cores, "_CORES", tmp_path / "none")
-        assert cores.usable_core_numbers() == tuple(range(8))
-
 
 def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[int]] = []
@@ -160,3 +135,79 @@ def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.Monkey
     cores.stay_on((0, 1, 3, 1))
     cores.stay_on(iter(()))
     assert kept == [{0, 1, 3}]
+
+
+# The control groups of a process.
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("0::/\n", [("", 2)]),
+        ("0::/a/b\n", [("a/b", 2), ("a", 2), ("", 2)]),
+        ("5:memory:/a\n4:cpu,cpuacct:/\n", [("cpu", 1)]),
+        ("4:cpuacct,cpu:/a\n0::/\n", [("cpu/a", 1), ("cpu", 1), ("", 2)]),
+        ("5:memory:/a\n", []),
+    ],
+)
+def test_the_innermost_comes_first(tmp_path: Path, own: str, expected: list[tuple[str, int]]) -> None:
+    (tmp_path / "own").write_text(own)
+    groups = tmp_path / "groups"
+    assert [*own_groups("cpu", groups, tmp_path / "own")] == [(groups / path, version) for path, version in expected]
+
+
+def test_a_system_without_groups_has_none(tmp_path: Path) -> None:
+    assert [*own_groups("cpu", tmp_path, tmp_path / "none")] == []
+
+
+# Memory limits of control groups, of both versions of the kernel's interface.
+
+
+def read(folder: Path, text: str) -> list[MemoryGroup]:
+    own = folder / "own"
+    own.write_text(text)
+    return memory_groups(folder / "cgroup", own)
+
+
+def test_the_limits_on_the_way_count(tmp_path: Path) -> None:
+    deep = tmp_path / "cgroup" / "a" / "b"
+    deep.mkdir(parents=True)
+    (deep / "memory.max").write_text("max\n")
+    (deep / "memory.current").write_text("10\n")
+    (deep.parent / "memory.max").write_text("1000\n")
+    (deep.parent / "memory.current").write_text("700\n")
+    (tmp_path / "cgroup" / "memory.max").write_text("2000\n")
+    (tmp_path / "cgroup" / "memory.current").write_text("2100\n")
+    groups = read(tmp_path, "0::/a/b\n")
+    assert [(group.limit_bytes, group.free_bytes) for group in groups] == [(1000, 300), (2000, 0)]
+
+
+def test_the_first_version(tmp_path: Path) -> None:
+    folder = tmp_path / "cgroup" / "memory" / "a"
+    folder.mkdir(parents=True)
+    (folder / "memory.limit_in_bytes").write_text("500\n")
+    (folder / "memory.usage_in_bytes").write_text("100\n")
+    (folder.parent / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    expected = [MemoryGroup(limit_bytes=500, used_bytes=100)]
+    assert read(tmp_path, "5:memory:/a\n4:cpu,cpuacct:/a\n") == expected
+    assert read(tmp_path, "5:hugetlb,memory:/a\n") == expected
+
+
+def test_files_that_nobody_read_lately_are_no_memory_that_is_used(tmp_path: Path) -> None:
+    second, first = tmp_path / "cgroup", tmp_path / "cgroup" / "memory"
+    first.mkdir(parents=True)
+    (second / "memory.max").write_text("1000\n")
+    (second / "memory.current").write_text("900\n")
+    (second / "memory.stat").write_text("anon 500\nactive_file 100\ninactive_file 300\n")
+    (first / "memory.limit_in_bytes").write_text("1000\n")
+    (first / "memory.usage_in_bytes").write_text("900\n")
+    (first / "memory.stat").write_text("inactive_file 1\ntotal_rss 500\ntotal_inactive_file 200\n")
+    assert [group.used_bytes for group in read(tmp_path, "0::/\n")] == [600]
+    assert [group.used_bytes for group in read(tmp_path, "5:memory:/\n")] == [700]
+
+
+def test_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "cgroup" / "memory"
+    root.mkdir(parents=True)
+    (root / "memory.limit_in_bytes").write_text("500\n")
+    assert read(tmp_path, "5:memory:/docker/0123\n") == [MemoryGroup(limit_bytes=500, used_bytes=0)]
