@@ -33,7 +33,7 @@ class Node:
 
     Attributes:
         id: Ray's.
-        name: Of the machine; with a part of the id where several have the same.
+        name: Name of the machine; with a part of the id where several have the same.
         cores: That Ray may use.
         gpus: That Ray may use.
     """
@@ -50,8 +50,6 @@ class Room:
 
     Attributes:
         workers: How many there are.
-        cores: Of each.
-        gpus: Of each, 0 or 1.
     """
 
     workers: int
@@ -105,7 +103,7 @@ def connect(address: str) -> Iterator[None]:
     """Connect this process to a Ray, and leave it whatever happens. A Ray that it is connected to already is used.
 
     Args:
-        address: Of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
+        address: Address of a cluster, `HOST:PORT`; empty to start one on this machine, which ends with the block.
 
     Raises:
         ScoringError: No cluster answers there, it is not like this process, or none can be started here; or this

@@ -46,7 +46,7 @@ class Encoder(Protocol):
 
         Args:
             outputs: By name, each with a row of the batch in its first dimension.
-            sizes: Of the image of each row, which answers about places are brought back to.
+            sizes: Sizes of the image of each row, which answers about places are brought back to.
 
         Raises:
             ExecutionError: An output is not what the graph says of it.
@@ -133,7 +133,7 @@ def read_images(
         read: The answer that the outputs of one row hold, in pixels of its image.
         outputs: As above.
         preprocess: How the images became samples.
-        sizes: Of the images.
+        sizes: Sizes of the images.
 
     Raises:
         ExecutionError: An output is not what the task says.
@@ -162,7 +162,7 @@ class AllScores:
 
     Args:
         output: Name of the output of scores, `[rows, classes]` or `[rows]`.
-        dtype: Of its elements.
+        dtype: dtype of its elements.
         classes: How many there are.
         softmax: Whether scores become probabilities, computed in double precision as the client does.
     """
@@ -275,7 +275,7 @@ class Vectors:
 
     Args:
         task: Which output holds them.
-        spec: Of that output.
+        spec: Spec of that output.
     """
 
     def __init__(self, task: Embedding, spec: TensorSpec) -> None:
@@ -339,7 +339,7 @@ class ClassColumns:
 
     Args:
         labels: Class names by index; empty for none. A class without one has an empty name.
-        dtype: Of the scores as they are written.
+        dtype: dtype of the scores as they are written.
     """
 
     def __init__(self, labels: Sequence[str], dtype: DType) -> None:
@@ -354,7 +354,7 @@ class ClassColumns:
 
         Args:
             indices: `[rows, k]`, not negative.
-            scores: Of the same shape.
+            scores: Scores of the same shape.
         """
         columns = [lists(indices.astype(np.int32))]
         if self._labels is not None:
@@ -367,7 +367,7 @@ class TopK:
 
     Args:
         output: Name of the output of scores, `[rows, classes]` or `[rows]`.
-        dtype: Of its elements.
+        dtype: dtype of its elements.
         k: How many classes, at least 1.
         labels: Class names by index; empty for none.
         softmax: Whether scores become probabilities, computed in double precision as the client does.
@@ -394,7 +394,7 @@ class Ranked:
 
     Args:
         ranking: Its outputs, and the names of the classes.
-        dtype: Of the scores.
+        dtype: dtype of the scores.
         k: How many classes at most.
     """
 
@@ -439,73 +439,40 @@ class Tensors:
 
     def __init__(self, specs: Sequence[TensorSpec], reserved: Sequence[str] = ()) -> None:
         self.outputs: Sequence[str] = tuple(spec.name for spec in specs)
-        self._columns = [_column(spec, _column_name(spec.name, reserved)) for spec in specs]
-        self.schema = pa.schema([field for column in self._columns for field in column.fields])
+        self._shapes = {spec.name: _row_shape(spec) for spec in specs}
+        fields: list[pa.Field] = []
+        for spec in specs:
+            name = f"output:{spec.name}" if spec.name in reserved else spec.name
+            kind, shape = arrow_type(spec.dtype), self._shapes[spec.name]
+            if shape is None:
+                fields += [pa.field(name, pa.list_(kind)), pa.field(f"{name}_shape", pa.list_(pa.int32()))]
+            elif shape:
+                fields.append(pa.field(name, pa.list_(kind), metadata={SHAPE: json.dumps(shape)}))
+            else:
+                fields.append(pa.field(name, kind))
+        self.schema = pa.schema(fields)
 
     def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size] = ()) -> list[pa.Array]:
         """The rows of each output."""
         del sizes
-        return [array for column in self._columns for array in column.arrays(outputs[column.output])]
+        return [array for name, shape in self._shapes.items() for array in _rows_of(name, shape, outputs[name])]
 
 
-def _column_name(output: str, reserved: Sequence[str]) -> str:
-    return f"output:{output}" if output in reserved else output
-
-
-class _Elements:
-    """An output of one element per row."""
-
-    def __init__(self, spec: TensorSpec, name: str) -> None:
-        self.output = spec.name
-        self.fields = [pa.field(name, arrow_type(spec.dtype))]
-
-    def arrays(self, values: AnyArray) -> list[pa.Array]:
-        _check(self.output, values, ())
-        return [elements(values)]
-
-
-class _Fixed:
-    """An output whose rows all have one shape."""
-
-    def __init__(self, spec: TensorSpec, name: str) -> None:
-        self.output = spec.name
-        self._shape = tuple(int(size) for size in spec.shape[1:])
-        kind = pa.list_(arrow_type(spec.dtype))
-        self.fields = [pa.field(name, kind, metadata={SHAPE: json.dumps(self._shape)})]
-
-    def arrays(self, values: AnyArray) -> list[pa.Array]:
-        _check(self.output, values, self._shape)
-        return [lists(values)]
-
-
-class _Varying:
-    """An output whose rows have a shape of their own in each batch."""
-
-    def __init__(self, spec: TensorSpec, name: str) -> None:
-        self.output = spec.name
-        kinds = {name: pa.list_(arrow_type(spec.dtype)), f"{name}_shape": pa.list_(pa.int32())}
-        self.fields = [pa.field(name, kind) for name, kind in kinds.items()]
-
-    def arrays(self, values: AnyArray) -> list[pa.Array]:
-        shapes = np.tile(np.asarray(values.shape[1:], np.int32), (len(values), 1))
-        return [lists(values), lists(shapes)]
-
-
-_Column = _Elements | _Fixed | _Varying
-
-
-def _column(spec: TensorSpec, name: str) -> _Column:
+def _row_shape(spec: TensorSpec) -> tuple[int, ...] | None:
+    """The shape of an output's rows; None where it varies."""
     row = spec.shape[1:]
-    if spec.shape == (ANY_RANK,) or any(isinstance(size, str) for size in row):
-        return _Varying(spec, name)
-    if not row:
-        return _Elements(spec, name)
-    return _Varying(spec, name) if 0 in row else _Fixed(spec, name)  # a list of length 0 has no rows that count
+    varies = spec.shape == (ANY_RANK,) or any(isinstance(size, str) for size in row)
+    # A list of length 0 has no rows that count.
+    return None if varies or 0 in row else tuple(int(size) for size in row)
 
 
-def _check(output: str, values: AnyArray, row: tuple[int, ...]) -> None:
-    if values.shape[1:] != row:
-        raise ExecutionError(f"output '{output}' has the shape {list(values.shape)}, expected {list(row)} for each row")
+def _rows_of(output: str, shape: tuple[int, ...] | None, values: AnyArray) -> list[pa.Array]:
+    if shape is None:
+        return [lists(values), lists(np.tile(np.asarray(values.shape[1:], np.int32), (len(values), 1)))]
+    if values.shape[1:] != shape:
+        found = f"output '{output}' has the shape {list(values.shape)}"
+        raise ExecutionError(f"{found}, expected {list(shape)} for each row")
+    return [lists(values) if shape else elements(values)]
 
 
 RESERVED = ("id", "model", "version", "error")  # columns that every table has
@@ -516,7 +483,7 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
     """The encoder of a run.
 
     Args:
-        signature: Of the graph; the first dimension of each output is the row.
+        signature: Signature of the graph; the first dimension of each output is the row.
         contract: What the version says of its classes.
         request: The run.
 

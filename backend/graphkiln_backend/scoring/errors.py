@@ -36,7 +36,7 @@ class RunInterrupted(ScoringError):
     """A run was ended by a signal.
 
     Args:
-        number: Of the signal.
+        number: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:

@@ -17,9 +17,9 @@ class RunPlanned:
 
     Attributes:
         configuration: Digest of the model and of all that changes an answer.
-        units: Of the whole input.
-        rows: Of the whole input.
-        size_bytes: Of the whole input, where that is known.
+        units: Units of the whole input.
+        rows: Rows of the whole input.
+        size_bytes: Bytes of the whole input, where that is known.
         done_units: Those of them that had a result before.
         done_rows: Rows of those.
         run_id: What the run is called.
@@ -41,7 +41,6 @@ class NodeJoined:
     """A node takes part.
 
     Attributes:
-        node: Its name.
         workers: How many are started on it.
     """
 
@@ -51,11 +50,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
-    """A node is gone; what its workers had begun is done elsewhere.
-
-    Attributes:
-        node: Its name.
-    """
+    """A node is gone; what its workers had begun is done elsewhere."""
 
     node: str
 
@@ -65,7 +60,6 @@ class NodeRefused:
     """A node takes no part: it cannot, or its workers failed too often.
 
     Attributes:
-        node: Its name.
         reason: Why, and what to do.
     """
 
@@ -79,7 +73,6 @@ class WorkerReady:
 
     Attributes:
         worker: Its name in this run.
-        facts: What it is.
     """
 
     worker: str
@@ -121,7 +114,6 @@ class UnitRetried:
     """An attempt came to nothing; the unit is tried again.
 
     Attributes:
-        unit_id: Of the unit.
         path: What it is a range of.
         reason: What happened.
     """
@@ -136,7 +128,6 @@ class RowQuarantined:
     """A row that ends its worker was found; it gets an error, the rest of its unit is scored.
 
     Attributes:
-        unit_id: Of the unit.
         path: What it is a range of.
         position: Position of the row in its unit; the result has its id.
         reason: What it does.
@@ -153,7 +144,6 @@ class UnitFailed:
     """A unit stays without a result: the run goes on with the others and ends with an error.
 
     Attributes:
-        unit_id: Of the unit.
         path: What it is a range of.
         reason: Why.
     """
@@ -165,11 +155,7 @@ class UnitFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The destination was checked: each row of the input is accounted for.
-
-    Attributes:
-        summary: In numbers.
-    """
+    """The destination was checked: each row of the input is accounted for."""
 
     summary: Summary
 
@@ -179,8 +165,8 @@ class Summary:
     """Figures of a run.
 
     Attributes:
-        units: Of the input.
-        rows: Of the input.
+        units: Units of the input.
+        rows: Rows of the input.
         done_before: Units that had a result when the run began.
         scored: Rows that this run answered.
         errors: Rows that this run gave an error.

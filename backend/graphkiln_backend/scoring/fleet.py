@@ -50,7 +50,6 @@ class _Member:
 
     Attributes:
         actor: Ray's handle.
-        node: Where it is to be.
         steps_call: The call that returns whether it goes on.
         calls: Calls of attempts, by number, and whether each is the commit; the start is number 0.
         since: When it was seen to go on, by `time.monotonic`; before it is placed, when it was asked for.

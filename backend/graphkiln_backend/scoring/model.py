@@ -80,7 +80,7 @@ def choose_batch_size(
     """The fastest of some batch sizes, as it is remembered or measured now.
 
     Args:
-        artifacts: Of the version; remembers.
+        artifacts: Artifacts of the version, which keep the choice.
         session: Ready and warm.
         config: What it was built by.
         sizes: Those that it was proven at, ascending.
@@ -146,7 +146,7 @@ class ScoringModel:
         deployment: The version and its plan on this machine.
         contract: What is known of its images and classes.
         preprocess: How an image becomes its input.
-        signature: Of its graph.
+        signature: Signature of its graph.
         image_input: What it takes of images.
         wants_gpu: Whether it runs on a GPU where there is one.
     """

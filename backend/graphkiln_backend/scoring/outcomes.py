@@ -21,7 +21,7 @@ class WorkerFacts:
         session: Engine, device and precision.
         self_test: Report of the golden samples as JSON; empty without any.
         seconds: How long it took to be ready.
-        version: Of graphkiln there.
+        version: Version of graphkiln there.
         configuration: Digest of the model and of all that changes an answer, as it found them.
     """
 
@@ -39,8 +39,6 @@ class UnitReport:
     """A unit that was committed.
 
     Attributes:
-        unit_id: Id of the unit.
-        rows: How many it has.
         errors: How many of these have an error.
         seconds: From reading to the commit.
         twin: Whether another attempt had committed it before.
@@ -75,7 +73,6 @@ class Attempt:
     """A unit to be scored.
 
     Attributes:
-        unit: The unit.
         quarantined: Rows that must not be touched, by their position, with the reason.
         probe: Only these rows are computed and nothing is committed, to see whether the worker survives them. None to
             score the unit.
@@ -141,7 +138,6 @@ class Ended:
     """A worker that is no more, and neither is any attempt that it had.
 
     Attributes:
-        worker: Its name.
         blame: What may be the reason.
         reason: What it did, such as `hung for 60 s`.
         committing: Attempts that were being written to the destination: all of their rows were computed.

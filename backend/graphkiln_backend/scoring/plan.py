@@ -127,7 +127,7 @@ def settle_stale(
     Args:
         destination: Where they are.
         stale: Their ids.
-        configuration: Of this run.
+        configuration: Digest of this run.
         replace: Whether those of an input that changed are removed.
         check: Raises where the lock is lost; called before each piece is removed.
 

@@ -32,7 +32,7 @@ class MemoryGate:
     """Admits what fits beside what is held. Something larger than the whole is admitted alone.
 
     Args:
-        limit_bytes: Of all that is held together.
+        limit_bytes: Most bytes of all that is held together.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -85,7 +85,6 @@ class Prepared:
     """A row, and its image or the reason why it has none.
 
     Attributes:
-        row: The row.
         image: What the session takes of it, and the size of what that was made from; None with an error.
         error: Why it has no answer; None with an image.
         read_s: Elapsed while it was read.

@@ -34,7 +34,7 @@ class ScoreRequest:
         rows_per_unit: About how many rows are committed together.
         workers: How many; 0 for as many as the cluster has room for.
         cores_per_worker: Cores of each worker; 0 for all of a node, or an equal part for each GPU.
-        address: Of the Ray cluster; empty for this machine alone.
+        address: Address of the Ray cluster; empty for this machine alone.
         cache: Folder of the artifact cache on each node; None for one that vanishes with the worker.
         format: `parquet` or `delta`; empty for what the destination's text says.
         ledger: Text of a Postgres database that remembers commits for a store that cannot refuse a second one; empty

@@ -119,7 +119,6 @@ class _Case:
     """A unit on its way to its result.
 
     Attributes:
-        unit: The unit.
         quarantined: Its guilty rows by position, with the reason.
         suspect: Whether it is computed alone, because a worker ended with it.
         search: For the guilty row; None while none is looked for.

@@ -137,7 +137,7 @@ class BatchBuffer:
         """Samples as a batch `[rows, ...]`, which the next call overwrites.
 
         Args:
-            samples: Of one shape and dtype.
+            samples: Samples of one shape and dtype.
         """
         first = samples[0]
         size = len(samples) * first.nbytes
@@ -152,7 +152,7 @@ class ImageInput:
     """The input of a graph that takes images.
 
     Attributes:
-        name: Of the tensor.
+        name: Name of the tensor.
         batched: Whether its first dimension is the batch.
         most_rows: Most images that it takes at once.
     """
@@ -166,7 +166,7 @@ class ImageInput:
         """The image input of a graph.
 
         Args:
-            signature: Of the graph.
+            signature: Signature of the graph.
             preprocess: How an image becomes a sample.
             max_batch_size: Of the configuration. With 0 rows are computed one by one, whatever the graph would take:
                 they are not known to be independent.
@@ -200,7 +200,7 @@ class ImageInput:
         """Make the feeds of some images.
 
         Args:
-            samples: Of one shape, at most `most_rows`.
+            samples: Samples of one shape, at most `most_rows`.
             batches: Where they become a batch; its next one replaces this one.
         """
         if not self.batched:

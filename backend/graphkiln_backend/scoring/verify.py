@@ -29,7 +29,6 @@ class Finding:
     """Something that is not as it must be.
 
     Attributes:
-        unit_id: The unit.
         place: The file, object or table that holds it; of a missing one, the input that it is a range of.
         message: What is wrong.
         hint: What to do.

@@ -149,7 +149,6 @@ class Computed:
     """A unit whose rows are computed.
 
     Attributes:
-        attempt: The attempt.
         scored: The answers of all rows, and what they took.
         begun: When it was begun, by `time.monotonic`.
     """

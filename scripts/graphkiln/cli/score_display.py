@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -36,18 +36,6 @@ class ProgressMode(StrEnum):
     AUTO = "auto"
     JSON = "json"
     OFF = "off"
-
-
-class Display(Protocol):
-    """A display of the progress of a run."""
-
-    def show(self, progress: Progress) -> None:
-        """Take the next snapshot."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
 
 
 class NoDisplay(Closeable):

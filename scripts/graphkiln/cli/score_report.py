@@ -17,7 +17,7 @@ def score_report(record: RunRecord, facts: Mapping[str, str], command: str) -> R
     """The report.
 
     Args:
-        record: Of the run.
+        record: Record of the run.
         facts: For its end.
         command: What repeats it.
     """

@@ -27,8 +27,6 @@ class Workers:
     """The workers that would be started.
 
     Attributes:
-        by_node: How many on each node.
-        cores: Of each.
         here: How many a machine like this one has room for.
     """
 
@@ -47,11 +45,11 @@ class Planned:
     """The work of a run.
 
     Attributes:
-        units: Of the input.
-        rows: Of the input.
-        size_bytes: Of the input, where that is known; else 0.
-        units_before: Of the units, those that have a result.
-        rows_before: Of the rows, those that have an answer.
+        units: Units of the input.
+        rows: Rows of the input.
+        size_bytes: Bytes of the input, where that is known; else 0.
+        units_before: Units that have a result.
+        rows_before: Rows that have an answer.
         stale: Units with a result that are not of this plan.
     """
 
@@ -78,7 +76,7 @@ class Estimate:
         session: Engine, device and precision on this machine.
         planned: What there is to do.
         workers: That would be started.
-        rate: Of a worker on this machine; None where nothing is left.
+        rate: Rate of a worker on this machine; None where nothing is left.
         start_s: Until a worker of this machine is ready.
         seconds: Until the end, start included, where all workers are like this one.
         seconds_interval: With 95% confidence; None where it is not known.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import singledispatchmethod
-from typing import Protocol
 
 from graphkiln_backend.scoring.events import (
     Event,
@@ -49,22 +48,6 @@ _STAGE = "_s"
 _ANYWHERE = ""  # the node of what happened to a unit on no particular one
 
 
-class Registry(Protocol):
-    """A registry of metrics."""
-
-    def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Add to a counter."""
-        ...
-
-    def show(self, name: str, value: float) -> None:
-        """Set a gauge."""
-        ...
-
-    def measure_unit(self, seconds: float, tags: Mapping[str, str]) -> None:
-        """Add to the histogram of what units take."""
-        ...
-
-
 class RayRegistry:
     """Ray's own metrics; to be made after Ray was started."""
 
@@ -89,23 +72,23 @@ class RayRegistry:
         self._histogram.observe(seconds, dict(tags))
 
 
-def ray_registry() -> Registry | None:
-    """Ray's metrics, where Ray runs already."""
+def ray_registry() -> RayRegistry | None:
+    """Open Ray's metrics, where Ray runs already."""
     import ray
 
     return RayRegistry() if ray.is_initialized() else None
 
 
 class RunMetrics:
-    """Tells Ray's metrics what happens in a run.
+    """Counts the events of a run in Ray's metrics.
 
     Args:
-        open_registry: Gives what takes the figures, or None as long as there is nothing.
+        open_registry: Opens the registry, or returns None as long as there is none.
     """
 
-    def __init__(self, open_registry: Callable[[], Registry | None] = ray_registry) -> None:
+    def __init__(self, open_registry: Callable[[], RayRegistry | None] = ray_registry) -> None:
         self._open = open_registry
-        self._registry: Registry | None = None
+        self._registry: RayRegistry | None = None
         self._units_left = self._rows_left = 0
         self._nodes: dict[str, str] = {}
 

@@ -25,7 +25,7 @@ class ScoreOptions(TypedDict, total=False):
 
     Attributes:
         settings: Settings over the model's configuration: `{"precision": "bf16"}`, or `["precision=bf16"]`.
-        address: Of the Ray cluster; empty for this machine alone.
+        address: Address of the Ray cluster; empty for this machine alone.
         workers: How many; 0 for as many as there is room for.
         cores_per_worker: Cores of each; 0 for all of a node, or an equal part for each GPU.
         top_k: Classes per row.

@@ -37,18 +37,18 @@ class Figures:
     """A run in numbers.
 
     Attributes:
-        units: Of the input.
-        rows: Of the input.
-        units_before: Of the units, committed by earlier runs.
-        rows_before: Of the rows, answered by earlier runs.
+        units: Units of the input.
+        rows: Rows of the input.
+        units_before: Units committed by earlier runs.
+        rows_before: Rows answered by earlier runs.
         units_done: Committed by this run.
         scored: Rows that this run answered.
         errors: Rows that this run gave an error.
-        quarantined: Of these, rows that ended a worker.
+        quarantined: Rows with an error that ended a worker.
         retries: Attempts that came to nothing.
         twins: Units that an earlier attempt had committed, whose worker did not live to report it.
         seconds: From the start to the end.
-        computing_s: Of these, since the first worker was ready.
+        computing_s: Seconds since the first worker was ready.
         rows_per_s: In these.
         times: What the stages took, in seconds summed over workers; they overlap.
     """
@@ -76,14 +76,14 @@ class WorkerRecord:
     Attributes:
         name: In this run.
         node: Name of its machine.
-        pid: Of its process.
+        pid: Process id.
         session: Engine, device and precision.
         self_test: What the golden samples proved; None without any.
-        version: Of graphkiln there.
+        version: Version of graphkiln there.
         start_s: How long it took to be ready.
         units: Committed by it.
         rows: In these.
-        errors: Of these.
+        errors: Rows of these with an error.
         rows_per_s: From when it was ready to its last commit.
         times: What the stages of its units took.
         ended: Why it was replaced; empty where it was not.
@@ -109,15 +109,14 @@ class RunRecord:
     """A run.
 
     Attributes:
-        schema: Of this document; it changes when a key goes or means something else.
+        schema: Schema of this document; it changes when a key goes or means something else.
         outcome: `finished`: each row is accounted for; `interrupted`; or `failed`.
         reason: Why it failed; empty otherwise.
         begun: When, as ISO 8601 in UTC.
         ended: When.
         request: As it was understood, without credentials.
         configuration: Digest of all that changes an answer; results of two are never mixed.
-        versions: Of the driver's Python, system and packages.
-        figures: In numbers.
+        versions: Versions of the driver's Python, system and packages.
         workers: Who computed what.
         quarantined: Rows that ended a worker; the first thousand.
         problems: What happened on the way; the first thousand.

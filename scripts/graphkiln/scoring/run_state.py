@@ -39,7 +39,7 @@ class WorkerProgress:
 
     Attributes:
         node: Name of its machine.
-        pid: Of its process.
+        pid: Process id.
         session: Engine, device and precision.
         units: Committed by it.
         rows: In these.
@@ -61,21 +61,21 @@ class Progress:
     """A run so far.
 
     Attributes:
-        schema: Of this object.
+        schema: Schema of this object.
         event: What just happened: `begun`, `planned`, `node`, `worker`, `unit`, `retry`, `quarantine`,
             `failed` (a unit stays without a result), `finished` (each row is accounted for).
         message: The same in words, for a person; empty where the figures say it all.
         seconds: Since the run was started.
-        units: Of the plan.
-        units_before: Of these, committed by earlier runs.
-        units_done: Of these, committed by this run.
-        rows: Of the plan.
-        rows_before: Of these, answered by earlier runs.
-        rows_done: Of these, answered by this run, errors included.
+        units: Units of the plan.
+        units_before: Units committed by earlier runs.
+        units_done: Units committed by this run.
+        rows: Rows of the plan.
+        rows_before: Rows answered by earlier runs.
+        rows_done: Rows answered by this run, errors included.
         errors: Rows of this run that have an error.
-        quarantined: Of these, rows that ended a worker.
+        quarantined: Rows with an error that ended a worker.
         retries: Attempts that failed and were made again.
-        rows_per_s: Of the last minute.
+        rows_per_s: Rate of the last minute.
         seconds_left: At the rate of the whole run; None where that is not known yet.
         workers: Each worker, lost ones included.
     """
@@ -112,7 +112,7 @@ class WorkerTally:
         node: Name of its machine.
         units: Committed by it.
         rows: In these.
-        errors: Of these.
+        errors: Rows of these with an error.
         times: What the stages of its units took.
         ready_s: When it was ready, in seconds of the run.
         last_s: When it last committed.
@@ -140,8 +140,7 @@ class QuarantinedRow:
     """A row that ended a worker.
 
     Attributes:
-        id: Of the row.
-        unit_id: Of its unit.
+        id: Id of the row.
         reason: What it does.
     """
 
@@ -161,9 +160,8 @@ class RunState:
         workers: By their names, in the order of their starts.
         units: Committed by this run.
         rows: In these.
-        errors: Of these.
+        errors: Rows of these with an error.
         quarantined: Rows that ended a worker, by name; the first thousand.
-        quarantined_rows: How many they are.
         retries: Attempts that came to nothing.
         twins: Units that an earlier attempt had committed.
         problems: What else a person should know, oldest first; the first thousand.

@@ -34,7 +34,7 @@ class Rate:
 
     Attributes:
         rows: How many were measured.
-        errors: Of these, how many have an error.
+        errors: Rows of these with an error.
         pieces: In how many pieces, from all over the source.
         per_s: Rows per second.
         interval: With 95% confidence; None for a single piece.
@@ -69,8 +69,7 @@ class Piece:
     """Some rows that were scored one after the other.
 
     Attributes:
-        rows: How many.
-        errors: Of these, how many have an error.
+        errors: Rows of these with an error.
         seconds: From the first read to the table of answers.
     """
 
@@ -130,7 +129,7 @@ class Sampler:
         """Score rows of some units for a while.
 
         Args:
-            units: Of the source, from all over it.
+            units: Units of the source, from all over it.
             seconds: About how long.
             clock: Seconds that only grow.
 

@@ -22,7 +22,6 @@ class Result:
     """The answers of a unit.
 
     Attributes:
-        unit_id: Of the unit.
         configuration: Digest of the model and of all that changes an answer.
         table: A row per row of the unit, in its order; `error` is null where the others are not.
     """
@@ -42,7 +41,6 @@ class Committed:
     """A unit that has a result, as the store keeps it.
 
     Attributes:
-        unit_id: Of the unit.
         place: The file, object or table that holds it, for people.
         configuration: What it was computed by.
         scored: Rows with an answer.

@@ -56,7 +56,6 @@ class LedgerRow:
     """A unit that was committed.
 
     Attributes:
-        unit_id: Of the unit.
         configuration: What it was computed by.
         scored: Rows with an answer.
         errors: Rows with an error.

@@ -46,7 +46,6 @@ class TableName:
     """A table by the names that the server keeps.
 
     Attributes:
-        schema: Name of its schema.
         table: Its own.
     """
 
@@ -86,7 +85,7 @@ def resolve_table(connection: psycopg.Connection[Any], parts: tuple[str, ...]) -
 
     Args:
         connection: Whose search path counts where no schema is named.
-        parts: Of the name.
+        parts: Parts of the name.
 
     Raises:
         ScoringError: No schema is named, and none of the search path is there.

@@ -122,7 +122,7 @@ def map_ahead(function: Callable[[T], R], items: Iterable[T], threads: int = _TH
 
     Args:
         function: What is asked.
-        items: Of what.
+        items: Arguments of the calls.
         threads: How many at a time.
     """
     waiting: deque[Future[R]] = deque()

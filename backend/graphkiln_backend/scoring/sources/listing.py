@@ -42,7 +42,7 @@ class Block:
     """Some records that follow each other.
 
     Attributes:
-        offset: Of the first byte in the file.
+        offset: Offset of the first byte in the file.
         content: All bytes, line ends included.
         records: The records without their last line end; an empty one for a blank line.
     """
@@ -127,7 +127,7 @@ class Extent:
     """Some bytes of a listing: whole records.
 
     Attributes:
-        offset: Of the first byte.
+        offset: Offset of the first byte.
         size: In bytes.
         digest: SHA-256 of the bytes.
         rows: Records that are not blank.

@@ -40,9 +40,7 @@ class ImageTable:
 
     Attributes:
         file: Open.
-        place: Its place.
         name: What its rows are called by, with their number, where no column names them.
-        image: The column of images.
         named: The column of ids; empty where there is none.
         kept: Columns that are carried along.
     """
@@ -134,9 +132,7 @@ class _Stretch:
     """Rows of a row group.
 
     Attributes:
-        group: Its number.
         skipped: Rows of it before them.
-        rows: How many they are.
         before: Rows of the file before them.
     """
 
@@ -312,7 +308,6 @@ class _Extent:
         last: Its last row group.
         skipped: Rows of the first row group that do not belong to it.
         before: Rows of the file before it.
-        rows: How many it has.
         size_bytes: How much these row groups take, or their share of it.
     """
 

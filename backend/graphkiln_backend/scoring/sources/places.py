@@ -488,7 +488,6 @@ class Place:
     """A path and its storage.
 
     Attributes:
-        storage: Where.
         path: As the storage names it.
         text: As a user names it.
     """
