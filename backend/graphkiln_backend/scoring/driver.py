@@ -20,7 +20,7 @@ from graphkiln_backend.scoring.fleet import RayFleet
 from graphkiln_backend.scoring.model import read_model, with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.outcomes import Fleet
-from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_progress, settle_stale, write_plan
+from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_resume_state, settle_stale, write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
@@ -67,8 +67,8 @@ def _score(
     """Plan, score what has no result yet, and check the destination."""
     request, configuration = model.request, model.configuration
     totals = write_plan(plan, _checked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
-    progress = read_progress(destination, plan)
-    settle_stale(destination, progress.stale, configuration, replace=request.replace, check=lock.check)
+    state = read_resume_state(destination, plan)
+    settle_stale(destination, state.stale, configuration, replace=request.replace, check=lock.check)
     lock.check()
     destination.write_note(PLAN, plan)
     report(
@@ -78,15 +78,15 @@ def _score(
             units=totals.units,
             rows=totals.rows,
             size_bytes=totals.size_bytes,
-            done_units=progress.done_units,
-            done_rows=progress.done_rows,
-            removed_units=len(progress.stale),
+            done_units=state.done_units,
+            done_rows=state.done_rows,
+            removed_units=len(state.stale),
         )
     )
-    summary = Summary(units=totals.units, rows=totals.rows, done_before=progress.done_units)
-    units = (unit for unit in read_plan(plan) if unit.id not in progress.committed)
+    summary = Summary(units=totals.units, rows=totals.rows, done_before=state.done_units)
+    units = (unit for unit in read_plan(plan) if unit.id not in state.committed)
     schedule = Schedule(units, report, summary)
-    if progress.done_units < totals.units:
+    if state.done_units < totals.units:
         with (
             connect(request.address),
             interruptible(),  # once more: Ray has put its own handler of SIGTERM in the place of ours

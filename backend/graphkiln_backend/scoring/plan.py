@@ -87,7 +87,7 @@ def _batch(units: list[Unit]) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class ResumeState:
     """The state of a destination when a run begins.
 
     Attributes:
@@ -103,7 +103,7 @@ class Progress:
     stale: frozenset[str]
 
 
-def read_progress(destination: Destination, plan: Path) -> Progress:
+def read_resume_state(destination: Destination, plan: Path) -> ResumeState:
     """List a destination once and go through a plan once."""
     committed = frozenset(destination.committed_ids())
     stale, units, rows = set(committed), 0, 0
@@ -111,7 +111,7 @@ def read_progress(destination: Destination, plan: Path) -> Progress:
         if unit.id in committed:
             units, rows = units + 1, rows + unit.rows
             stale.discard(unit.id)
-    return Progress(committed=committed, done_units=units, done_rows=rows, stale=frozenset(stale))
+    return ResumeState(committed=committed, done_units=units, done_rows=rows, stale=frozenset(stale))
 
 
 def settle_stale(

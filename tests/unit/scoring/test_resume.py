@@ -12,7 +12,7 @@ import pytest
 from graphkiln_backend.scoring import plan as module
 from graphkiln_backend.scoring.destinations.base import Committed
 from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
-from graphkiln_backend.scoring.plan import account, read_plan, read_progress, settle_stale, write_plan
+from graphkiln_backend.scoring.plan import account, read_plan, read_resume_state, settle_stale, write_plan
 from graphkiln_backend.scoring.units import InputRange
 
 
@@ -42,7 +42,7 @@ def make_plan(path: Path, count: int) -> list[str]:
 def test_what_is_done_is_told_from_what_is_stale(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 5)
     store = Store({ids[1]: "this", ids[3]: "this", "gone": "this"})
-    progress = read_progress(store, tmp_path / "plan")  # type: ignore[arg-type]
+    progress = read_resume_state(store, tmp_path / "plan")  # type: ignore[arg-type]
     assert (progress.done_units, progress.done_rows, progress.stale) == (2, 8, frozenset(["gone"]))
 
 
@@ -94,6 +94,6 @@ def test_results_that_nobody_planned_are_told(tmp_path: Path) -> None:
 def test_25000_finished_units_are_seen_in_no_time(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 25_000)
     begun = time.monotonic()
-    progress = read_progress(Store(dict.fromkeys(ids, "this")), tmp_path / "plan")  # type: ignore[arg-type]
+    progress = read_resume_state(Store(dict.fromkeys(ids, "this")), tmp_path / "plan")  # type: ignore[arg-type]
     assert progress.done_units == 25_000
     assert time.monotonic() - begun < 10  # the limit of the design; it takes less than a tenth of it
