@@ -394,8 +394,9 @@ class SharedSession(Closeable):
             return self._session.placement(feeds)
 
     def close(self) -> None:
-        """Close the session."""
-        self._session.close()
+        """Close the session, once it does not run."""
+        with self._lock:
+            self._session.close()
 
 
 def share(proven: ProvenSession) -> ProvenSession:

@@ -105,7 +105,7 @@ def _figures(record: RunRecord) -> Iterator[tuple[str, str]]:
             for count, text in (
                 (figures.units_before, f"{figures.units_before:,} before"),
                 (figures.retries, _count(figures.retries, "attempt") + " made again"),
-                (figures.twins, _count(figures.twins, "twin") + " discarded"),
+                (figures.twins, f"{figures.twins:,} found committed"),
             )
             if count
         ),

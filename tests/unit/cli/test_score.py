@@ -87,7 +87,7 @@ def test_the_summary_says_what_became_of_the_rows_in_80_columns(run: RunVerb, re
     for said in (
         "1,000: 197 scored, 3 errors, 400 answered before",
         "cats/7.jpg: it ends its worker: signal 11",
-        "10: 2 by this run, 4 before, 1 attempt made again, 1 twin discarded",
+        "10: 2 by this run, 4 before, 1 attempt made again, 1 found committed",
         "node-1:7",
         "onnxruntime on cpu in fp32",
         "ended: killed by signal 11",

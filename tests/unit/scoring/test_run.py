@@ -94,8 +94,9 @@ def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_p
 def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "FIRST_S", 2.0)
-    monkeypatch.setattr(schedule, "FLOOR_S", 2.0)
+    monkeypatch.setattr(schedule, "FIRST_S", 5.0)
+    monkeypatch.setattr(schedule, "FLOOR_S", 5.0)
+    monkeypatch.setattr(fleet, "_STEPS_S", 0.25)
     planted = dict.fromkeys(range(0, 100, 10), b"no image")
     planted |= {33: b"segfault", 57: b"hang", 71: b"raise", 92: b"stop"}
     request = make_request(make_images(tmp_path / "in", 100, planted), tmp_path / "out", rows_per_unit=50)
