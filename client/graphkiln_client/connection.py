@@ -4,44 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady, Overloaded, ProtocolError
 from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse, Transport
 
 _BASE_S, _CAP_S = 0.1, 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class RetryPolicy:
-    """Decides when a client tries again.
-
-    Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are retried; every other
-    error of the server is final, and so is a deadline.
-
-    Attributes:
-        max_retries: Further attempts after the first.
-
-    Source: M. Brooker, "Exponential Backoff And Jitter" (full jitter); RFC 9110, "Retry-After".
-    """
-
-    max_retries: int
-
-    def delay_s(self, error: ClientError, attempt: int, deadline: Deadline) -> float | None:
-        """Seconds to wait before the next attempt; None when the error is final.
-
-        Args:
-            error: The end of the attempt.
-            attempt: How many attempts were made before it.
-            deadline: Of the whole call; a delay that would pass it is not begun.
-        """
-        if attempt >= self.max_retries or not isinstance(error, ConnectionFailed | ModelNotReady | Overloaded):
-            return None
-        delay = error.retry_after_s
-        if delay is None:
-            delay = random.uniform(0, min(_CAP_S, _BASE_S * 2**attempt))  # noqa: S311 - spreads load, guards nothing
-        return delay if delay < deadline.remaining_s else None
 
 
 T = TypeVar("T")
@@ -60,7 +28,7 @@ class Connection:
         self.transport = transport
         self.wire = transport.wire
         self.timeout_s = timeout_s
-        self._retries = RetryPolicy(max_retries)
+        self._max_retries = max_retries
         self._extensions: frozenset[str] | None = None
 
     async def call(self, call: Call[T]) -> T:
@@ -114,8 +82,29 @@ class Connection:
             try:
                 return await self.transport.send(build(deadline.remaining_s), deadline)
             except ClientError as error:
-                delay_s = self._retries.delay_s(error, attempt, deadline)
+                delay_s = retry_delay_s(error, attempt, deadline) if attempt < self._max_retries else None
                 if delay_s is None:
                     raise
             attempt += 1
             await self.transport.sleep(delay_s)
+
+
+def retry_delay_s(error: ClientError, attempt: int, deadline: Deadline) -> float | None:
+    """Seconds to wait before the next attempt; None when the error is final.
+
+    Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are retried; every other
+    error of the server is final, and so is a deadline.
+
+    Args:
+        error: The end of the attempt.
+        attempt: Number of attempts before it.
+        deadline: Of the whole call; a delay that would pass it is not begun.
+
+    Source: M. Brooker, "Exponential Backoff And Jitter" (full jitter); RFC 9110, "Retry-After".
+    """
+    if not isinstance(error, ConnectionFailed | ModelNotReady | Overloaded):
+        return None
+    delay = error.retry_after_s
+    if delay is None:
+        delay = random.uniform(0, min(_CAP_S, _BASE_S * 2**attempt))  # noqa: S311 - spreads load, guards nothing
+    return delay if delay < deadline.remaining_s else None

@@ -13,8 +13,8 @@ import yarl
 from graphkiln_client.transports import limits as failures
 from graphkiln_client.transports.base import Call, Deadline
 from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress
-from graphkiln_client.transports.limits import BoundedBody
+from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire
+from graphkiln_client.transports.limits import BoundedBody, decompress
 
 T = TypeVar("T")
 

@@ -24,8 +24,8 @@ import httptools
 from graphkiln_client.transports import limits as failures
 from graphkiln_client.transports.base import Call, Deadline
 from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire, decompress
-from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, too_large
+from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire
+from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, decompress, too_large
 
 T = TypeVar("T")
 

@@ -39,13 +39,197 @@ from graphkiln_client.transports.base import (
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.limits import (
     DOCUMENT_LIMIT,
-    INFER_LIMIT,
     WHAT_IS_SERVED,
     check_json,
     infer_limit,
-    inflate,
 )
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+_COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
+_SHOWN_BODY = 2000
+_READ_BODY = 1 << 16  # of an error: more than a server's own text, escaped as JSON
+_MOST_DIGITS = 19  # of a length: a 64-bit number
+_PAGE = re.compile(r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>\s*(?P<title>[^<]*?)\s*</title>)?", re.I | re.S)
+# What to do about it.
+_NOT_TRITON = "that is a page in HTML, which Triton never sends: is it another server, or a gateway before it?"
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpRequest:
+    """One HTTP request.
+
+    Attributes:
+        method: GET or POST.
+        path: Path on the server, quoted.
+        body: Buffers that make up the body, in order.
+        headers: Beside those of the connection.
+        is_admin: True if it changes the server, and needs its admin key.
+        limit_bytes: Most bytes of the response's body.
+    """
+
+    method: str
+    path: str
+    body: tuple[bytes | memoryview, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    limit_bytes: int = DOCUMENT_LIMIT
+    is_admin: bool = False
+
+    def authorize(self, endpoint: Endpoint) -> HttpRequest:
+        """The request with the admin key, if it needs one."""
+        return replace(self, headers={**self.headers, **endpoint.admin_headers()}) if self.is_admin else self
+
+
+class Headers(Protocol):
+    """The headers of a response, by name in any case."""
+
+    def get(self, name: str, /) -> str | None:
+        """The header's text, or None."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpResponse:
+    """One HTTP response.
+
+    Attributes:
+        status: Status code.
+        headers: Its headers.
+        body: Decompressed.
+    """
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class HttpWire:
+    """See `Wire`.
+
+    Args:
+        compression: How request bodies are compressed; responses are requested in the same form.
+    """
+
+    def __init__(self, compression: Compression = "") -> None:
+        self._compression = compression
+        self._infer_limit = infer_limit()
+
+    def ready(self) -> Call[bool]:
+        """See `Wire.ready`."""
+        return Call(HttpRequest(method="GET", path="/v2/health/ready"), _read_ready)
+
+    def live(self) -> Call[bool]:
+        """See `Wire.live`."""
+        return Call(HttpRequest(method="GET", path="/v2/health/live"), _read_ready)
+
+    def server_metadata(self) -> Call[dict[str, Any]]:
+        """See `Wire.server_metadata`."""
+        return _document("/v2")
+
+    def model_metadata(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_metadata`."""
+        return _document(_model_path(model, version))
+
+    def model_config(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_config`."""
+        return _document(_model_path(model, version) + "/config")
+
+    def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
+        """See `Wire.model_statistics`."""
+        return _document((_model_path(model, version) if model else "/v2/models") + "/stats")
+
+    def repository_index(self) -> Call[list[dict[str, Any]]]:
+        """See `Wire.repository_index`."""
+        return Call(_post_admin("/v2/repository/index"), _read_index)
+
+    def load(self, model: str, config: str = "") -> Call[None]:
+        """See `Wire.load`."""
+        body = json.dumps({"parameters": {"config": config}} if config else {}).encode()
+        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/load", body), _read_nothing)
+
+    def unload(self, model: str) -> Call[None]:
+        """See `Wire.unload`."""
+        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/unload"), _read_nothing)
+
+    def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
+        """See `Wire.register_region`."""
+        body = json.dumps({"key": key, "offset": 0, "byte_size": size_bytes}).encode()
+        return Call(_post_admin(f"{_region_path(name)}/register", body), _read_nothing)
+
+    def region_status(self, name: str) -> Call[None]:
+        """See `Wire.region_status`."""
+        return Call(HttpRequest(method="GET", path=f"{_region_path(name)}/status", is_admin=True), _read_nothing)
+
+    def unregister_region(self, name: str) -> Call[None]:
+        """See `Wire.unregister_region`."""
+        return Call(_post_admin(f"{_region_path(name)}/unregister"), _read_nothing)
+
+    def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
+        """See `Wire.infer`."""
+        parts, header_length = encode_request(request, timeout_s, binary=binary)
+        headers = {_HEADER_LENGTH: str(header_length)} if binary else {"Content-Type": "application/json"}
+        if self._compression:
+            parts = [_COMPRESS[self._compression](b"".join(parts))]
+            headers |= {"Content-Encoding": self._compression, "Accept-Encoding": self._compression}
+        path = _model_path(request.model, request.version) + "/infer"
+        message = HttpRequest(
+            method="POST", path=path, body=tuple(parts), headers=headers, limit_bytes=self._infer_limit
+        )
+        return Call(message, lambda response: _read_infer(response, request))
+
+
+_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda data: gzip.compress(data, _COMPRESSION_LEVEL),
+    "deflate": lambda data: zlib.compress(data, _COMPRESSION_LEVEL),
+}
+
+
+def _post_admin(path: str, body: bytes = b"{}") -> HttpRequest:
+    json_type = {"Content-Type": "application/json"}
+    return HttpRequest(method="POST", path=path, body=(body,), headers=json_type, is_admin=True)
+
+
+def _document(path: str) -> Call[dict[str, Any]]:
+    return Call(HttpRequest(method="GET", path=path), lambda response: json_object(_check(response).body))
+
+
+def _model_path(model: str, version: str) -> str:
+    path = f"/v2/models/{in_path(model)}"
+    return f"{path}/versions/{quote(version, safe='')}" if version else path
+
+
+def _region_path(name: str) -> str:
+    return f"/v2/systemsharedmemory/region/{quote(name, safe='')}"
+
+
+def _read_ready(response: HttpResponse) -> bool:
+    """200 means yes, 503 (or Triton's 400) no; where the request itself was refused, it is an error."""
+    if response.status in (401, 403, 404, 429):
+        raise http_error(response, None)
+    return response.status == 200
+
+
+def _read_nothing(response: HttpResponse) -> None:
+    _check(response)
+
+
+def _read_index(response: HttpResponse) -> list[dict[str, Any]]:
+    rows = parse_json(_check(response).body)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ProtocolError(f"the server's index is not a list of models: {response.body[:80]!r}")
+    return rows
+
+
+def _read_infer(response: HttpResponse, request: InferRequest) -> InferResponse:
+    length = _check(response, request.request_id).headers.get(_HEADER_LENGTH) or ""
+    plausible = length.isdecimal() and len(length) < _MOST_DIGITS
+    return decode_response(response.body, int(length) if plausible else None, request)
+
+
+def _check(response: HttpResponse, request_id: str | None = None) -> HttpResponse:
+    if response.status != 200:
+        raise http_error(response, request_id)
+    return response
 
 
 def encode_request(
@@ -191,212 +375,6 @@ def json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ProtocolError(f"the response is not a JSON object: {body[:80]!r}")
     return document
-
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-_COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
-_SHOWN_BODY = 2000
-_READ_BODY = 1 << 16  # of an error: more than a server's own text, escaped as JSON
-_MOST_DIGITS = 19  # of a length: a 64-bit number
-_PAGE = re.compile(r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>\s*(?P<title>[^<]*?)\s*</title>)?", re.I | re.S)
-# What to do about it.
-_NOT_TRITON = "that is a page in HTML, which Triton never sends: is it another server, or a gateway before it?"
-
-
-@dataclass(kw_only=True, slots=True)
-class HttpRequest:
-    """One HTTP request.
-
-    Attributes:
-        method: GET or POST.
-        path: Path on the server, quoted.
-        body: Buffers that make up the body, in order.
-        headers: Beside those of the connection.
-        is_admin: True if it changes the server, and needs its admin key.
-        limit_bytes: Most bytes of the response's body.
-    """
-
-    method: str
-    path: str
-    body: tuple[bytes | memoryview, ...] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    limit_bytes: int = DOCUMENT_LIMIT
-    is_admin: bool = False
-
-    def authorize(self, endpoint: Endpoint) -> HttpRequest:
-        """The request with the admin key, if it needs one."""
-        return replace(self, headers={**self.headers, **endpoint.admin_headers()}) if self.is_admin else self
-
-
-class Headers(Protocol):
-    """The headers of a response, by name in any case."""
-
-    def get(self, name: str, /) -> str | None:
-        """The header's text, or None."""
-        ...
-
-
-@dataclass(kw_only=True, slots=True)
-class HttpResponse:
-    """One HTTP response.
-
-    Attributes:
-        status: Status code.
-        headers: Its headers.
-        body: Decompressed.
-    """
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-class HttpWire:
-    """See `Wire`.
-
-    Args:
-        compression: How request bodies are compressed; responses are requested in the same form.
-    """
-
-    def __init__(self, compression: Compression = "") -> None:
-        self._compression = compression
-        self._infer_limit = infer_limit()
-
-    def ready(self) -> Call[bool]:
-        """See `Wire.ready`."""
-        return Call(HttpRequest(method="GET", path="/v2/health/ready"), _read_ready)
-
-    def live(self) -> Call[bool]:
-        """See `Wire.live`."""
-        return Call(HttpRequest(method="GET", path="/v2/health/live"), _read_ready)
-
-    def server_metadata(self) -> Call[dict[str, Any]]:
-        """See `Wire.server_metadata`."""
-        return _document("/v2")
-
-    def model_metadata(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """See `Wire.model_metadata`."""
-        return _document(_model_path(model, version))
-
-    def model_config(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """See `Wire.model_config`."""
-        return _document(_model_path(model, version) + "/config")
-
-    def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """See `Wire.model_statistics`."""
-        return _document((_model_path(model, version) if model else "/v2/models") + "/stats")
-
-    def repository_index(self) -> Call[list[dict[str, Any]]]:
-        """See `Wire.repository_index`."""
-        return Call(_post_admin("/v2/repository/index"), _read_index)
-
-    def load(self, model: str, config: str = "") -> Call[None]:
-        """See `Wire.load`."""
-        body = json.dumps({"parameters": {"config": config}} if config else {}).encode()
-        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/load", body), _read_nothing)
-
-    def unload(self, model: str) -> Call[None]:
-        """See `Wire.unload`."""
-        return Call(_post_admin(f"/v2/repository/models/{in_path(model)}/unload"), _read_nothing)
-
-    def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
-        """See `Wire.register_region`."""
-        body = json.dumps({"key": key, "offset": 0, "byte_size": size_bytes}).encode()
-        return Call(_post_admin(f"{_region_path(name)}/register", body), _read_nothing)
-
-    def region_status(self, name: str) -> Call[None]:
-        """See `Wire.region_status`."""
-        return Call(HttpRequest(method="GET", path=f"{_region_path(name)}/status", is_admin=True), _read_nothing)
-
-    def unregister_region(self, name: str) -> Call[None]:
-        """See `Wire.unregister_region`."""
-        return Call(_post_admin(f"{_region_path(name)}/unregister"), _read_nothing)
-
-    def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
-        """See `Wire.infer`."""
-        parts, header_length = encode_request(request, timeout_s, binary=binary)
-        headers = {_HEADER_LENGTH: str(header_length)} if binary else {"Content-Type": "application/json"}
-        if self._compression:
-            parts = [_COMPRESS[self._compression](b"".join(parts))]
-            headers |= {"Content-Encoding": self._compression, "Accept-Encoding": self._compression}
-        path = _model_path(request.model, request.version) + "/infer"
-        message = HttpRequest(
-            method="POST", path=path, body=tuple(parts), headers=headers, limit_bytes=self._infer_limit
-        )
-        return Call(message, lambda response: _read_infer(response, request))
-
-
-_COMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "gzip": lambda data: gzip.compress(data, _COMPRESSION_LEVEL),
-    "deflate": lambda data: zlib.compress(data, _COMPRESSION_LEVEL),
-}
-
-
-def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
-    """Decompress the body of a response.
-
-    Args:
-        body: The body.
-        encoding: Its `Content-Encoding`.
-        limit_bytes: Most bytes of the result.
-
-    Raises:
-        ProtocolError: The encoding is unknown, or the body is damaged or would become too large.
-    """
-    if encoding in ("", "identity"):
-        return body
-    try:
-        return inflate(body, encoding, limit_bytes)
-    except (KeyError, EOFError, zlib.error) as error:
-        raise ProtocolError(f"the response cannot be decompressed as {encoding[:40]}: {str(error)[:80]}") from error
-
-
-def _post_admin(path: str, body: bytes = b"{}") -> HttpRequest:
-    json_type = {"Content-Type": "application/json"}
-    return HttpRequest(method="POST", path=path, body=(body,), headers=json_type, is_admin=True)
-
-
-def _document(path: str) -> Call[dict[str, Any]]:
-    return Call(HttpRequest(method="GET", path=path), lambda response: json_object(_check(response).body))
-
-
-def _model_path(model: str, version: str) -> str:
-    path = f"/v2/models/{in_path(model)}"
-    return f"{path}/versions/{quote(version, safe='')}" if version else path
-
-
-def _region_path(name: str) -> str:
-    return f"/v2/systemsharedmemory/region/{quote(name, safe='')}"
-
-
-def _read_ready(response: HttpResponse) -> bool:
-    """200 means yes, 503 (or Triton's 400) no; where the request itself was refused, it is an error."""
-    if response.status in (401, 403, 404, 429):
-        raise http_error(response, None)
-    return response.status == 200
-
-
-def _read_nothing(response: HttpResponse) -> None:
-    _check(response)
-
-
-def _read_index(response: HttpResponse) -> list[dict[str, Any]]:
-    rows = parse_json(_check(response).body)
-    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ProtocolError(f"the server's index is not a list of models: {response.body[:80]!r}")
-    return rows
-
-
-def _read_infer(response: HttpResponse, request: InferRequest) -> InferResponse:
-    length = _check(response, request.request_id).headers.get(_HEADER_LENGTH) or ""
-    plausible = length.isdecimal() and len(length) < _MOST_DIGITS
-    return decode_response(response.body, int(length) if plausible else None, request)
-
-
-def _check(response: HttpResponse, request_id: str | None = None) -> HttpResponse:
-    if response.status != 200:
-        raise http_error(response, request_id)
-    return response
 
 
 _BY_STATUS: dict[int, type[ClientError]] = {

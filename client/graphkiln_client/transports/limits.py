@@ -68,7 +68,6 @@ HEAD_LIMIT = 256 * KIB  # of all headers together
 
 # Lists and objects in JSON: empty, each takes two bytes in a response and eighty in memory.
 _MOST_CONTAINERS = 4_000_000
-_MOST_PIECES = 4096
 _CHUNK_OVERHEAD = 8  # bytes around each byte of a body in chunks of one
 _MOST_MEMBERS = 16
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
@@ -107,23 +106,29 @@ def check_json(body: bytes) -> None:
         raise ProtocolError(f"the response's JSON holds more than {_MOST_CONTAINERS} lists and objects")
 
 
-def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
-    """Decompress a body, of which gzip may have several members.
+def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
+    """Decompress the body of a response, of which gzip may have several members.
 
     Args:
-        body: The compressed bytes.
-        encoding: `gzip` or `deflate`.
+        body: The body.
+        encoding: Its `Content-Encoding`.
         limit_bytes: Most bytes of the result.
 
     Raises:
-        ProtocolError: The result is larger.
-        EOFError: The body is incomplete.
-        zlib.error: It is damaged.
-        KeyError: The encoding is unknown.
+        ProtocolError: The encoding is unknown, or the body is damaged or would become too large.
     """
-    wbits, size = _WBITS[encoding], 0
+    if encoding in ("", "identity"):
+        return body
+    try:
+        return _inflate(body, _WBITS[encoding], limit_bytes)
+    except (KeyError, EOFError, zlib.error) as error:
+        raise ProtocolError(f"the response cannot be decompressed as {encoding[:40]}: {str(error)[:80]}") from error
+
+
+def _inflate(body: bytes, wbits: int, limit_bytes: int) -> bytes:
+    is_gzip, size = wbits == _WBITS["gzip"], 0
     parts: list[bytes] = []
-    while body or not (parts or encoding == "gzip"):
+    while body or not (parts or is_gzip):
         inflater = zlib.decompressobj(wbits)
         parts.append(inflater.decompress(body, limit_bytes - size + 1))
         size += len(parts[-1])
@@ -131,22 +136,17 @@ def inflate(body: bytes, encoding: str, limit_bytes: int) -> bytes:
             raise too_large(limit_bytes)
         if not inflater.eof:
             raise EOFError("it is incomplete")
-        body = inflater.unused_data.lstrip(b"\0") if encoding == "gzip" else b""
+        body = inflater.unused_data.lstrip(b"\0") if is_gzip else b""
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class BoundedBody:
-    """Collect the body of a response as it comes in, however small the pieces are.
-
-    Args:
-        limit_bytes: Most bytes.
-    """
+    """The body of a response as it comes in, of at most `limit_bytes`."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.size = 0
         self._limit = limit_bytes
-        self._pieces: list[bytes] = []
-        self._joined = bytearray()
+        self._content = bytearray()
 
     def expect(self, length: str | None) -> None:
         """Check the length that the server declares.
@@ -160,18 +160,14 @@ class BoundedBody:
     def add(self, piece: bytes) -> None:
         """Add a piece; one beyond the limit is only counted, for `check`."""
         self.size += len(piece)
-        if self.size > self._limit:
-            return
-        self._pieces.append(piece)
-        if len(self._pieces) > _MOST_PIECES:
-            self._joined += b"".join(self._pieces)
-            self._pieces.clear()
+        if self.size <= self._limit:
+            self._content += piece
 
     def check(self, received: int = 0) -> None:
-        """Refuse what went over the limit.
+        """Refuse a body over the limit.
 
         Args:
-            received: Bytes that came in for this body, with all that was around it.
+            received: Bytes that came in for this body, with everything around it.
 
         Raises:
             ProtocolError: There is too much body, or too much around it.
@@ -181,5 +177,4 @@ class BoundedBody:
 
     def content(self) -> bytes:
         """The body."""
-        rest = b"".join(self._pieces)
-        return bytes(self._joined + rest) if self._joined else rest
+        return bytes(self._content)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from graphkiln.page.server import ShownServer
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ClientError, GraphkilnError
-from graphkiln_backend.graph.preprocess import PUBLISHED, TENSOR_MODEL
 from graphkiln_backend.graph.task import is_classification
-from graphkiln_client.published import ServedVersion
+from graphkiln_client.published import ServedVersion, published_tensor_model
 
 _READY = "READY"
 
@@ -54,8 +52,8 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
         "outputs": served.metadata["outputs"],
         "platform": served.metadata.get("platform", ""),
         "max_batch_size": served.config.get("max_batch_size", 0),
-        "image_model": _parameter(served.config, PUBLISHED),
-        "tensor_model": _parameter(served.config, TENSOR_MODEL),
+        "image_model": served.image_model(),
+        "tensor_model": published_tensor_model(served.config),
         **_image_facts(served),
         **_proof(server, name, version),
         **placed.get((name, version), {}),
@@ -111,7 +109,3 @@ async def _index(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
         {"name": row.name, "version": row.version, "state": row.state or "UNLOADED", "reason": row.reason}
         for row in models
     ]
-
-
-def _parameter(config: Mapping[str, Any], key: str) -> str:
-    return str(config.get("parameters", {}).get(key, {}).get("string_value", ""))

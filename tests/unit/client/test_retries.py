@@ -22,7 +22,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
     Unauthorized,
 )
-from graphkiln_client.connection import RetryPolicy
+from graphkiln_client.connection import retry_delay_s
 from graphkiln_client.transports.base import Deadline
 
 Infer = Callable[..., dict[str, AnyArray]]
@@ -46,18 +46,18 @@ class TestRetries:
         assert time.monotonic() - begun >= 1
 
 
-class TestRetryPolicy:
+class TestDelay:
     FAR = Deadline(timeout_s=1000, at=float("inf"))
 
     @pytest.mark.parametrize(
         "kind", [InvalidInput, ModelNotFound, Unauthorized, DeadlineExceeded, ServerError, ProtocolError]
     )
     def test_these_are_final(self, kind: type[ClientError]) -> None:
-        assert RetryPolicy(9).delay_s(kind("never", retry_after_s=0), 0, self.FAR) is None
+        assert retry_delay_s(kind("never", retry_after_s=0), 0, self.FAR) is None
 
     @given(attempt=st.integers(0, 60))
     def test_the_delay_is_jittered_below_a_bound_that_doubles(self, attempt: int) -> None:
-        delay = RetryPolicy(100).delay_s(ConnectionFailed("gone"), attempt, self.FAR)
+        delay = retry_delay_s(ConnectionFailed("gone"), attempt, self.FAR)
         assert delay is not None
         assert 0 <= delay <= min(5.0, 0.1 * 2**attempt)
 
@@ -67,4 +67,4 @@ class TestRetryPolicy:
     ) -> None:
         monkeypatch.setattr("time.monotonic", lambda: 50.0)
         deadline = Deadline(timeout_s=10, at=50.0 + left_s)
-        assert RetryPolicy(1).delay_s(Overloaded("busy", retry_after_s=7.0), 0, deadline) == expected
+        assert retry_delay_s(Overloaded("busy", retry_after_s=7.0), 0, deadline) == expected
