@@ -8,7 +8,6 @@ the page that sent it, that must be this one.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -43,29 +42,10 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+_FROM_PAGE = "requests are taken from the page itself"
 _BY_NAME = "open it by its address or as localhost; serve --page-name NAME has it answer to a name"
 # `Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata.
 _OWN = {"same-origin", "none"}
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason to refuse a request.
-
-    Attributes:
-        status: HTTP status code.
-        message: What happened.
-        hint: What to do.
-    """
-
-    status: int
-    message: str
-    hint: str
-
-    def response(self) -> JSONResponse:
-        """The refusal in the form of all errors of the page."""
-        document = {"error": {"kind": "Refused", "message": self.message, "hint": self.hint}}
-        return JSONResponse(document, self.status)
 
 
 class Guard:
@@ -85,31 +65,26 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        refusal = find_fault(Headers(scope=scope), scope["scheme"], self._names)
-        app = refusal.response() if refusal else self._app
+        app = _refusal(Headers(scope=scope), scope["scheme"], self._names) or self._app
         await app(scope, receive, _with_headers(send))
 
 
-def find_fault(headers: Headers, scheme: str, names: Collection[str]) -> Refusal | None:
-    """The reason to refuse a request; None to accept it.
-
-    Args:
-        headers: Of the request.
-        scheme: `http` or `https`.
-        names: The names of the page.
-    """
-    hosts = headers.getlist("host")
+def _refusal(headers: Headers, scheme: str, names: Collection[str]) -> JSONResponse | None:
+    """The response that refuses a request; None to accept it."""
+    hosts, origin = headers.getlist("host"), headers.get("origin")
     if len(hosts) != 1 or not _is_ours(hosts[0], names):
-        shown = ", ".join(hosts)[:80]
-        return Refusal(421, f"the page is not served as '{shown}'", _BY_NAME)
-    origin = headers.get("origin")
+        return _refuse(421, f"the page is not served as '{', '.join(hosts)[:80]}'", _BY_NAME)
     if origin is not None and origin.lower() != f"{scheme}://{hosts[0]}".lower():
-        return Refusal(403, f"the request comes from '{origin[:80]}'", "requests are taken from the page itself")
+        return _refuse(403, f"the request comes from '{origin[:80]}'", _FROM_PAGE)
     if headers.get("sec-fetch-site", "none") not in _OWN and headers.get("sec-fetch-dest") != "document":
-        return Refusal(403, "the request comes from another page", "requests are taken from the page itself")
+        return _refuse(403, "the request comes from another page", _FROM_PAGE)
     if _length(headers) > BODY_LIMIT:
-        return Refusal(413, f"the request is larger than {format_size(BODY_LIMIT)}", "send a smaller image")
+        return _refuse(413, f"the request is larger than {format_size(BODY_LIMIT)}", "send a smaller image")
     return None
+
+
+def _refuse(status: int, message: str, hint: str) -> JSONResponse:
+    return JSONResponse({"error": {"kind": "Refused", "message": message, "hint": hint}}, status)
 
 
 async def read_body(request: Request) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 # Axes: from values to places in a picture, with ticks at round numbers.
@@ -146,44 +146,18 @@ def bar_chart(bars: Sequence[Bar], axis: Axis, unit: str = "") -> dict[str, Any]
         axis: One of those above.
         unit: Behind the labels of its ticks.
     """
-    return _chart([_placed(bar, axis) for bar in bars], axis, unit, "bars")
+    rows = []
+    for bar in bars:
+        left, right = sorted((axis.place(bar.begin), axis.place(bar.end)))
+        source = None if bar.source is None else axis.place(bar.source)
+        rows.append({**asdict(bar), "x": left, "width": max(right - left, _THINNEST), "source": source})
+    return _chart(rows, axis, unit, "bars")
 
 
 def span_chart(spans: Sequence[Span], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Data of the macro `spans`.
-
-    Args:
-        spans: From the top down.
-        axis: One of those above.
-        unit: Behind the labels of its ticks.
-    """
-    rows = [
-        {
-            "title": span.title,
-            "number": span.number,
-            "switch": span.switch,
-            "label": span.label,
-            "low": axis.place(span.low),
-            "high": axis.place(span.high),
-        }
-        for span in spans
-    ]
+    """Data of the macro `spans`; arguments as for `bar_chart`."""
+    rows = [{**asdict(span), "low": axis.place(span.low), "high": axis.place(span.high)} for span in spans]
     return _chart(rows, axis, unit, "spans")
-
-
-def _placed(bar: Bar, axis: Axis) -> dict[str, Any]:
-    left, right = sorted((axis.place(bar.begin), axis.place(bar.end)))
-    return {
-        "title": bar.title,
-        "number": bar.number,
-        "switch": bar.switch,
-        "label": bar.label,
-        "total": bar.total,
-        "x": left,
-        "width": max(right - left, _THINNEST),
-        "source": None if bar.source is None else axis.place(bar.source),
-        "source_label": bar.source_label,
-    }
 
 
 def _chart(rows: list[dict[str, Any]], axis: Axis, unit: str, kind: str) -> dict[str, Any]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 
+import jinja2
 import pytest
 
 from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
-from graphkiln.reporting.report import Report, Section, Table, render
+from graphkiln.reporting.report import Report, Section, Table, environment, render
 
 TABLE = Table(columns=("what", "per s"), rows=[("<b>one</b>", "10"), ("two", "20")])
 BARS = bar_chart([Bar(title="<i>", begin=0, end=10, label="10")], linear_across([10.0]))
@@ -66,3 +67,26 @@ def test_a_row_of_another_length_is_refused() -> None:
 def test_a_column_without_a_title_is_refused() -> None:
     with pytest.raises(ValueError, match="a column without a title"):
         Table(columns=("", "b"), rows=[("x", "y")])
+
+
+# Templates: a room's own go before the shared ones.
+
+
+@pytest.mark.parametrize("room", ["graphkiln.story", "graphkiln.tuning"])
+def test_rooms_have_pages_in_the_shared_style(room: str) -> None:
+    templates = environment(room)
+    templates.filters["number"] = templates.filters["word"] = str
+    text = templates.loader.get_source(templates, "page.html.j2")[0]  # type: ignore[union-attr]
+    assert text.startswith('{% extends "base.html.j2" %}')
+    assert "<style>" not in text
+    assert templates.get_template("base.html.j2")
+
+
+def test_what_is_not_there_is_an_error() -> None:
+    with pytest.raises(jinja2.TemplateNotFound):
+        environment().get_template("page.html.j2")
+
+
+def test_what_is_not_given_is_an_error() -> None:
+    with pytest.raises(jinja2.UndefinedError):
+        environment().from_string("{{ nothing }}").render()
