@@ -158,7 +158,7 @@ def _as_it_is(image: Path, rank: int) -> AnyArray:
     """The only element of a tensor of some dimensions: an encoded image.
 
     Raises:
-        InvalidInput: There is none.
+        InvalidInput: The file is no image.
     """
     from graphkiln_backend.images.decoding import upright_size
 

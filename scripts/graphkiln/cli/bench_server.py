@@ -40,7 +40,7 @@ UNKNOWN = ServerSide(us=dict.fromkeys(STAGES.values()))
 
 
 class ServerWatch:
-    """Reads counters and CPU time of the server of a loaded model at the start and the end of a run."""
+    """Reader of counters and CPU time of the server of a loaded model at the start and the end of a run."""
 
     def __init__(self, model: Model, url: str) -> None:
         self._model = model

@@ -149,13 +149,13 @@ class RecipeCommand(TyperCommand):
     """
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """The arguments, the fields of the recipe, and the function's own options."""
+        """Return the arguments, the fields of the recipe, and the function's own options."""
         own: list[Any] = super().get_params(ctx)
         arguments = [param for param in own if param.param_type_name == "argument"]
         return [*arguments, *self._recipe_params, *(param for param in own if param not in arguments)]
 
     def invoke(self, ctx: Any) -> Any:
-        """Calls the function with its own options only."""
+        """Call the function with its own options only."""
         fields = {param.name: ctx.params.pop(param.name) for param in self._recipe_params}
         ctx.obj = {name: value for name, value in fields.items() if value not in (None, (), [], "")}
         return super().invoke(ctx)

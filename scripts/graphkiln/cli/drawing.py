@@ -1,4 +1,4 @@
-"""Draws what a model found into the image: boxes with their labels, masks, keypoints, class maps.
+"""Drawings of the findings of a model into its image: boxes with their labels, masks, keypoints, class maps.
 
 Sizes follow the image: a line that is right for 320 pixels is lost in 4,000.
 """
@@ -65,7 +65,7 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
 
     Args:
         image: Upright, as the class map is.
-        segmented: Its classes.
+        segmented: Class map of the image.
     """
     pixels = np.asarray(to_color(image, "RGB")).copy()
     shown = [index for index in segmented.present if not _is_background(segmented, index)]

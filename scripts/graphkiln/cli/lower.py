@@ -61,7 +61,7 @@ def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
 
     Args:
         path: As the user wrote it.
-        folder: Where it is on this machine.
+        folder: Its path on this machine.
         artifacts: Keeps what is converted from the graphs of other frameworks.
 
     Raises:

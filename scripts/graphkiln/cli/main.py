@@ -54,9 +54,9 @@ _SETTINGS: dict[str, Any] = {"serve": {"context_settings": _PASSED_ON}, "doctor"
 
 
 class _VerbGroup(TyperGroup):
-    """Lists the verbs in plain text: rich's help imports a Markdown parser, a third of the time of `graphkiln --help`.
+    """Group that lists the verbs in plain text: rich's help imports a Markdown parser, a third of the time of `--help`.
 
-    The verbs' own help stays rich: the options of `convert` stand in panels.
+    The help of a verb stays rich: the options of `convert` are in panels.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -78,11 +78,7 @@ def _graphkiln(
 
 
 def application(verbs: Iterable[str]) -> typer.Typer:
-    """The command with some of its verbs.
-
-    Args:
-        verbs: Of `VERBS`.
-    """
+    """The command with some of its `VERBS`."""
     made = typer.Typer(
         name="graphkiln",
         cls=_VerbGroup,

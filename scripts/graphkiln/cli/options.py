@@ -43,7 +43,7 @@ def version_folder(path: Path) -> Path:
     """Find a version folder: the folder itself, the newest of a model's folder, or that of a graph file.
 
     Raises:
-        RepositoryError: There is none.
+        RepositoryError: The path leads to no version.
     """
     from graphkiln_backend.repository.version import newest_version
     from graphkiln_backend.repository.version_folders import is_version

@@ -36,11 +36,7 @@ _OF_OTHERS = "write one with numpy.save"
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A tensor that is written out; its type is that of the model's input.
-
-    Attributes:
-        value: What the JSON says: lists in lists, numbers, texts.
-    """
+    """A tensor as JSON: lists in lists, numbers, texts; its type is that of the model's input."""
 
     value: Any
 
@@ -64,11 +60,7 @@ def parse_inputs(texts: Sequence[str]) -> Given:
 
 
 def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
-    """Make arrays of what was written out, of the types and shapes that the model declares.
-
-    Args:
-        given: What `parse_inputs` read.
-        model: Is asked for its metadata where something was written out.
+    """Make arrays of the values of `parse_inputs`; literals take types and shapes of the model's metadata.
 
     Raises:
         InvalidInput: A literal does not fit its input, or there is no such input.
@@ -81,11 +73,11 @@ def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
 
 
 def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]]) -> AnyArray:
-    """The tensor of a literal; leading dimensions that may be 1 need no brackets.
+    """The tensor of an input's literal; leading dimensions that may be 1 need no brackets.
 
     Args:
-        name: Of the input.
-        literal: What was written.
+        name: Name of the input.
+        literal: Its value.
         rows: Inputs of the model's metadata, by name.
 
     Raises:

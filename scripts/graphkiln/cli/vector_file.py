@@ -1,4 +1,4 @@
-"""Vectors of images in a Parquet file: a row for each image, and in the schema's metadata what made them."""
+"""Vectors of images in a Parquet file: a row for each image, and their origin in the schema's metadata."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
     """Pin the model version that answers now, so that no other takes its place meanwhile.
 
     Args:
-        client: To the server.
+        client: Client of the server.
         name: The model's name.
-        version: Its version; empty for the server's choice.
-        form: How its images travel.
+        version: A version; empty for the server's choice.
+        form: Form in which images travel.
 
     Raises:
         ClientError: A request failed.
@@ -129,16 +129,16 @@ def check_replaceable(path: Path) -> None:
 
 
 class VectorWriter:
-    """Writes vectors, several MiB at a time; a context whose end makes the file readable.
+    """Writer of vectors, several MiB at a time; a context whose end makes the file readable.
 
     Args:
-        file: Where to; stays open.
-        origin: What makes the vectors.
+        file: Target; stays open.
+        origin: The version that computes the vectors.
 
     Attributes:
-        rows: How many were given.
+        rows: Number of vectors.
         features: Elements of each vector; 0 before the first.
-        lengths: Of the shortest and the longest vector that was written and is finite; empty where there is none.
+        lengths: Least and greatest length of the finite vectors written; empty before one.
     """
 
     def __init__(self, file: BinaryIO, origin: Origin) -> None:

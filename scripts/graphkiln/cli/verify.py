@@ -84,9 +84,9 @@ class SplitProof:
     """Proof of a version that is spread over devices.
 
     Attributes:
-        plan: What each device computes and holds, a line each.
+        plan: Work and contents of each device, a line each.
         verdicts: One for each reference; empty where every instance has the whole graph.
-        placement: What the engines report that they ran.
+        placement: Nodes that the engines report to have run.
     """
 
     plan: tuple[str, ...]

@@ -181,8 +181,8 @@ def find_gpus(names: list[str], *, has_driver: bool, chosen: str | None = None) 
     """The GPUs.
 
     Args:
-        names: Of each.
-        has_driver: Whether the driver's device is there.
+        names: Names of the GPUs.
+        has_driver: True if the driver's device is there.
         chosen: Value of `CUDA_VISIBLE_DEVICES`; None where it is not set.
     """
     hidden = has_driver and not names

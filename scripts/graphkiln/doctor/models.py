@@ -33,7 +33,7 @@ class Need:
         model: Name.
         engine: The engine that its configuration requests, or empty.
         device: Device that it runs on.
-        has_fallback: Whether its configuration names a fallback.
+        has_fallback: True if its configuration names a fallback.
         instances: Number of its instances, and of those that decode images for it.
         shared_bytes: Shared memory for the largest batches of all.
         graph_bytes: Size of the files of its newest version.
@@ -85,7 +85,7 @@ def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], 
 
     Args:
         model: The folder.
-        compare_hashes: Whether to read all of its files.
+        compare_hashes: Read all of its files.
 
     Returns:
         The findings, and the needs where the configuration can be read.

@@ -41,9 +41,9 @@ class ImageSet:
     """The images of one story.
 
     Attributes:
-        description: In words.
+        description: Kind and number of the images.
         evaluation: JPEGs to prove and measure on.
-        targets: Their classes, int64 `[evaluation]`; None where these are not known.
+        targets: Classes of these, int64 `[evaluation]`; None where these are not known.
         calibration: Other JPEGs, for int8.
         labels: Class names, where they are known.
     """

@@ -53,10 +53,10 @@ class StoryRequest:
     Attributes:
         source: The model, as `graphkiln convert` takes it.
         image_size: Side of its images in pixels.
-        weights: Its state dict, or None for random weights.
-        gradient: Whether the gradient with respect to the image stays in the graph.
+        weights: State dict, or None for random weights.
+        gradient: Keep the gradient with respect to the image in the graph.
         samples: Folder of JPEGs to prove and measure on, or None for the held-out digits.
-        preprocess: How an image becomes the input, as JSON data, where the source does not know.
+        preprocess: Preprocessing of an image, as JSON data, for a source without one.
     """
 
     source: str

@@ -30,7 +30,7 @@ class Judgment:
     """The result of a comparison.
 
     Attributes:
-        passed: Whether the policy allows the variant.
+        passed: True if the policy allows the variant.
         verdict: Reason, in one line.
         error: Relative L2 error of the scores.
         limit: Largest error that the policy allows.
@@ -62,8 +62,8 @@ def judge(
     """Judge the predictions for the same images.
 
     Args:
-        reference: Of eager PyTorch, all scores `[images, classes]`.
-        found: Of the variant; where these are its top k only, they are compared with the same classes' scores.
+        reference: Predictions of eager PyTorch, all scores `[images, classes]`.
+        found: Predictions of the variant; of its top k, only the same classes are compared.
         limits: Row of the policy.
         noise: Largest difference of a score that fp32 itself makes; 0 for a variant in fp32, whose own it then is.
         targets: The right classes, int64 `[images]`, where they are known.
@@ -100,7 +100,7 @@ def judge_parameter_gradients(judgment: Judgment, reference: AnyArray, found: An
     """Add the gradients with respect to the parameters to the judgment of a variant in fp32.
 
     Args:
-        judgment: Of the scores.
+        judgment: Judgment of the scores.
         reference: Gradients of eager PyTorch in one row, `[values]`.
         found: Gradients of the variant, `[values]`.
         noise: Relative change of the gradients that fp32 itself makes.
@@ -140,9 +140,9 @@ class Round:
     """One measurement of one variant.
 
     Attributes:
-        number: Of the round; the variants of one round were measured one after the other.
+        number: Number of the round; the variants of one round were measured one after the other.
         per_second: Images per second.
-        latencies_ms: Of each image.
+        latencies_ms: Latency of each image.
         cores: CPU seconds per second, of the process and, where there is one, of the server.
         memory_mb: Memory of both at the end.
     """
@@ -160,8 +160,8 @@ class Observation:
 
     Attributes:
         refused: Reason why it was not executed, or empty.
-        judgment: Of its predictions, or None before.
-        rounds: Its measurements.
+        judgment: Judgment of its predictions, or None before.
+        rounds: Measurements.
     """
 
     refused: str = ""
@@ -222,7 +222,7 @@ def build_document(
 
     Args:
         variants: In the order of the table.
-        record: Their observations.
+        record: Observations of the variants.
         commands: Key of a variant -> commands that repeat it.
     """
     steps: list[dict[str, Any]] = []

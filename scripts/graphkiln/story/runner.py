@@ -1,4 +1,4 @@
-"""Runs a story: starts every variant, proves it against eager PyTorch, then measures all of them in turn."""
+"""A story from start to end: every variant is started, proven against eager PyTorch, then all are measured in turn."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class RunningVariant:
 
     Attributes:
         variant: The variant.
-        worker: Its process.
-        pids: Of the process and, where there is one, of the server.
+        worker: The process.
+        pids: Process ids of the worker and, where there is one, of the server.
     """
 
     variant: Variant
@@ -148,10 +148,10 @@ ProgressReport = Callable[[Progress], None]
 
 
 class StoryRunner:
-    """Runs one story, and keeps what it observed in the folder of the request.
+    """One story, whose observations are kept in the folder of the request.
 
     Attributes:
-        record: What was observed so far.
+        record: Observations so far.
     """
 
     def __init__(self, request: StoryRequest, platform: Platform, *, resume: bool, report: ProgressReport) -> None:
@@ -189,7 +189,7 @@ class StoryRunner:
         """Prepare, prove and measure; what was done before is not done again.
 
         Args:
-            seconds: How long each variant is measured, all rounds together.
+            seconds: Duration of the measurement of each variant, all rounds together.
             only: Keys of the variants to measure; all when empty.
 
         Raises:

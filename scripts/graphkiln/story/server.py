@@ -1,4 +1,4 @@
-"""A local Triton server for measurements: ready, or the reason why it is not."""
+"""A local Triton server for measurements, ready when its context is entered."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class LocalServer:
     """A server that is ready.
 
     Attributes:
-        http_url: Its HTTP address.
-        grpc_url: Its gRPC address.
-        pid: Of its supervisor.
-        metrics_url: Address of its metrics; empty where not known.
+        http_url: HTTP address.
+        grpc_url: gRPC address.
+        pid: Process id of the supervisor.
+        metrics_url: Address of the metrics; empty where not known.
     """
 
     http_url: str
@@ -84,7 +84,7 @@ def start_server(
                 if not left:
                     raise
                 output.seek(0)
-                output.truncate()  # what the last try said is not said of the next one
+                output.truncate()  # the log is that of the next try alone
         yield started
 
 

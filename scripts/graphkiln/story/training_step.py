@@ -56,7 +56,7 @@ class TrainingStep:
 
         Args:
             feeds: The inputs.
-            by_input: Whether the gradient by the inputs is computed, too.
+            by_input: Compute the gradient by the inputs, too.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = self.model.module.to(device).requires_grad_(requires_grad=True)

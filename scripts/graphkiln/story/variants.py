@@ -34,7 +34,7 @@ class GraphSpec:
     """The saved graph that a variant needs.
 
     Attributes:
-        name: Of the model in the story's own model store.
+        name: Name of the model in the story's model store.
         options: Options of `graphkiln convert` beside the source, by field of its recipe.
         fusion: The pass that must change this graph, or the variant shows nothing; empty where none must.
     """
@@ -49,7 +49,7 @@ class Variant:
     """One implementation of the same inference.
 
     Attributes:
-        key: Its name in results.
+        key: Name in results.
         step: Number of the step that it belongs to.
         title: A few words.
         kind: Kind of workload.
@@ -58,7 +58,7 @@ class Variant:
         graph: The saved graph, or None.
         settings: Settings of the served model, `key=value`.
         precision: Row of the numeric policy.
-        switch: Whether it shows one optimization by itself, outside of the chain of steps.
+        switch: True for one optimization by itself, outside of the chain of steps.
         unavailable: Reason why this platform cannot execute it, or empty.
     """
 
@@ -135,7 +135,7 @@ def final_variants(precision: Precision) -> tuple[Variant, ...]:
 
 
 def _settings(precision: Precision) -> tuple[str, ...]:
-    """Has a graph computed in a precision, be it slower: to `engine=auto` on a CPU a precision is but an offer."""
+    """Settings that force a precision, even a slower one: for `engine=auto` on a CPU a precision is only an offer."""
     if precision is Precision.INT8:
         return ("engine=auto",)
     return (f"engine={'openvino' if precision is Precision.BF16 else 'auto'}", f"precision={precision}")
@@ -193,7 +193,7 @@ def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform,
     Args:
         variant: The variant.
         request: The story's request.
-        platform: Its platform.
+        platform: Platform of the story.
         derivative: `OUTPUT:INPUT` of `graphkiln convert --gradient`.
     """
     graph = variant.graph

@@ -32,7 +32,7 @@ class Throughput:
     Attributes:
         per_second: Images per second, counted from completion to completion: the images that were under way before the
             first one, or completed after the deadline, do not count.
-        latencies_ms: Of every image, from the JPEG to the outputs.
+        latencies_ms: Latency of every image, from the JPEG to the outputs.
         seconds: Duration of the whole measurement, the last images included.
         images: Number of all images.
     """
@@ -52,7 +52,7 @@ def measure_throughput(
         predict: Takes one image; called from `callers` threads.
         callers: Concurrent callers.
         jpegs: The images, taken in turn.
-        seconds: How long new images are taken; each caller takes at least one.
+        seconds: Duration in which new images are taken; each caller takes at least one.
 
     Raises:
         BaseException: The first error of `predict`; all callers stop then.
@@ -119,7 +119,7 @@ class Worker(Closeable):
 
     Args:
         workload: Workload to open in the process.
-        title: Of the variant, for errors.
+        title: Title of the variant, for errors.
 
     Raises:
         MeasurementError: It cannot be opened, or the process ended.
@@ -149,7 +149,7 @@ class Worker(Closeable):
         return predictions
 
     def parameter_gradients(self, jpeg: bytes) -> tuple[AnyArray, float]:
-        """See `Predictor`.
+        """Gradients with respect to the parameters, and their noise; see `Predictor`.
 
         Raises:
             MeasurementError: The workload failed, or the process ended.
@@ -168,7 +168,7 @@ class Worker(Closeable):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid or 0
 
     def close(self) -> None:

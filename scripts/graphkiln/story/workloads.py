@@ -134,8 +134,8 @@ def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
     """The requested preprocessing, else the source's.
 
     Raises:
-        ConversionError: Neither says so.
-        ManifestError: What was requested is not a valid preprocess spec.
+        ConversionError: Neither has one.
+        ManifestError: The requested preprocessing is not valid.
     """
     if request.preprocess is not None:
         return decode(Preprocess, request.preprocess, path="preprocess")
@@ -268,7 +268,7 @@ def served_workload(url: str, model: str, callers: int, *, top_k: int, gradient:
         model: Model name.
         callers: Concurrent requests.
         top_k: Answers for each image where the graph ranks its scores, else 0.
-        gradient: Whether the graph has the gradient as an output.
+        gradient: True if the graph has the gradient as an output.
     """
     from graphkiln_client import Client
 

@@ -42,7 +42,7 @@ class Scene:
         pixels: Gray levels, uint8 `[height, width]`.
         boxes: Around the strokes of each digit, as x1, y1, x2, y2 in pixels, float32 `[digits, 4]`.
         classes: Value of each digit, int64 `[digits]`.
-        segmentation: Of each pixel: 0 for the background, else 1 + the value of its digit, uint8 `[height, width]`.
+        segmentation: Class of each pixel: 0 for background, else 1 + value of its digit, uint8 `[height, width]`.
     """
 
     pixels: npt.NDArray[np.uint8]

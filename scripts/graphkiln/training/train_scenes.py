@@ -56,7 +56,7 @@ class DetectorTargets:
 
     Attributes:
         heat: 1 at the centre of each digit, falling off around it, `[scenes, classes, rows, columns]`.
-        boxes: Of the digit that a cell belongs to, in pixels, `[scenes, 4, rows, columns]`.
+        boxes: Box of the digit that a cell belongs to, in pixels, `[scenes, 4, rows, columns]`.
         weights: Weight of a cell for its box, `[scenes, rows, columns]`.
     """
 
@@ -119,7 +119,7 @@ def stroke_loss(ink: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
 
     Args:
         ink: Logits, `[batch, 1, height, width]`.
-        classes: Of each pixel, int64 `[batch, height, width]`; 0 is the background.
+        classes: Class of each pixel, int64 `[batch, height, width]`; 0 is the background.
 
     Source: Milletari, Navab, Ahmadi, "V-Net", 2016 (the Dice loss).
     """
