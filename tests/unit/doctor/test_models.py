@@ -177,21 +177,15 @@ def test_half_a_version_is_named_and_left(store: Path, age_s: int, level: Level)
     assert half.is_dir()
 
 
-def test_what_does_not_fit() -> None:
-    huge = Need(instances=2, shared_bytes=1 << 50, graph_bytes=1 << 50)
-    shared, memory = find_fit([huge])
-    assert shared.level is Level.ERROR
-    assert "--shm-size=" in shared.hint
-    assert memory.level is Level.WARNING
-
-
-def test_processes_take_memory_and_threads_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = Need(instances=100_000, shared_bytes=0, graph_bytes=0)
+def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: [(2048, "a larger limit")])
     monkeypatch.setattr("graphkiln_backend.server.limits._allowed_to_user", lambda: ())
     monkeypatch.setattr("graphkiln_backend.server.limits.resource.getrlimit", lambda _: (1024, 4096))
-    _, memory, threads, files = find_fit([many])
-    assert (memory.level, threads.level, files.level) == (Level.WARNING, Level.ERROR, Level.ERROR)
+    shared, memory, threads, files = find_fit([Need(instances=100_000, shared_bytes=1 << 50, graph_bytes=0)])
+    assert (shared.level, memory.level, threads.level, files.level) == (
+        Level.ERROR, Level.WARNING, Level.ERROR, Level.ERROR,
+    )  # fmt: skip
+    assert "--shm-size=" in shared.hint
     assert files.message.startswith("no more than 4096 files may be open at once: a server of 100000 model instances")
     assert "2048 more may run here" in threads.message
     assert "fewer instances" in memory.hint

@@ -1,4 +1,4 @@
-"""The tables on the screen."""
+"""The tables on the screen, and the page."""
 
 from __future__ import annotations
 
@@ -108,10 +108,7 @@ class TestPage:
             assert after["x"] == pytest.approx(
                 before["x"] + before["width"] if before["label"] != "1x" else before["x"]
             )
-
-    def test_a_diamond_is_where_the_source_would_end(self) -> None:
-        static = factor_chart(self.whole["steps"])["rows"][1]
-        assert static["source"] == pytest.approx(static["x"] + static["width"])  # it has the source's own factor
+        assert bars[1]["source"] == pytest.approx(bars[1]["x"] + bars[1]["width"])  # it has the source's own factor
 
     @given(st.lists(st.floats(1e-2, 1e6), min_size=4, max_size=4))
     def test_everything_is_inside_the_image(self, rates: list[float]) -> None:
@@ -125,13 +122,12 @@ class TestPage:
         for row in times["rows"]:
             assert times["left"] <= row["low"] <= row["high"] <= times["width"]
 
-    def test_needs_nothing_from_outside(self) -> None:
-        text = render_page(self.whole)
-        assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://", text)
-
-    def test_names_are_text_not_markup(self) -> None:
+    def test_needs_nothing_from_outside_and_escapes_names(self) -> None:
         facts = {**self.whole["facts"], "model": "<script>alert(1)</script>"}
-        assert "<script>" not in render_page({**self.whole, "facts": facts})
+        text = render_page({**self.whole, "facts": facts})
+        assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://|<script>", text)
+        with pytest.raises(jinja2.UndefinedError):  # a missing fact is an error, not an empty place
+            render_page({**self.whole, "facts": {}})
 
     def test_half_a_story_has_a_page_and_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
         half = story_document(
@@ -145,35 +141,21 @@ class TestPage:
         render_page(story_document())
 
 
-class TestCharts:
-    def test_a_step_that_is_slower_goes_back(self) -> None:
-        steps = story_document(eager=make_observation(2.0), static=make_observation(1.0))["steps"]
-        eager, static = factor_chart([step for step in steps if step["per_second"]])["rows"]
-        assert static["x"] < eager["x"]
-        assert static["label"] == "0.50x"
-
-    def test_a_step_that_does_not_count_has_no_bar_and_a_latency(self) -> None:
-        steps = story_document(eager=make_observation(1.0), static=make_observation(9.0, passed=False))["steps"]
-        measured = [step for step in steps if step["per_second"]]
-        assert [bar["title"] for bar in factor_chart(measured)["rows"]] == ["eager"]
-        assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static"]
+def test_steps_that_are_slower_or_do_not_count() -> None:
+    steps = story_document(
+        eager=make_observation(2.0), static=make_observation(1.0), reduced=make_observation(9.0, passed=False)
+    )["steps"]
+    measured = [step for step in steps if step["per_second"]]
+    eager, static = factor_chart(measured)["rows"]
+    assert static["x"] < eager["x"]
+    assert static["label"] == "0.50x"
+    assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static", "reduced"]
 
 
-class TestPageText:
-    whole = story_document(eager=make_observation(1.0), static=make_observation(1.25), int8=Observation(refused="no"))
-
-    def test_the_headline_is_the_factor_of_the_chain(self) -> None:
-        assert "<h1>1.2x: m</h1>" in render_page(self.whole)
-
-    def test_every_step_that_was_executed_can_be_repeated(self) -> None:
-        page = render_page(self.whole)
-        assert page.count('<pre class="commands"') == 3  # all but the refused one
-        assert "int8: not done. no" in page
-
-    def test_a_fact_that_is_missing_is_an_error_not_an_empty_place(self) -> None:
-        with pytest.raises(jinja2.UndefinedError):
-            render_page({**self.whole, "facts": {}})
-
-    def test_undecided_answers_are_not_judged(self) -> None:
-        judged = Observation(judgment=make_judgment(undecided="random"), rounds=make_observation(1.0).rounds)
-        assert "not judged: random" in render_page(story_document(eager=judged))
+def test_text_of_the_page() -> None:
+    judged = Observation(judgment=make_judgment(undecided="random"), rounds=make_observation(1.25).rounds)
+    page = render_page(story_document(eager=make_observation(1.0), static=judged, int8=Observation(refused="no")))
+    assert "<h1>1.2x: m</h1>" in page  # the factor of the chain
+    assert page.count('<pre class="commands"') == 3  # all but the refused one
+    assert "int8: not done. no" in page
+    assert "not judged: random" in page

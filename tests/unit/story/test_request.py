@@ -1,4 +1,4 @@
-"""What a story is requested for, where it is kept, and the platform that it runs on."""
+"""Requests, their folders, the platform, trained weights and facts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from stories import ON_CPU, ON_GPU, story_request
 
 from graphkiln.story import request as module
 from graphkiln.story.request import find_trained_weights, machine_facts, story_facts, this_platform, weights_path
-from graphkiln_backend.graph.device import CPU, Device
 
 
 class TestFolder:
@@ -30,28 +29,21 @@ class TestFolder:
         ]
         assert len({request.folder for request in different}) == len(different)
         assert story_request().folder == story_request().folder
+        before = story_request(weights=weights).folder
+        os.utime(weights, ns=(1, 1))  # trained again
+        assert story_request(weights=weights).folder != before
 
     def test_is_that_of_older_stories(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """`--resume` and the graphs of a story must find what an older graphkiln left."""
+        """`--resume` must find the graphs of an older graphkiln."""
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         assert story_request().folder.name == "4d85d096a04b"
 
-    def test_weights_that_were_trained_again_are_others(self, tmp_path: Path) -> None:
-        weights = tmp_path / "w.pth"
-        weights.write_bytes(b"1")
-        before = story_request(weights=weights).folder
-        os.utime(weights, ns=(1, 1))
-        assert story_request(weights=weights).folder != before
 
-
-class TestPlatform:
-    def test_is_the_gpu_where_there_is_one(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "gpus", lambda: ())
-        assert this_platform() == ON_CPU
-        assert this_platform().device == CPU
-        monkeypatch.setattr(module, "gpus", lambda: ("NVIDIA",))
-        assert this_platform() == ON_GPU
-        assert this_platform().device == Device.gpu()
+def test_the_platform_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gpus", lambda: ())
+    assert this_platform() == ON_CPU
+    monkeypatch.setattr(module, "gpus", lambda: ("NVIDIA",))
+    assert this_platform() == ON_GPU
 
 
 # Where trained weights are written and found.
@@ -63,23 +55,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_are_found_where_training_left_them() -> None:
+def test_trained_weights_are_found_for_their_model_and_size() -> None:
     path = weights_path("resnet18", 64)
     assert find_trained_weights("torchvision:resnet18", 64) is None
     path.parent.mkdir()
     path.write_bytes(b"")
     assert find_trained_weights("torchvision:resnet18", 64) == path
-
-
-@pytest.mark.parametrize(
-    ("source", "size"),
-    [("torchvision:resnet18", 32), ("torchvision:resnet50", 64), ("timm:resnet18", 64), ("resnet18", 64)],
-)
-def test_of_another_model_or_size_are_not_taken(source: str, size: int) -> None:
-    path = weights_path("resnet18", 64)
-    path.parent.mkdir()
-    path.write_bytes(b"")
-    assert find_trained_weights(source, size) is None
+    others = [("torchvision:resnet18", 32), ("torchvision:resnet50", 64), ("timm:resnet18", 64), ("resnet18", 64)]
+    assert not any(find_trained_weights(*each) for each in others)
 
 
 # The facts beside every figure.

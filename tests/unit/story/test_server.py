@@ -1,4 +1,4 @@
-"""A server for measurements that is not there: it becomes ready, fails, ends, or does not stop."""
+"""A server for measurements, faked: it becomes ready, fails, ends, or loses its ports."""
 
 from __future__ import annotations
 
@@ -138,55 +138,52 @@ class TestStart:
         assert scene.processes[0].events == ["terminate"]
 
 
-class TestFaults:
-    def test_a_model_that_failed_is_named_with_its_reason(self, scene: Scene) -> None:
-        scene.states = [LOADING, FAILED]
-        with pytest.raises(MeasurementError, match=r"^m: no room$"), start_server(Path("store")):
-            pytest.fail("it is not ready")
-        assert scene.processes[0].events == ["terminate"]
-
-    def test_a_server_that_ends_is_told_with_its_last_line(self, scene: Scene, tmp_path: Path) -> None:
-        scene.states = [ConnectionFailed("not yet"), 2]
-        scene.output = "loading\n  port 8000 is taken  \n\n"
-        with (
-            pytest.raises(MeasurementError, match=r"^the server ended with code 2: port 8000 is taken$"),
-            start_server(Path("store"), log=tmp_path / "log"),
-        ):
-            pytest.fail("it is not ready")
-
-
-class TestPorts:
-    """Between the moment when a port is free and the one when a server wants it, another program may take it."""
-
-    IN_USE = "ERROR port 40001 (HTTP) is in use (stop the program that holds it)\n"
-
-    def test_a_server_that_loses_its_port_gets_others(self, scene: Scene, tmp_path: Path) -> None:
-        scene.states, scene.output = [ConnectionFailed("not yet"), 2, READY], self.IN_USE
-        with start_server(Path("store"), log=tmp_path / "log") as server:
-            assert server.pid == 4242
-        lost, found = scene.processes
-        assert lost.events == found.events == ["terminate"]
-        assert (tmp_path / "log").read_text() == self.IN_USE, "of the second one alone"
-        assert lost.command[-3:] != found.command[-3:]
-
-    def test_one_that_loses_it_time_and_again_is_told(self, scene: Scene, tmp_path: Path) -> None:
-        scene.states, scene.output = [2], self.IN_USE
-        with (
-            pytest.raises(PortTaken, match="ended with code 2: ERROR port 40001"),
-            start_server(Path("store"), log=tmp_path / "log"),
-        ):
-            pytest.fail("it is not ready")
-        assert len(scene.processes) == 3
-
-    def test_another_fault_is_not_tried_again(self, scene: Scene, tmp_path: Path) -> None:
-        scene.states, scene.output = [2], "no such flag\n"
-        with pytest.raises(MeasurementError, match="no such flag"), start_server(Path("s"), log=tmp_path / "log"):
-            pytest.fail("it is not ready")
-        assert len(scene.processes) == 1
+@pytest.mark.parametrize(
+    ("states", "output", "words"),
+    [
+        ([LOADING, FAILED], "", r"^m: no room$"),
+        (
+            [ConnectionFailed("not yet"), 2],
+            "loading\n  no such flag  \n\n",
+            "^the server ended with code 2: no such flag$",
+        ),
+    ],
+)
+def test_a_server_that_fails_is_stopped_with_the_reason(
+    scene: Scene, tmp_path: Path, states: list[Any], output: str, words: str
+) -> None:
+    scene.states, scene.output = states, output
+    with pytest.raises(MeasurementError, match=words), start_server(Path("store"), log=tmp_path / "log"):
+        pytest.fail("it is not ready")
+    assert [process.events for process in scene.processes] == [["terminate"]]  # not tried again
 
 
-class TestStop:
-    def test_is_ended_after_an_error_too(self, scene: Scene) -> None:
-        with pytest.raises(ZeroDivisionError), start_server(Path("store")):
-            raise ZeroDivisionError
-        assert scene.processes[0].events == ["terminate"]
+def test_it_is_ended_after_an_error_too(scene: Scene) -> None:
+    with pytest.raises(ZeroDivisionError), start_server(Path("store")):
+        raise ZeroDivisionError
+    assert scene.processes[0].events == ["terminate"]
+
+
+# Between the moment when a port is free and the one when a server wants it, another program may take it.
+
+IN_USE = "ERROR port 40001 (HTTP) is in use (stop the program that holds it)\n"
+
+
+def test_a_server_that_loses_its_port_gets_others(scene: Scene, tmp_path: Path) -> None:
+    scene.states, scene.output = [ConnectionFailed("not yet"), 2, READY], IN_USE
+    with start_server(Path("store"), log=tmp_path / "log") as server:
+        assert server.pid == 4242
+    lost, found = scene.processes
+    assert lost.events == found.events == ["terminate"]
+    assert (tmp_path / "log").read_text() == IN_USE, "of the second one alone"
+    assert lost.command[-3:] != found.command[-3:]
+
+
+def test_one_that_loses_it_time_and_again_is_an_error(scene: Scene, tmp_path: Path) -> None:
+    scene.states, scene.output = [2], IN_USE
+    with (
+        pytest.raises(PortTaken, match="ended with code 2: ERROR port 40001"),
+        start_server(Path("store"), log=tmp_path / "log"),
+    ):
+        pytest.fail("it is not ready")
+    assert len(scene.processes) == 3

@@ -15,7 +15,6 @@ from graphkiln.story.variants import (
     BASE_GRAPH,
     LOWEST_PRECISIONS,
     GraphSpec,
-    Variant,
     convert_options,
     final_variants,
     initial_variants,
@@ -33,27 +32,20 @@ def test_what_a_cpu_cannot_do_is_said() -> None:
     assert {variant.key for variant in initial_variants(ON_GPU) if variant.unavailable} == {"engine", "int8"}
 
 
-def test_each_is_compared_with_one_before_it() -> None:
-    for platform in (ON_CPU, ON_GPU):
-        variants = (*initial_variants(platform), *final_variants("bf16"))
-        keys = [variant.key for variant in variants]
-        assert len(set(keys)) == len(keys)
-        assert all(not variant.baseline or variant.baseline in keys[:index] for index, variant in enumerate(variants))
-
-
-def test_the_chain_has_one_variant_for_each_step() -> None:
-    for platform in (ON_CPU, ON_GPU):
-        chain = [v for v in (*initial_variants(platform), *final_variants(Precision.FP16)) if not v.switch]
-        assert [variant.step for variant in chain] == [0, 1, 2, 3, 4, 5]
-        assert [variant.is_served for variant in chain] == [False, False, False, True, True, True]
-        assert {variant.precision for variant in chain[:4]} == {Precision.FP32}
-
-
 @pytest.mark.parametrize("platform", [ON_CPU, ON_GPU])
-def test_what_decides_about_the_precision_can_be_executed(platform: Platform) -> None:
-    switches = {variant.precision: variant for variant in initial_variants(platform) if variant.switch}
-    for precision in LOWEST_PRECISIONS[platform.device.kind]:
+def test_the_chain_and_its_baselines(platform: Platform) -> None:
+    variants = (*initial_variants(platform), *final_variants(Precision.BF16))
+    keys = [variant.key for variant in variants]
+    assert len(set(keys)) == len(keys)
+    assert all(not variant.baseline or variant.baseline in keys[:index] for index, variant in enumerate(variants))
+    chain = [variant for variant in variants if not variant.switch]
+    assert [variant.step for variant in chain] == [0, 1, 2, 3, 4, 5]
+    assert [variant.is_served for variant in chain] == [False, False, False, True, True, True]
+    assert {variant.precision for variant in chain[:4]} == {Precision.FP32}
+    switches = {variant.precision: variant for variant in variants if variant.switch}
+    for precision in LOWEST_PRECISIONS[platform.device.kind]:  # these decide, and can be executed
         assert not switches[precision].unavailable
+    assert all(parse_override(setting) for variant in variants for setting in variant.settings)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +74,6 @@ def test_the_passes_that_are_skipped_exist() -> None:
     assert set(BASE_GRAPH.options["skip"]) <= names
 
 
-@pytest.mark.parametrize("platform", [ON_CPU, ON_GPU])
-def test_settings_are_ones_that_serve_takes(platform: Platform) -> None:
-    for variant in (*initial_variants(platform), *final_variants(Precision.BF16)):
-        for setting in variant.settings:
-            assert parse_override(setting)
-
-
 # The commands that repeat a step are ones that graphkiln takes.
 
 
@@ -112,15 +97,11 @@ def test_int8_is_calibrated_on_other_images() -> None:
     assert options["calibration"] != options["samples"]
 
 
-class TestRepeatCommands:
-    def variant(self, key: str) -> Variant:
-        return next(v for v in (*initial_variants(ON_CPU), *final_variants(Precision.INT8)) if v.key == key)
-
-    def test_shell_characters_are_quoted(self) -> None:
-        request = story_request(source="python:my file.py:make; rm")
-        for variant in initial_variants(ON_CPU):
-            words = shlex.split(repeat_commands(variant, request, ON_CPU, "")[0])
-            assert "python:my file.py:make; rm" in words
+def test_shell_characters_are_quoted() -> None:
+    request = story_request(source="python:my file.py:make; rm")
+    for variant in initial_variants(ON_CPU):
+        words = shlex.split(repeat_commands(variant, request, ON_CPU, "")[0])
+        assert "python:my file.py:make; rm" in words
 
 
 class TestConvertOptions:
