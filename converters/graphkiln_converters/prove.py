@@ -32,11 +32,9 @@ from graphkiln_backend.proof.tasks import judge, why_undecided
 from graphkiln_converters.runnable import run_in_batches
 from graphkiln_converters.sources.base import EXPORT_BATCH
 
-# Runs samples in batches of any size.
-
-# Both differ from that: a batch that was baked in cannot pass.
+# Both differ from `EXPORT_BATCH`: a batch that was baked in cannot pass.
 _PROOF_BATCH_SIZES = (1, 3)
-# Of a graph that was saved with a batch, which was made to vary.
+# For a graph that was saved with a batch, which was made to vary.
 _FREED_BATCH_SIZES = (1, 3, 5)
 _GOLDEN_SAMPLES = 4
 
@@ -48,13 +46,13 @@ class ReferenceSamples:
     Attributes:
         feeds: Inputs of the saved graph, `[samples, ...]` each.
         outputs: The source's outputs, turned into those of the saved graph.
-        gradients: Which of the outputs are gradients.
-        gradient_noise: How much the source's gradients change with what fp32 can hardly tell, as a share of their
-            length.
-        ranking: Which of the outputs are a ranking, or None.
+        gradients: Names of the outputs that are gradients.
+        gradient_noise: Change of the source's gradients with the smallest change of the input that fp32 knows, as a
+            share of their length.
+        ranking: The outputs that are a ranking, or None.
         task: The image task, or None.
-        targets: The right classes, `[samples]`, or what the task takes; None where they are not known.
-        whole: Whether the arrays are one sample of a graph without a batch.
+        targets: The right classes, `[samples]`, or the task's ground truth; None where not known.
+        whole: The arrays are one sample of a graph without a batch.
     """
 
     feeds: Arrays
@@ -141,7 +139,7 @@ def prove_graph(
 
     Raises:
         VerificationError: An output is outside its limits, or the graph does not run.
-        UndecidedError: What the source finds on the samples cannot tell a right graph from a wrong one.
+        UndecidedError: The source's answers on the samples cannot tell a right graph from a wrong one.
     """
     empty = [_why_empty(sample, limits) for sample in samples]
     if empty and all(empty):  # every graph that detects nothing would pass
@@ -196,11 +194,8 @@ def _verdicts(
     sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
 ) -> list[Verification]:
     """Verdicts on the outputs, and on the gradients, which have a separate row of the policy."""
-    (expected, expected_gradients), (found, found_gradients) = (
-        tuple({name: array for name, array in arrays.items() if (name in sample.gradients) is chosen}
-              for chosen in (False, True))
-        for arrays in (sample.outputs, outputs)
-    )  # fmt: skip
+    expected, expected_gradients = _split(sample.outputs, sample.gradients)
+    found, found_gradients = _split(outputs, sample.gradients)
     try:
         verdicts = [
             prove(
@@ -223,6 +218,14 @@ def _verdicts(
             raise _undecided(reason) from error
         raise
     return verdicts
+
+
+def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
+    """Plain outputs, and gradients."""
+    return (
+        {name: array for name, array in outputs.items() if name not in gradients},
+        {name: array for name, array in outputs.items() if name in gradients},
+    )
 
 
 def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:

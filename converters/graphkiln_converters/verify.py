@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
+from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.device import CPU
@@ -40,7 +40,7 @@ class Verified:
 
     Attributes:
         verdicts: One for each reference.
-        placement: What the engine reports that it ran; None without golden samples.
+        placement: Nodes that the engine reports to have run; None without golden samples.
     """
 
     verdicts: tuple[Verification, ...]
@@ -86,7 +86,11 @@ def verify(
     """
     check_publication(version)
     config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
-    with _usable(engine).build(version.graph_path, config) as session:
+    loaded = load_engine(engine)
+    support = loaded.probe(CPU)
+    if not support.ok:
+        raise EngineUnavailable(support.reason)
+    with loaded.build(version.graph_path, config) as session:
         placement = session.placement(version.golden.inputs) if version.golden else None
         verdicts = verify_session(version, session, engine, precision=precision, samples=samples)
     return Verified(verdicts=verdicts, placement=placement)
@@ -114,13 +118,16 @@ def verify_session(
         VerificationError: The outputs changed, or there is nothing to compare with.
         ConversionError: The samples cannot be read.
     """
-    row = precision or _saved_precision(version)
+    conversion = version.manifest.conversion if version.manifest else None
+    row = precision or (conversion.precision if conversion else Precision.FP32)
     title = f"{row} on {name}"
     verdicts: list[Verification] = []
     if golden := version.golden:
         verdicts += _replay_golden(session, golden, row, title, version.reading)
     if samples:
-        verdicts.append(_compare_samples(version, session, samples, _named(REPLAY[row], f"{title}, your samples")))
+        verdicts.append(
+            _compare_samples(version, session, samples, replace(REPLAY[row], name=f"{title}, your samples"))
+        )
     if not verdicts:
         raise VerificationError(
             f"{version.graph_path.parent} cannot be verified",
@@ -130,23 +137,6 @@ def verify_session(
     return tuple(verdicts)
 
 
-def _usable(name: str) -> Engine:
-    engine = load_engine(name)
-    support = engine.probe(CPU)
-    if not support.ok:
-        raise EngineUnavailable(support.reason)
-    return engine
-
-
-def _saved_precision(version: ModelVersion) -> Precision:
-    conversion = version.manifest.conversion if version.manifest else None
-    return conversion.precision if conversion else Precision.FP32
-
-
-def _named(limits: Limits, name: str) -> Limits:
-    return replace(limits, name=name)
-
-
 def _replay_golden(
     session: Session, golden: GoldenSamples, row: Precision, title: str, reading: Reading | None
 ) -> list[Verification]:
@@ -154,8 +144,8 @@ def _replay_golden(
     # Another engine than the one that wrote the golden outputs rounds otherwise, also in fp32.
     from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
     references = (
-        (golden.source_outputs, _named(from_source, f"{title}, source model")),
-        (golden.graph_outputs, _named(REPLAY[row], f"{title}, saved graph")),
+        (golden.source_outputs, replace(from_source, name=f"{title}, source model")),
+        (golden.graph_outputs, replace(REPLAY[row], name=f"{title}, saved graph")),
     )
     return [_replay(session, golden, trusted, limits, reading) for trusted, limits in references]
 

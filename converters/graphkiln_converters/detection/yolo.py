@@ -45,16 +45,22 @@ class Settings:
     most_of_class: int | None = None
 
 
-class RawHead(nn.Module):
-    """From the scored boxes of YOLOv5 and YOLOv8 to detections."""
+class _HeadModule(nn.Module):
+    """Outputs of a graph -> detections as `Candidates.padded` returns them."""
 
     def __init__(self, settings: Settings) -> None:
-        """Take the settings of a graph."""
         super().__init__()
         self.settings = settings
 
+    def padded(self, candidates: Candidates) -> dict[str, torch.Tensor]:
+        return candidates.filled(self.settings.max_detections).padded(self.settings.max_detections)
+
+
+class RawHead(_HeadModule):
+    """The scored boxes of YOLOv5 and YOLOv8."""
+
     def forward(self, found: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, 4 + classes, boxes]` or `[batch, boxes, 5 + classes]` -> see `Candidates.padded`."""
+        """`[batch, 4 + classes, boxes]` or `[batch, boxes, 5 + classes]`."""
         settings, rows = self.settings, found.float()
         if settings.head is Head.YOLOV5:
             scores = rows[..., 5:] * rows[..., 4:5]
@@ -64,48 +70,33 @@ class RawHead(nn.Module):
         best, classes = scores.max(-1)
         corners = corners_of(rows[..., :4], settings.boxes, settings.size)
         candidates = Candidates(corners, best, classes).above(settings.least_score)
-        kept = candidates.suppressed(scores.shape[2], settings.iou_threshold)
-        return kept.filled(settings.max_detections).padded(settings.max_detections)
+        return self.padded(candidates.suppressed(scores.shape[2], settings.iou_threshold))
 
 
-class EndToEndHead(nn.Module):
-    """From rows that a graph chose itself to detections."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Take the settings of a graph."""
-        super().__init__()
-        self.settings = settings
+class EndToEndHead(_HeadModule):
+    """Rows that a graph chose itself."""
 
     def forward(self, found: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, detections, 6]` of box, score and class -> see `Candidates.padded`."""
+        """`[batch, detections, 6]` of box, score and class."""
         settings, rows = self.settings, found.float()
         corners = corners_of(rows[..., :4], settings.boxes, settings.size)
         candidates = Candidates(corners, rows[..., 4], rows[..., 5].round().to(torch.int64))
-        return candidates.above(settings.least_score).filled(settings.max_detections).padded(settings.max_detections)
+        return self.padded(candidates.above(settings.least_score))
 
 
-class SelectedHead(nn.Module):
-    """From the boxes and scores that a NonMaxSuppression of a graph takes to detections."""
-
-    def __init__(self, settings: Settings) -> None:
-        """Take the settings of a graph: thresholds and limits are those of its node."""
-        super().__init__()
-        self.settings = settings
+class SelectedHead(_HeadModule):
+    """Boxes and scores that a NonMaxSuppression of a graph takes; thresholds and limits are those of its node."""
 
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, boxes, 4]` and `[batch, classes, boxes]` -> see `Candidates.padded`."""
+        """`[batch, boxes, 4]` and `[batch, classes, boxes]`."""
         settings, scores = self.settings, scores.float()
         corners = corners_of(boxes.float(), settings.boxes, settings.size)
         wanted = torch.where(scores > settings.least_score, scores, 0.0)
-        candidates = self._chosen(corners, suppress(corners, wanted, settings.iou_threshold))
-        return candidates.filled(settings.max_detections).padded(settings.max_detections)
-
-    def _chosen(self, corners: torch.Tensor, kept: torch.Tensor) -> Candidates:
-        """The best of each class."""
-        count = min(self.settings.most_of_class or kept.shape[2], kept.shape[2])
-        best, order = kept.topk(count, dim=2)
+        kept = suppress(corners, wanted, settings.iou_threshold)
+        count = min(settings.most_of_class or kept.shape[2], kept.shape[2])
+        best, order = kept.topk(count, dim=2)  # of each class
         numbers = torch.arange(kept.shape[1]).repeat_interleave(count).expand_as(best.flatten(1))
-        return Candidates(taken(corners, order.flatten(1)), best.flatten(1), numbers)
+        return self.padded(Candidates(taken(corners, order.flatten(1)), best.flatten(1), numbers))
 
 
 def head_of(settings: Settings) -> nn.Module:
@@ -173,22 +164,20 @@ def pad_rows(images: Sequence[Rows], count: int) -> dict[str, AnyArray]:
 def _rows(found: Floats, settings: Settings) -> Rows:
     if settings.head is Head.END_TO_END:
         return _finished(found, settings)
-    scored = _scored_v5(found) if settings.head is Head.YOLOV5 else (found[:4].T, found[4:].T)
-    boxes: Floats = np.stack([_corners(box, settings) for box in scored[0]])
-    return sorted(_suppressed(boxes, scored[1], settings), key=lambda each: -each[1])
+    if settings.head is Head.YOLOV5:
+        written, scores = found[:, :4], found[:, 5:] * found[:, 4:5]
+    else:
+        written, scores = found[:4].T, found[4:].T
+    boxes: Floats = np.stack([_corners(box, settings) for box in written])
+    return sorted(_suppressed(boxes, scores, settings), key=lambda each: -each[1])
 
 
 def _finished(found: Floats, settings: Settings) -> Rows:
     rows = [row for row in found if row[4] > settings.least_score]
-    return [(_corners(row[:4], settings), row[4], round(float(row[5]))) for row in sorted(rows, key=_falling)]
-
-
-def _scored_v5(rows: Floats) -> tuple[Floats, Floats]:
-    return rows[:, :4], rows[:, 5:] * rows[:, 4:5]
-
-
-def _falling(row: Floats) -> float:
-    return -float(row[4])
+    return [
+        (_corners(row[:4], settings), row[4], round(float(row[5])))
+        for row in sorted(rows, key=lambda row: -float(row[4]))
+    ]
 
 
 def _suppressed(boxes: Floats, scores: Floats, settings: Settings) -> Iterator[tuple[AnyArray, float, int]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,13 +18,9 @@ from sources import TextSource
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError, RepositoryError, VerificationError
-from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Ranking, Segmentation, Task
-from graphkiln_backend.passes.base import PassReport
-from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.image_config import image_config
 from graphkiln_backend.storage.address import RemoteAddress
@@ -32,7 +28,6 @@ from graphkiln_converters.convert import (
     check_given_files,
     convert,
     local_source,
-    new_version,
     open_model,
     remote_part,
     rewrite,
@@ -103,6 +98,14 @@ class TestFp32:
         assert conversion.output_errors["OUTPUT_0"] < 1e-5
         assert manifest.verification[0].batch_sizes == (1, 3)
 
+    def test_random_weights_are_noted(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made = TextSource.of(TEXT, (IMAGE,), WEIGHTS, description="torchvision:resnet18 with random weights")
+        monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
+        manifest = Manifest.read(run(store) / "manifest.json")
+        assert manifest.provenance.source.endswith("with random weights")
+        assert manifest.conversion is not None
+        assert manifest.conversion.notes[0].startswith("the weights are random")
+
     @pytest.mark.usefixtures("source")
     def test_clients_are_told_what_is_left_for_them(self, store: Path) -> None:
         plain = Manifest.read(run(store) / "manifest.json")
@@ -167,12 +170,6 @@ class TestLabeledSamples:
         manifest = Manifest.read(run(store, task="segmentation", samples=labeled) / "manifest.json")
         assert "mIoU 100.00% instead of 100.00%" in manifest.verification[0].verdict
 
-    def test_labels_that_do_not_fit(self, labeled: Path, store: Path) -> None:
-        (labeled.with_name("photos.masks") / "3.png").unlink()
-        with pytest.raises(ConversionError, match="there is no file"):
-            run(store, task="segmentation", samples=labeled)
-        assert not store.exists()
-
 
 class TestRefused:
     def test_outputs_that_are_not_the_sources(
@@ -225,21 +222,18 @@ class TestLowered:
         assert manifest.conversion.passes[-1].note == "2/2 products in fp16"
         assert "proven with fp16 values and fp32 sums" in manifest.conversion.notes[0]
 
-    def test_lower_edges_reach_the_client(self, store: Path) -> None:
-        version = run(store, precision="fp16", lower_edges=True)
-        manifest = Manifest.read(version / "manifest.json")
-        assert [str(spec.dtype) for spec in (*manifest.signature.inputs, *manifest.signature.outputs)] == ["FP16"] * 2
+    @pytest.mark.parametrize(
+        ("fields", "types"),
+        [
+            ({"precision": "fp16"}, ["FP16", "FP16"]),
+            ({"precision": "bf16", "input": "uint8-nhwc"}, ["UINT8", "BF16"]),
+        ],
+    )
+    def test_lower_edges_reach_the_client(self, store: Path, fields: dict[str, str], types: list[str]) -> None:
+        manifest = Manifest.read(run(store, lower_edges=True, **fields) / "manifest.json")
+        assert [str(spec.dtype) for spec in (*manifest.signature.inputs, *manifest.signature.outputs)] == types
         assert manifest.preprocess is not None
-        assert str(manifest.preprocess.dtype) == "FP16"
-        assert serve(version, INPUT_0=draw(2, 3, 8, 8).astype(np.float16))["OUTPUT_0"].dtype == np.float16
-
-    def test_bytes_stay_bytes(self, store: Path) -> None:
-        version = run(store, precision="bf16", lower_edges=True, input="uint8-nhwc")
-        manifest = Manifest.read(version / "manifest.json")
-        assert [str(spec.dtype) for spec in (*manifest.signature.inputs, *manifest.signature.outputs)] == [
-            "UINT8",
-            "BF16",
-        ]
+        assert str(manifest.preprocess.dtype) == types[0]
 
     def test_int8(self, store: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "c.npz", INPUT_0=draw(32, 3, 8, 8, seed=9))
@@ -271,15 +265,12 @@ def opened_rough(monkeypatch: pytest.MonkeyPatch, error: float, text: str = TEXT
     monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
 
 
-def test_an_export_that_is_nearer_to_fp64_than_its_source_is_right(
+def test_an_export_is_judged_by_fp64_where_its_source_is_a_little_off(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened_rough(monkeypatch, 1.5e-5)
     (verdict,) = Manifest.read(run(store) / "manifest.json").verification
     assert "beside fp64, from which its own fp32 is 1.5e-05 off" in verdict.verdict
-
-
-def test_a_source_whose_fp32_means_little_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened_rough(monkeypatch, 1e-4)
     with pytest.raises(VerificationError, match=r"limit 1e-05"):
         run(store)
@@ -355,11 +346,6 @@ class TestDynamicAxes:
         assert ids == IDS
         assert image.dynamic == {1: (4, 8), 2: (5, 9)}
 
-    def test_a_range_of_the_source_is_replaced(self) -> None:
-        (ids,) = with_dynamic_axes((IDS,), {"ids": {1: (8, 512)}})
-        assert ids.dynamic == {0: (8, 512)}
-        assert IDS.dynamic == {0: (1, 64)}, "the source's own is not changed"
-
     @pytest.mark.parametrize(("axis", "ends"), [(0, (1, 2)), (4, (1, 2)), (2, (0, 2)), (2, (3, 2))])
     def test_what_does_not_fit(self, axis: int, ends: tuple[int, int]) -> None:
         with pytest.raises(ConversionError, match=r"does not fit image \[batch, 3, 8, 8\]") as caught:
@@ -375,35 +361,6 @@ class TestDynamicAxes:
 # What a version tells about its graph: preprocessing that is left, labels or ranking, and how it was made.
 
 PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
-LABELS = ("cat", "dog")
-
-
-GOLDEN = GoldenSamples(inputs={}, source_outputs={}, graph_outputs={})
-
-
-def proven(folder: Path, edge: Edge | None = None) -> Any:
-    (folder / "model.onnx").write_bytes(b"12345")
-    (folder / "model.onnx.data").write_bytes(b"1234567")
-    (folder / "trial").mkdir()
-    report = PassReport(name="clean-up", nodes_before=9, nodes_after=5, seconds=0.1, note="two left")
-    return SimpleNamespace(
-        graph=folder / "model.onnx",
-        rewritten=SimpleNamespace(edge=edge or Edge(), reports=(report,)),
-        proof=SimpleNamespace(errors={"OUTPUT_0": 1e-7}, signature="signature", golden=GOLDEN),
-        verification=("verdict",),
-        notes=("a note",),
-        precision=Precision.FP16,
-    )
-
-
-def test_random_weights_are_noted(tmp_path: Path) -> None:
-    opened = TextSource.of("", (), description="torchvision:resnet18 with random weights")
-    made = new_version(recipe(), opened, proven(tmp_path), command="graphkiln convert", seconds=1)
-    assert made.source.description.endswith("with random weights")
-    assert made.conversion is not None
-    first, *others = made.conversion.notes
-    assert first.startswith("the weights are random")
-    assert others == ["a note"]
 
 
 class TestFittingLabels:
@@ -468,72 +425,51 @@ DETECTIONS = (
 )
 
 
+DETECTION = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
+
+
 def task_of(text: str, own: Task | None = None, **options: Any) -> Task | None:
-    return with_task(TextSource.of(text, (), task=own), Recipe(source="python:x", name="m", **options), made(text)).task
-
-
-def made(text: str) -> onnx_ir.Model:
-    return graph(text)
-
-
-def test_nothing_is_guessed_unasked() -> None:
-    assert task_of(VECTORS) is None
-
-
-def test_a_source_that_knows_its_task_is_believed() -> None:
-    assert task_of(MAPS, Segmentation(scores="y")) == Segmentation(scores="y")
-
-
-def test_a_task_whose_outputs_are_left_out_is_none() -> None:
-    assert task_of(MAPS, Segmentation(scores="other")) is None
+    return with_task(TextSource.of(text, (), task=own), recipe(**options), graph(text)).task
 
 
 @pytest.mark.parametrize(
-    ("text", "task", "expected"),
+    ("text", "own", "options", "expected"),
     [
-        (VECTORS, "classification", Classification()),
-        (VECTORS, "embedding", Embedding(vectors="y")),
-        (MAPS, "segmentation", Segmentation(scores="y")),
-        (DETECTIONS, "detection", Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")),
+        (VECTORS, None, {}, None),
+        (MAPS, Segmentation(scores="y"), {}, Segmentation(scores="y")),
+        (MAPS, Segmentation(scores="other"), {}, None),
+        (VECTORS, None, {"task": "classification"}, Classification()),
+        (VECTORS, None, {"task": "embedding"}, Embedding(vectors="y")),
+        (VECTORS, None, {"task": "embedding", "normalize": True}, Embedding(vectors="y", normalize=True)),
+        (MAPS, None, {"task": "segmentation"}, Segmentation(scores="y")),
+        (DETECTIONS, None, {"task": "detection"}, DETECTION),
+        (DETECTIONS, None, {"task": "detection", "score_threshold": 0.125}, replace(DETECTION, score_threshold=0.125)),
     ],
 )
-def test_a_requested_task_names_the_outputs_that_fit(text: str, task: str, expected: Task) -> None:
-    assert task_of(text, task=task) == expected
+def test_the_task_is_the_sources_or_the_requested_one(
+    text: str, own: Task | None, options: dict[str, Any], expected: Task | None
+) -> None:
+    assert task_of(text, own, **options) == expected
 
 
-@pytest.mark.parametrize(("text", "task"), [(MAPS, "embedding"), (VECTORS, "segmentation"), (VECTORS, "detection")])
-def test_a_task_that_no_output_fits_is_refused(text: str, task: str) -> None:
-    with pytest.raises(ConversionError, match=f"--task {task} needs") as caught:
-        task_of(text, task=task)
-    assert "--outputs" in caught.value.hint
-
-
-def test_the_threshold_of_scores_is_the_users() -> None:
-    task = task_of(DETECTIONS, task="detection", score_threshold=0.125)
-    assert isinstance(task, Detection)
-    assert task.score_threshold == 0.125
-
-
-@pytest.mark.parametrize("task", ["auto", "embedding"])
-def test_a_threshold_of_scores_is_for_detectors(task: str) -> None:
-    with pytest.raises(ConversionError, match="--score-threshold is for detectors"):
-        task_of(VECTORS, task=task, score_threshold=0.1)
-
-
-def test_vectors_are_normalized_where_the_user_says_so() -> None:
-    assert task_of(VECTORS, task="embedding", normalize=True) == Embedding(vectors="y", normalize=True)
-
-
-@pytest.mark.parametrize("task", ["auto", "segmentation"])
-def test_a_length_is_for_vectors(task: str) -> None:
-    with pytest.raises(ConversionError, match="--normalize is for vectors"):
-        task_of(MAPS, task=task, normalize=True)
-
-
-@pytest.mark.parametrize("flag", [{"top_k": 2}, {"softmax": True}, {"layout": "nhwc"}])
-def test_what_changes_scores_is_for_classifiers(flag: dict[str, Any]) -> None:
-    with pytest.raises(ConversionError, match="is for classifiers"):
-        task_of(MAPS, task="segmentation", **flag)
+@pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        (MAPS, {"task": "embedding"}, r"--task embedding needs.*--outputs"),
+        (VECTORS, {"task": "segmentation"}, r"--task segmentation needs.*--outputs"),
+        (VECTORS, {"task": "detection"}, r"--task detection needs.*--outputs"),
+        (VECTORS, {"score_threshold": 0.1}, "--score-threshold is for detectors"),
+        (VECTORS, {"task": "embedding", "score_threshold": 0.1}, "--score-threshold is for detectors"),
+        (MAPS, {"normalize": True}, "--normalize is for vectors"),
+        (MAPS, {"task": "segmentation", "normalize": True}, "--normalize is for vectors"),
+        (MAPS, {"task": "segmentation", "top_k": 2}, "is for classifiers"),
+        (MAPS, {"task": "segmentation", "softmax": True}, "is for classifiers"),
+        (MAPS, {"task": "segmentation", "layout": "nhwc"}, "is for classifiers"),
+    ],
+)
+def test_what_does_not_fit_the_outputs_or_the_task(text: str, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConversionError, match=words):
+        task_of(text, **options)
 
 
 # Sources that lie in remote stores.

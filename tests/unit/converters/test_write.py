@@ -91,16 +91,6 @@ class TestWriting:
         assert config.output[0].label_filename == ""  # the labels are the version's own
         assert {"preprocess", "ranking"} <= set(config.parameters)
 
-    def test_weights_beside_the_graph_come_along(self, version: NewVersion, folder: Path) -> None:
-        for name in ("graph.onnx.data", "graph.onnx.1", "other.txt"):
-            (version.graph.parent / name).write_bytes(b"weights")
-        manifest = write_version(version, folder, 1)
-        assert set(manifest.weights) == {"graph.onnx.1", "graph.onnx.data"}
-        assert "1/other.txt" not in listed(folder)
-        (folder / "1" / "graph.onnx.data").write_bytes(b"others")
-        with pytest.raises(Exception, match="is not the file"):
-            read_version(folder / "1")
-
     def test_what_a_user_wrote_stays(self, version: NewVersion, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.pbtxt").write_text("# mine\n")

@@ -19,8 +19,6 @@ from graphkiln_converters.oneflow.mlir import (
     Operation,
     TensorType,
     parse,
-    read_number,
-    read_shaped_type,
 )
 
 JOB = """module {
@@ -229,32 +227,3 @@ class TestFuzz:
 
 
 # Strings, numbers and shaped types as MLIR writes them.
-
-
-class TestNumbers:
-    @pytest.mark.parametrize("type_name", ["f16", "bf16", "f32", "f64"])
-    def test_as_many_bits_as_the_type_has(self, type_name: str) -> None:
-        digits = {"f16": 4, "bf16": 4, "f32": 8, "f64": 16}[type_name]
-        assert read_number("0x" + "0" * digits, type_name) == 0.0
-        with pytest.raises(ValueError, match=f"has more bits than {type_name}"):
-            read_number("0x1" + "0" * digits, type_name)
-
-
-class TestShapedTypes:
-    @pytest.mark.parametrize(
-        ("literal", "type_"),
-        [
-            ("tensor<f32>", TensorType((), "f32")),
-            ("tensor<0xf32>", TensorType((0,), "f32")),
-            ("tensor<2x3x224x224xbf16>", TensorType((2, 3, 224, 224), "bf16")),
-            ("vector<4xi32>", TensorType((4,), "i32")),
-            ("tensor<?x8xui8>", TensorType((None, 8), "ui8")),
-            ("tensor< 2xf64, #encoding>", TensorType((2,), "f64")),
-        ],
-    )
-    def test_shapes(self, literal: str, type_: TensorType) -> None:
-        assert read_shaped_type(literal) == type_
-
-    @pytest.mark.parametrize("literal", ["tensor<*xf32>", "memref<2xf32>", "tensor<2xcomplex>x", "tensor<>"])
-    def test_forms_that_oneflow_does_not_use(self, literal: str) -> None:
-        assert read_shaped_type(literal) == Opaque(literal)

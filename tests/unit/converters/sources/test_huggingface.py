@@ -74,17 +74,6 @@ class TestSpec:
         assert (spec.resize, spec.crop, spec.interpolation) == (256, (224, 220), "bicubic")
         assert (spec.mean, spec.std, spec.crop_rounding) == (MEAN, STD, "down")
 
-    def test_both_sides(self) -> None:
-        spec = preprocess_from_processor(processor(size=size(height=60, width=70), do_center_crop=False))
-        assert spec is not None
-        assert (spec.resize, spec.crop) == ((60, 70), None)
-
-    @pytest.mark.parametrize(("resample", "name"), [(0, "nearest"), (1, "lanczos"), (2, "bilinear"), (4, "box")])
-    def test_filters(self, resample: int, name: str) -> None:
-        spec = preprocess_from_processor(processor(resample=resample))
-        assert spec is not None
-        assert spec.interpolation == name
-
     @pytest.mark.parametrize(
         "changes",
         [
