@@ -19,49 +19,15 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, nearest
 from graphkiln_converters.detection.options import BoxFormat, Head
 
-# The model name that a source suggests, for a conversion that is given none.
-
-_KIND = re.compile(r"[a-z]{2,}(?=:)")
-_ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
-# Names that say nothing: the folder around them says more.
-_GENERIC = {"model", "saved", "graph", "network", "weights"}
-
-
-def name_of(source: str) -> str:
-    """A legal model name for a source: its architecture, factory, file or folder; empty where it has none.
-
-    A `model.onnx` of a model repository (`NAME/1/model.onnx`) is called NAME.
-    """
-    source = source.replace("://", "/")  # an address names a file as a path does
-    kind = _KIND.match(source)
-    location = source.partition(":")[2] if kind else source
-    if kind and kind[0] == "python":
-        return _legal(location.rpartition(":")[2])
-    if kind and "/" not in location:
-        return _legal(location)
-    path = PurePath(location)
-    parts = [*path.parts[:-1], path.name if kind else path.stem]
-    names = [name for name in map(_legal, parts) if name]
-    telling = [name for name in names if name.lower() not in _GENERIC and not name.isdecimal()]
-    return next(reversed(telling or names), "")
-
-
-def _legal(text: str) -> str:
-    """A text whose characters are those of model names, in as few changes as possible."""
-    return _ILLEGAL.sub("-", text).strip("-.")[:MAX_LENGTH]
-
-
-# Of what Triton counts in 32 bits.
+# Triton counts in 32 bits.
 _MOST = (1 << 31) - 1
 _MOST_DETECTIONS = 10_000
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d{1,9})=(?P<least>\d{1,9})\.\.(?P<most>\d{1,9})")
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
 # Key in manifests of earlier releases -> key.
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
-
-# What a graph can be saved in.
+# Precisions that a graph can be saved in.
 SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8]
-
 _SOURCE = "Where the model comes from"
 _EDGE = "What goes in and comes out"
 _BOXES = "Detectors of FILE.onnx"
@@ -283,6 +249,38 @@ class Recipe(BaseModel):
 def respelled(document: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe whose keys were written by an earlier release, by the keys of this one."""
     return {_OLD_SPELLINGS.get(key, key): value for key, value in document.items()}
+
+
+# The model name that a source suggests, for a conversion that is given none.
+
+_KIND = re.compile(r"[a-z]{2,}(?=:)")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
+# Names that say nothing: the folder around them says more.
+_GENERIC = {"model", "saved", "graph", "network", "weights"}
+
+
+def name_of(source: str) -> str:
+    """A legal model name for a source: its architecture, factory, file or folder; empty where it has none.
+
+    A `model.onnx` of a model repository (`NAME/1/model.onnx`) is called NAME.
+    """
+    source = source.replace("://", "/")  # an address names a file as a path does
+    kind = _KIND.match(source)
+    location = source.partition(":")[2] if kind else source
+    if kind and kind[0] == "python":
+        return _legal(location.rpartition(":")[2])
+    if kind and "/" not in location:
+        return _legal(location)
+    path = PurePath(location)
+    parts = [*path.parts[:-1], path.name if kind else path.stem]
+    names = [name for name in map(_legal, parts) if name]
+    telling = [name for name in names if name.lower() not in _GENERIC and not name.isdecimal()]
+    return next(reversed(telling or names), "")
+
+
+def _legal(text: str) -> str:
+    """A text whose characters are those of model names, in as few changes as possible."""
+    return _ILLEGAL.sub("-", text).strip("-.")[:MAX_LENGTH]
 
 
 def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:

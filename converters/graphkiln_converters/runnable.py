@@ -18,6 +18,71 @@ from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.passes.graph_file import OPSET, save
 from graphkiln_backend.passes.rounding import compute_in_fp32, forget_types, infer_types
 
+_MISSING = re.compile(r"Could not find an implementation for (?P<operator>\w+)\(")
+_HALVES = {onnx_ir.DataType.BFLOAT16: "bf16", onnx_ir.DataType.FLOAT16: "fp16"}
+_MOST_OPERATORS = 100
+
+
+def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
+    """Write a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
+
+    Args:
+        model: The graph; changed in place where nodes must change. What cannot be helped is left to its first session.
+        target: The file.
+
+    Returns:
+        Remarks for the user: which nodes compute in another type than they were saved in.
+    """
+    remove_export_notes(model)
+    save(model, target)
+    types = _types(model)
+    if not types & {*_HALVES, onnx_ir.DataType.DOUBLE} or not _problem(target):
+        return ()
+    guessed = infer_types(model)
+    notes = [
+        f"{count} nodes in {name} compute in fp32, between casts: ONNX Runtime has no such kernels for CPUs"
+        for dtype, name in _HALVES.items()
+        if dtype in types and (count := compute_in_fp32(model, dtype))
+    ]
+    forget_types(value for value in guessed if (node := value.producer()) is not None and node.domain)
+    save(model, target)
+    notes += _without_double(model, target)
+    return () if _problem(target) else tuple(notes)
+
+
+def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
+    """Let those nodes of fp64 compute in fp32 that have no kernel, operator by operator."""
+    found: list[str] = []
+    for _ in range(_MOST_OPERATORS):
+        missing = _MISSING.search(_problem(target))
+        if missing is None or not compute_in_fp32(model, onnx_ir.DataType.DOUBLE, {missing["operator"]}):
+            break
+        found.append(missing["operator"])
+        save(model, target)
+    listed = ", ".join(found)
+    return [f"{listed} compute in fp32, between casts: ONNX Runtime has no fp64 kernels of them"] if found else []
+
+
+def _problem(graph: Path) -> str:
+    """Error of ONNX Runtime for a graph; empty where it runs."""
+    try:
+        OnnxRuntimeEngine().build_reference(graph).close()
+    except LoweringError as error:
+        return str(error)
+    return ""
+
+
+def _types(model: onnx_ir.Model) -> set[onnx_ir.DataType | None]:
+    weights = (value.dtype for value in model.graph.initializers.values())
+    cast = (
+        onnx_ir.DataType(node.attributes["to"].as_int())
+        for node in model.graph.all_nodes()
+        if node.op_type == "Cast" and "to" in node.attributes
+    )
+    values = (value.dtype for node in model.graph.all_nodes() for value in node.outputs)
+    return {*weights, *cast, *values, *(value.dtype for value in model.graph.inputs)}
+
+
 # Notes of exporters that no runtime reads: the origin of each node, with paths of a machine.
 
 
@@ -107,69 +172,7 @@ def _shrinks(node: onnx_ir.Node) -> bool:
     return scales is not None and bool((scales.numpy() < 1).any())
 
 
-_MISSING = re.compile(r"Could not find an implementation for (?P<operator>\w+)\(")
-_HALVES = {onnx_ir.DataType.BFLOAT16: "bf16", onnx_ir.DataType.FLOAT16: "fp16"}
-_MOST_OPERATORS = 100
-
-
-def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
-    """Write a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
-
-    Args:
-        model: The graph; changed in place where nodes must change. What cannot be helped is left to its first session.
-        target: The file.
-
-    Returns:
-        Remarks for the user: which nodes compute in another type than they were saved in.
-    """
-    remove_export_notes(model)
-    save(model, target)
-    types = _types(model)
-    if not types & {*_HALVES, onnx_ir.DataType.DOUBLE} or not _problem(target):
-        return ()
-    guessed = infer_types(model)
-    notes = [
-        f"{count} nodes in {name} compute in fp32, between casts: ONNX Runtime has no such kernels for CPUs"
-        for dtype, name in _HALVES.items()
-        if dtype in types and (count := compute_in_fp32(model, dtype))
-    ]
-    forget_types(value for value in guessed if (node := value.producer()) is not None and node.domain)
-    save(model, target)
-    notes += _without_double(model, target)
-    return () if _problem(target) else tuple(notes)
-
-
-def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
-    """Let those nodes of fp64 compute in fp32 that have no kernel, operator by operator."""
-    found: list[str] = []
-    for _ in range(_MOST_OPERATORS):
-        missing = _MISSING.search(_problem(target))
-        if missing is None or not compute_in_fp32(model, onnx_ir.DataType.DOUBLE, {missing["operator"]}):
-            break
-        found.append(missing["operator"])
-        save(model, target)
-    listed = ", ".join(found)
-    return [f"{listed} compute in fp32, between casts: ONNX Runtime has no fp64 kernels of them"] if found else []
-
-
-def _problem(graph: Path) -> str:
-    """Error of ONNX Runtime for a graph; empty where it runs."""
-    try:
-        OnnxRuntimeEngine().build_reference(graph).close()
-    except LoweringError as error:
-        return str(error)
-    return ""
-
-
-def _types(model: onnx_ir.Model) -> set[onnx_ir.DataType | None]:
-    weights = (value.dtype for value in model.graph.initializers.values())
-    cast = (
-        onnx_ir.DataType(node.attributes["to"].as_int())
-        for node in model.graph.all_nodes()
-        if node.op_type == "Cast" and "to" in node.attributes
-    )
-    values = (value.dtype for node in model.graph.all_nodes() for value in node.outputs)
-    return {*weights, *cast, *values, *(value.dtype for value in model.graph.inputs)}
+# Rows in batches.
 
 
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:

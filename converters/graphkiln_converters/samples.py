@@ -29,199 +29,10 @@ from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_
 
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")
-
 # The right classes, `[samples]`.
 Targets = npt.NDArray[np.int64]
 # Input -> axis of the sample -> size, for axes that vary.
 Sizes = Mapping[str, Mapping[int, int]]
-
-
-def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
-    """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
-    yield {}
-    if any(spec.dynamic for spec in inputs):
-        for end in (0, 1):
-            yield {spec.name: {axis: ends[end] for axis, ends in spec.dynamic.items()} for spec in inputs}
-
-
-def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
-    """Seeded uint8 images `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
-    generator = np.random.default_rng(SEED)
-    height, width, channels = shape_hwc
-    coarse = generator.random((count, 5, 5, channels))
-    rows, columns = np.linspace(0, 4, height), np.linspace(0, 4, width)
-    top, left = np.minimum(rows.astype(int), 3), np.minimum(columns.astype(int), 3)
-    down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
-    corners = [coarse[:, top + i][:, :, left + j] for i in (0, 1) for j in (0, 1)]
-    weights = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
-    smooth = sum(corner * weight for corner, weight in zip(corners, weights, strict=True))
-    contrast = generator.uniform(0.3, 1.0, (count, 1, 1, 1))
-    noisy = 0.5 + contrast * (smooth - 0.5) + generator.normal(0, 0.05, smooth.shape)
-    pixels: AnyArray = (noisy * 255).clip(0, 255).astype(np.uint8)
-    return pixels
-
-
-def read_samples(
-    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
-) -> dict[str, AnyArray]:
-    """Read a user's samples: an .npz of arrays by input name, or a folder of images.
-
-    Args:
-        path: The file or folder.
-        inputs: Expected inputs, by the names of the saved graph.
-        preprocess: Preprocessing of an image, for the only input.
-        most: Largest number of samples; of more, evenly spread ones are read.
-
-    Returns:
-        `[samples, ...]` arrays by the names of the saved graph; by the source's, where the file has those.
-
-    Raises:
-        ConversionError: The file cannot be read, or holds nothing that fits.
-    """
-    if path.is_dir():
-        return _images(path, inputs, preprocess, most)
-    arrays = _read_arrays(path, "samples")
-    specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
-    for name, spec in specs.items():
-        if arrays[name].ndim == len(spec.shape):  # one sample may come without an axis for the samples
-            arrays[name] = arrays[name][None]
-        if not arrays[name].ndim:
-            raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
-    count = min(len(arrays[name]) for name in specs)
-    if not count:
-        raise ConversionError(f"{path} holds no sample")
-    samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
-    for name, spec in specs.items():  # numpy alone writes no bf16, and recordings are rarely fp16
-        if spec.dtype.is_float and samples[name].dtype.kind == "f":
-            samples[name] = samples[name].astype(spec.dtype.numpy)
-    return samples
-
-
-def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
-    """The names of all inputs in a file: the saved graph's, or else the source's."""
-    sources = [spec.name for spec in inputs.values()]
-    for names in (list(inputs), sources):
-        if all(name in arrays for name in names):
-            return names
-    lacking = min(([name for name in names if name not in arrays] for names in (list(inputs), sources)), key=len)
-    other = f"; the source's own names will do: {', '.join(sources)}" if sources != list(inputs) else ""
-    raise ConversionError(
-        f"the samples of {path} lack input {', '.join(lacking)}",
-        hint=f"it holds {', '.join(arrays) or 'nothing'}{other}",
-    )
-
-
-def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
-    """Read the source's own outputs, recorded where it ran: an .npz of arrays by name.
-
-    Args:
-        path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
-        inputs: Inputs of the source.
-        outputs: Names of its outputs.
-
-    Returns:
-        Inputs and outputs by the source's names, `[samples, ...]` each.
-
-    Raises:
-        ConversionError: The file cannot be read, lacks one of them, or holds one that does not fit.
-    """
-    arrays = _read_arrays(path, "reference")
-    feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
-    recorded = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
-    for spec in inputs:
-        found = feeds[spec.name]
-        if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
-            raise ConversionError(
-                f"{path}: input '{spec.name}' is {found.dtype} {list(found.shape)}, "
-                f"expected {spec.dtype} [samples, {', '.join(map(str, spec.shape))}]"
-            )
-    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *recorded.items())}
-    if len(set(counts.values())) != 1 or 0 in counts.values():
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
-    return feeds, recorded
-
-
-def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
-    for name in names:
-        if name in arrays:
-            return arrays[name]
-    raise ConversionError(
-        f"{path} lacks '{names[0]}'", hint=f"it holds {', '.join(arrays) or 'nothing'}: save with numpy.savez"
-    )
-
-
-def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
-    """Read the right classes of the images that `read_samples` reads, where their folders are named after labels.
-
-    Args:
-        path: The file or folder.
-        labels: Class names.
-        most: As for `read_samples`.
-
-    Returns:
-        `[samples]`; None where the folders do not say.
-    """
-    if not labels or not path.is_dir():
-        return None
-    names = [file.parent.name for file in _chosen(path, most)]
-    unknown = sorted({*names} - {*labels})
-    if unknown and {name.casefold() for name in names} & {label.casefold() for label in labels}:
-        _log.warning(
-            "%s: the classes of the images are not known: no label is called '%s', as a folder is", path, unknown[0]
-        )
-    if unknown or not names:
-        return None
-    return np.array([labels.index(name) for name in names], np.int64)
-
-
-def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
-    try:
-        return {name: as_text(array) for name, array in read_npz(path).items()}
-    except ManifestError as error:
-        hint = error.hint or "an .npz of arrays by name"
-        raise ConversionError(f"cannot read {kind} from {path}: {error.message}", hint=hint) from error
-    except UnicodeDecodeError as error:
-        raise ConversionError(f"cannot read {kind} from {path}: its text is not UTF-8: {error}") from error
-
-
-def _images(
-    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
-) -> dict[str, AnyArray]:
-    if preprocess is None or len(inputs) != 1:
-        raise ConversionError(
-            "images can be samples of a model with one image input only",
-            hint="give an .npz with an array for every input",
-        )
-    try:
-        known, left_out = list_images(folder)
-    except InvalidInput as error:
-        raise ConversionError(error.message, hint=error.hint) from error
-    if left_out:
-        _log.warning("%s", left_out)
-    files = [known[index] for index in _spread(len(known), most)]
-    samples = [load_sample(file, preprocess) for file in files]
-    for file, sample in zip(files, samples, strict=True):
-        if sample.shape != samples[0].shape:
-            raise ConversionError(
-                f"{file} becomes {list(sample.shape)}, {files[0]} {list(samples[0].shape)}",
-                hint="let --preprocess give all images one size: crop, letterbox, or resize to height and width",
-            )
-    return {next(iter(inputs)): np.stack(samples)}
-
-
-def _chosen(folder: Path, most: int) -> list[Path]:
-    """The images that `read_samples` reads."""
-    files = image_files(folder)
-    return [files[index] for index in _spread(len(files), most)]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})
-
-
-# Samples for the proof of a graph: its feeds, and what its source returns for them.
-
 _SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
 _REFERENCE_BATCH = 4
@@ -397,3 +208,190 @@ def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str])
         return [ReferenceSamples(feeds=feeds, outputs=recorded, task=model.task)]
     pairs = zip(each_sample(feeds), each_sample(recorded), strict=True)
     return [ReferenceSamples(feeds=one, outputs=answer, whole=True, task=model.task) for one, answer in pairs]
+
+
+def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
+    """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
+    yield {}
+    if any(spec.dynamic for spec in inputs):
+        for end in (0, 1):
+            yield {spec.name: {axis: ends[end] for axis, ends in spec.dynamic.items()} for spec in inputs}
+
+
+def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
+    """Seeded uint8 images `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
+    generator = np.random.default_rng(SEED)
+    height, width, channels = shape_hwc
+    coarse = generator.random((count, 5, 5, channels))
+    rows, columns = np.linspace(0, 4, height), np.linspace(0, 4, width)
+    top, left = np.minimum(rows.astype(int), 3), np.minimum(columns.astype(int), 3)
+    down, right = (rows - top)[:, None, None], (columns - left)[None, :, None]
+    corners = [coarse[:, top + i][:, :, left + j] for i in (0, 1) for j in (0, 1)]
+    weights = [(1 - down) * (1 - right), (1 - down) * right, down * (1 - right), down * right]
+    smooth = sum(corner * weight for corner, weight in zip(corners, weights, strict=True))
+    contrast = generator.uniform(0.3, 1.0, (count, 1, 1, 1))
+    noisy = 0.5 + contrast * (smooth - 0.5) + generator.normal(0, 0.05, smooth.shape)
+    pixels: AnyArray = (noisy * 255).clip(0, 255).astype(np.uint8)
+    return pixels
+
+
+# Samples of users, from files.
+
+
+def read_samples(
+    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
+) -> dict[str, AnyArray]:
+    """Read a user's samples: an .npz of arrays by input name, or a folder of images.
+
+    Args:
+        path: The file or folder.
+        inputs: Expected inputs, by the names of the saved graph.
+        preprocess: Preprocessing of an image, for the only input.
+        most: Largest number of samples; of more, evenly spread ones are read.
+
+    Returns:
+        `[samples, ...]` arrays by the names of the saved graph; by the source's, where the file has those.
+
+    Raises:
+        ConversionError: The file cannot be read, or holds nothing that fits.
+    """
+    if path.is_dir():
+        return _images(path, inputs, preprocess, most)
+    arrays = _read_arrays(path, "samples")
+    specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
+    for name, spec in specs.items():
+        if arrays[name].ndim == len(spec.shape):  # one sample may come without an axis for the samples
+            arrays[name] = arrays[name][None]
+        if not arrays[name].ndim:
+            raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
+    count = min(len(arrays[name]) for name in specs)
+    if not count:
+        raise ConversionError(f"{path} holds no sample")
+    samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
+    for name, spec in specs.items():  # numpy alone writes no bf16, and recordings are rarely fp16
+        if spec.dtype.is_float and samples[name].dtype.kind == "f":
+            samples[name] = samples[name].astype(spec.dtype.numpy)
+    return samples
+
+
+def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
+    """The names of all inputs in a file: the saved graph's, or else the source's."""
+    sources = [spec.name for spec in inputs.values()]
+    for names in (list(inputs), sources):
+        if all(name in arrays for name in names):
+            return names
+    lacking = min(([name for name in names if name not in arrays] for names in (list(inputs), sources)), key=len)
+    other = f"; the source's own names will do: {', '.join(sources)}" if sources != list(inputs) else ""
+    raise ConversionError(
+        f"the samples of {path} lack input {', '.join(lacking)}",
+        hint=f"it holds {', '.join(arrays) or 'nothing'}{other}",
+    )
+
+
+def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
+    """Read the source's own outputs, recorded where it ran: an .npz of arrays by name.
+
+    Args:
+        path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
+        inputs: Inputs of the source.
+        outputs: Names of its outputs.
+
+    Returns:
+        Inputs and outputs by the source's names, `[samples, ...]` each.
+
+    Raises:
+        ConversionError: The file cannot be read, lacks one of them, or holds one that does not fit.
+    """
+    arrays = _read_arrays(path, "reference")
+    feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
+    recorded = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
+    for spec in inputs:
+        found = feeds[spec.name]
+        if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
+            raise ConversionError(
+                f"{path}: input '{spec.name}' is {found.dtype} {list(found.shape)}, "
+                f"expected {spec.dtype} [samples, {', '.join(map(str, spec.shape))}]"
+            )
+    counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *recorded.items())}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
+    return feeds, recorded
+
+
+def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
+    for name in names:
+        if name in arrays:
+            return arrays[name]
+    raise ConversionError(
+        f"{path} lacks '{names[0]}'", hint=f"it holds {', '.join(arrays) or 'nothing'}: save with numpy.savez"
+    )
+
+
+def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
+    """Read the right classes of the images that `read_samples` reads, where their folders are named after labels.
+
+    Args:
+        path: The file or folder.
+        labels: Class names.
+        most: As for `read_samples`.
+
+    Returns:
+        `[samples]`; None where the folders do not say.
+    """
+    if not labels or not path.is_dir():
+        return None
+    names = [file.parent.name for file in _chosen(path, most)]
+    unknown = sorted({*names} - {*labels})
+    if unknown and {name.casefold() for name in names} & {label.casefold() for label in labels}:
+        _log.warning(
+            "%s: the classes of the images are not known: no label is called '%s', as a folder is", path, unknown[0]
+        )
+    if unknown or not names:
+        return None
+    return np.array([labels.index(name) for name in names], np.int64)
+
+
+def _read_arrays(path: Path, kind: str) -> dict[str, AnyArray]:
+    try:
+        return {name: as_text(array) for name, array in read_npz(path).items()}
+    except ManifestError as error:
+        hint = error.hint or "an .npz of arrays by name"
+        raise ConversionError(f"cannot read {kind} from {path}: {error.message}", hint=hint) from error
+    except UnicodeDecodeError as error:
+        raise ConversionError(f"cannot read {kind} from {path}: its text is not UTF-8: {error}") from error
+
+
+def _images(
+    folder: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
+) -> dict[str, AnyArray]:
+    if preprocess is None or len(inputs) != 1:
+        raise ConversionError(
+            "images can be samples of a model with one image input only",
+            hint="give an .npz with an array for every input",
+        )
+    try:
+        known, left_out = list_images(folder)
+    except InvalidInput as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    if left_out:
+        _log.warning("%s", left_out)
+    files = [known[index] for index in _spread(len(known), most)]
+    samples = [load_sample(file, preprocess) for file in files]
+    for file, sample in zip(files, samples, strict=True):
+        if sample.shape != samples[0].shape:
+            raise ConversionError(
+                f"{file} becomes {list(sample.shape)}, {files[0]} {list(samples[0].shape)}",
+                hint="let --preprocess give all images one size: crop, letterbox, or resize to height and width",
+            )
+    return {next(iter(inputs)): np.stack(samples)}
+
+
+def _chosen(folder: Path, most: int) -> list[Path]:
+    """The images that `read_samples` reads."""
+    files = image_files(folder)
+    return [files[index] for index in _spread(len(files), most)]
+
+
+def _spread(count: int, most: int) -> list[int]:
+    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})

@@ -52,95 +52,6 @@ from graphkiln_converters.sources.batches import (
     without_batch,
 )
 
-# Texts that a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
-
-# Unlikely categories: they show what a graph makes of text that it does not know.
-ODD_WORDS = ("", "unknown", "größe", "日本", "two words", "NUL\0inside")
-# Start of the names of attributes that hold what a node returns, not what it is asked.
-_ANSWERS = ("classlabels", "values_", "default_")
-_MOST_WORDS = 1000
-
-
-def known_words(graph: onnx.GraphProto, name: str) -> tuple[str, ...]:
-    """The texts that the first nodes know that read an input, or what was made of it: categories, keys, tokens.
-
-    Args:
-        graph: The graph.
-        name: The input.
-    """
-    readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in graph.node:
-        for value in node.input:
-            readers.setdefault(value, []).append(node)
-    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
-    words: dict[str, None] = {}
-    seen, waiting = {name}, [name]
-    while waiting:
-        for node in readers.get(waiting.pop(), ()):
-            found = dict.fromkeys(_words(node, constants))
-            words |= found
-            further = [value for value in node.output if not found and value not in seen]
-            seen.update(further)
-            waiting += further
-    return tuple(words)[:_MOST_WORDS]
-
-
-def _words(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> Iterator[str]:
-    for attribute in node.attribute:
-        if not attribute.name.startswith(_ANSWERS):
-            yield from (word.decode("utf-8", "replace") for word in (*attribute.strings, *attribute.t.string_data))
-    for value in node.input:
-        if value in constants:
-            yield from (word.decode("utf-8", "replace") for word in constants[value].string_data)
-
-
-# Runs a graph with ONNX's own implementation of its operators, in numpy: slow, and of every type.
-
-
-@dataclass(frozen=True, slots=True)
-class ReferenceSession(Closeable):
-    """A graph that ONNX's reference implementation runs; see `engines.base.Session`."""
-
-    signature: Signature
-    _evaluator: ReferenceEvaluator
-
-    @classmethod
-    def open(cls, graph: Path) -> ReferenceSession:
-        """Load a graph.
-
-        Raises:
-            LoweringError: It has an operator that the implementation does not know.
-        """
-        try:
-            return cls(read_signature(graph), ReferenceEvaluator(onnx.load(graph)))
-        except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
-            raise LoweringError(f"{graph} cannot be computed in its own type", attempts=(str(error),)) from error
-
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Compute outputs; see `engines.base.Session.run`.
-
-        Raises:
-            ExecutionError: An operator failed.
-        """
-        names = [spec.name for spec in self.signature.outputs] if outputs is None else list(outputs)
-        limit = current_limit()
-        try:
-            with limit.computation(_thread.interrupt_main) if limit else nullcontext():
-                found = self._evaluator.run(names, dict(feeds))
-        except ComputeLimitExceeded:
-            raise
-        except Exception as error:  # an operator in numpy raises anything
-            raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
-        return dict(zip(names, map(np.asarray, found), strict=True))
-
-    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:  # noqa: ARG002
-        """Nothing of it is a kernel."""
-        return Placement(nodes={}, precision="unknown")
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
 _UNLOADED_LIBRARIES = (
     "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "
     'config.pbtxt with model_operations { op_library_filename: "/path/to/library.so" }'
@@ -356,3 +267,92 @@ def _spec(spec: TensorSpec, options: SourceOptions, first: int) -> InputSpec:
         sizes = options.shapes.get(spec.name) or options.shapes.get("") or (USUAL_SIZE,) * len(dims)
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
     return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)
+
+
+# Texts that a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
+
+# Unlikely categories: they show what a graph makes of text that it does not know.
+ODD_WORDS = ("", "unknown", "größe", "日本", "two words", "NUL\0inside")
+# Start of the names of attributes that hold what a node returns, not what it is asked.
+_ANSWERS = ("classlabels", "values_", "default_")
+_MOST_WORDS = 1000
+
+
+def known_words(graph: onnx.GraphProto, name: str) -> tuple[str, ...]:
+    """The texts that the first nodes know that read an input, or what was made of it: categories, keys, tokens.
+
+    Args:
+        graph: The graph.
+        name: The input.
+    """
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for value in node.input:
+            readers.setdefault(value, []).append(node)
+    constants = {tensor.name: tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.STRING}
+    words: dict[str, None] = {}
+    seen, waiting = {name}, [name]
+    while waiting:
+        for node in readers.get(waiting.pop(), ()):
+            found = dict.fromkeys(_words(node, constants))
+            words |= found
+            further = [value for value in node.output if not found and value not in seen]
+            seen.update(further)
+            waiting += further
+    return tuple(words)[:_MOST_WORDS]
+
+
+def _words(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> Iterator[str]:
+    for attribute in node.attribute:
+        if not attribute.name.startswith(_ANSWERS):
+            yield from (word.decode("utf-8", "replace") for word in (*attribute.strings, *attribute.t.string_data))
+    for value in node.input:
+        if value in constants:
+            yield from (word.decode("utf-8", "replace") for word in constants[value].string_data)
+
+
+# Runs a graph with ONNX's own implementation of its operators, in numpy: slow, and of every type.
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceSession(Closeable):
+    """A graph that ONNX's reference implementation runs; see `engines.base.Session`."""
+
+    signature: Signature
+    _evaluator: ReferenceEvaluator
+
+    @classmethod
+    def open(cls, graph: Path) -> ReferenceSession:
+        """Load a graph.
+
+        Raises:
+            LoweringError: It has an operator that the implementation does not know.
+        """
+        try:
+            return cls(read_signature(graph), ReferenceEvaluator(onnx.load(graph)))
+        except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+            raise LoweringError(f"{graph} cannot be computed in its own type", attempts=(str(error),)) from error
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Compute outputs; see `engines.base.Session.run`.
+
+        Raises:
+            ExecutionError: An operator failed.
+        """
+        names = [spec.name for spec in self.signature.outputs] if outputs is None else list(outputs)
+        limit = current_limit()
+        try:
+            with limit.computation(_thread.interrupt_main) if limit else nullcontext():
+                found = self._evaluator.run(names, dict(feeds))
+        except ComputeLimitExceeded:
+            raise
+        except Exception as error:  # an operator in numpy raises anything
+            raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
+        return dict(zip(names, map(np.asarray, found), strict=True))
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:  # noqa: ARG002
+        """Nothing of it is a kernel."""
+        return Placement(nodes={}, precision="unknown")
+
+    def close(self) -> None:
+        """Nothing to free."""
