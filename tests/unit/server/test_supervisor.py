@@ -311,7 +311,7 @@ class TestLive:
     def test_models_are_listed_with_the_status_of_their_instances(self, setup: Setup) -> None:
         index = [READY, {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no graph"}]
         assert setup.run(on_live=stop, index=index, instances=[STATUS], on_sigterm=0) == 0
-        ((served, bad),) = setup.live
+        ((bad, served),) = setup.live
         assert (served.model, served.version, served.state) == ("m", "3", "READY")
         assert served.status is not None
         assert served.status.engine == "e"
