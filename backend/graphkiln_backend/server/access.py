@@ -22,8 +22,17 @@ from graphkiln_backend.system.owned_folder import hold_lock, locked_if_dead
 
 _log = logging.getLogger("graphkiln.server")
 
-_KEY_BYTES = 32
 _ATTEMPTS = 5
+# Triton's names of what changes the server. Loading runs code: a request may bring a model's files along.
+ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
+_HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
+_OTHER_SERVICES = ("sagemaker", "vertex-ai")
+_OPEN = (
+    "DANGER: anyone who reaches %s may run any code on this machine, since %s need no key "
+    "(leave out --admin-key-file off, or listen with --host 127.0.0.1)"
+)
+_OTHER = "DANGER: tritonserver's %s service listens on every address and knows no key"
+_GRPC_PREFIX = GRPC_HEADER.removesuffix(HTTP_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +40,28 @@ class AdminKey:
     """The key that repository control, shared memory, trace and logging endpoints need.
 
     Attributes:
-        value: What the header must hold; never shown.
+        value: The value of the header; never shown.
     """
 
     value: str = field(repr=False)
 
     @classmethod
     def obtain(cls, file: Path | None) -> AdminKey:
-        """The key in a file, which is made where it is missing; without a file, a new key.
+        """Read the key in a file, which is made where it is missing; without a file, make a new key.
 
         Raises:
             ServerSetupError: The file cannot be read or made, or holds no key.
         """
+        new = cls(secrets.token_hex(32))
         if file is None:
-            return cls.generate()
+            return new
         try:
-            return cls(_read_or_write(file))
+            if not file.exists():
+                with suppress(FileExistsError):  # another server has just made it
+                    os.close(_write_new(file, new.value))
+            if can_others_read(file):
+                _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
+            return cls(read_key(file))
         except InvalidInput as error:
             raise ServerSetupError(f"--admin-key-file: {error}") from error
         except OSError as error:
@@ -54,11 +69,6 @@ class AdminKey:
                 f"--admin-key-file {file} cannot be read or made: {error.strerror}",
                 hint="name a file in a folder that is there and may be written",
             ) from error
-
-    @classmethod
-    def generate(cls) -> AdminKey:
-        """A new key: 256 random bits."""
-        return cls(secrets.token_hex(_KEY_BYTES))
 
 
 class PublishedKey(Closeable):
@@ -68,37 +78,33 @@ class PublishedKey(Closeable):
 
     Args:
         key: The key; None for a server without one.
-        flags: Of the server, whose HTTP and gRPC ports name the files.
+        flags: The server's flags, whose HTTP and gRPC ports name the files.
     """
 
     def __init__(self, key: AdminKey | None, flags: TritonFlags) -> None:
         self._files: list[Path] = []
         self._locks: list[int] = []
-        _remove_dead()
         self._text = key.value if key else ""
-        for port in _ports(flags):
-            self._publish(str(port))
+        _remove_dead()
+        for address in filter(None, map(flags.listen_address, ("http", "grpc"))):
+            name = str(address.port)
+            for folder in key_folders():  # of an earlier server on this port
+                with suppress(OSError):
+                    (folder / name).unlink()
+            if self._text and not any(self._write(folder, name) for folder in key_folders()):
+                _log.warning("no folder for the admin key: commands on this machine need --admin-key-file")
 
     def close(self) -> None:
         """Remove the files, unless another server has taken over a port since, and folders that are empty then."""
         for file in self._files:
-            self._withdraw(file)
+            with suppress(OSError, InvalidInput):
+                if read_key(file) == self._text:
+                    file.unlink()
         while self._locks:
             os.close(self._locks.pop())
-        for folder in key_folders():
-            _remove_if_empty(folder)
-
-    def _publish(self, name: str) -> None:
-        _remove_older(name)
-        if self._text:
-            self._keep(name)
-
-    def _keep(self, name: str) -> None:
-        file = next((folder / name for folder in key_folders() if self._write(folder, name)), None)
-        if file is None:
-            _log.warning("no folder for the admin key: commands on this machine need --admin-key-file")
-        else:
-            self._files.append(file)
+        for folder in filter(is_private, key_folders()):  # else one stays for each machine with a shared home
+            with suppress(OSError):
+                folder.rmdir()
 
     def _write(self, folder: Path, name: str) -> bool:
         for _ in range(_ATTEMPTS):  # another server that ends may remove the folder as an empty one
@@ -106,6 +112,7 @@ class PublishedKey(Closeable):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if is_private(folder):
                     self._locks.append(_write_new(folder / name, self._text))
+                    self._files.append(folder / name)
                     return True
             except FileNotFoundError:
                 continue
@@ -113,59 +120,15 @@ class PublishedKey(Closeable):
                 return False
         return False
 
-    def _withdraw(self, file: Path) -> None:
-        with suppress(OSError, InvalidInput):
-            if read_key(file) == self._text:
-                file.unlink()
-
-
-def _ports(flags: TritonFlags) -> list[int]:
-    addresses = (flags.listen_address(service) for service in ("http", "grpc"))
-    return [address.port for address in addresses if address]
-
 
 def _remove_dead() -> None:
-    """Remove what servers left that were killed, whatever their ports."""
+    """Remove the files of servers that were killed, whatever their ports."""
     for folder in filter(is_private, key_folders()):
-        with suppress(OSError):  # it is no folder
+        with suppress(OSError):  # it is not a folder
             for file in sorted(folder.iterdir()):
-                _remove_if_dead(file)
-
-
-def _remove_if_dead(file: Path) -> None:
-    with locked_if_dead(file) as dead, suppress(OSError):
-        if dead:
-            file.unlink()
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Otherwise one folder would stay for each machine with a shared home, and for each user among temporary files."""
-    with suppress(OSError):
-        if is_private(folder):
-            folder.rmdir()
-
-
-def _remove_older(name: str) -> None:
-    for folder in key_folders():
-        with suppress(OSError):
-            (folder / name).unlink()
-
-
-def _read_or_write(file: Path) -> str:
-    _write_if_missing(file)
-    _warn_if_public(file)
-    return read_key(file)
-
-
-def _write_if_missing(file: Path) -> None:
-    if not file.exists():
-        with suppress(FileExistsError):  # another server has just made it
-            os.close(_write_new(file, AdminKey.generate().value))
-
-
-def _warn_if_public(file: Path) -> None:
-    if can_others_read(file):
-        _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
+                with locked_if_dead(file) as dead, suppress(OSError):
+                    if dead:
+                        file.unlink()
 
 
 def _write_new(file: Path, key: str) -> int:
@@ -190,18 +153,6 @@ def _write_new(file: Path, key: str) -> int:
     finally:
         part.unlink()
     return lock
-
-
-# Triton's names of what changes the server. Loading runs code: a request may bring a model's files along.
-ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
-_HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
-_OTHER_SERVICES = ("sagemaker", "vertex-ai")
-_OPEN = (
-    "DANGER: anyone who reaches %s may run any code on this machine, since %s need no key "
-    "(leave out --admin-key-file off, or listen with --host 127.0.0.1)"
-)
-_OTHER = "DANGER: tritonserver's %s service listens on every address and knows no key"
-_GRPC_PREFIX = GRPC_HEADER.removesuffix(HTTP_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
