@@ -68,11 +68,6 @@ class Verdict:
 def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> Verdict:
     """Build and prove a version in another process, which ends with the call, however that ends.
 
-    Args:
-        candidate: The version.
-        deadline_s: How long that may take.
-        stopped: Whether to give up.
-
     Raises:
         ServerStopping: `stopped` was true.
     """

@@ -68,10 +68,6 @@ class CopiedModel:
 class AttestedCopy:
     """The copy.
 
-    Args:
-        folder: For the copy; empty or missing.
-        trusted: Whose signature counts.
-
     Attributes:
         store: The folder to serve.
     """

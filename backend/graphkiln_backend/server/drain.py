@@ -158,10 +158,6 @@ class HeldConnection(Closeable):
 class HeldConnections(Closeable):
     """All connections of a process to some ports, as they come and go.
 
-    Args:
-        process: The process, a child of this one.
-        ports: The ports that it listens on.
-
     Raises:
         OSError: The kernel allows no duplicates.
     """
@@ -238,15 +234,7 @@ _GOAWAY = bytes.fromhex("000008 07 00 00000000 00000000 00000000")
 
 
 class Drain(Closeable):
-    """The end of one run of the server.
-
-    Args:
-        server: tritonserver.
-        folder: Its run folder.
-        flags: Where it listens.
-        signals: A second one ends the drain.
-        limit_s: How long requests in flight may take.
-    """
+    """The end of one run of the server."""
 
     def __init__(
         self,
@@ -276,9 +264,6 @@ class Drain(Closeable):
 
     def run(self, *, live: bool) -> int:
         """Drain, and end the server.
-
-        Args:
-            live: Whether it has opened its ports.
 
         Returns:
             What to exit with: 0 where the supervisor ended the server, the server's own code where it ended by itself.

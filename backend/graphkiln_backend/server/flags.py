@@ -241,9 +241,6 @@ class TritonFlags:
     def check_ports(self, page: ListenAddress | None = None) -> None:
         """Bind every port once, but those of the page.
 
-        Args:
-            page: Where the page will listen, if there is one.
-
         Raises:
             ServerSetupError: A port is in use, not allowed, or named for two services; the hint names a free one.
         """
@@ -264,11 +261,6 @@ class TritonFlags:
 
 def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenAddress]) -> None:
     """Refuse one port for two services: each of them would be free, until the first one listens.
-
-    Args:
-        service: Triton's name of the second one.
-        address: Its address.
-        taken: The addresses of the others.
 
     Raises:
         ServerSetupError: There is another one that would listen there.
@@ -307,10 +299,6 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
 
 def check_free(service: str, address: ListenAddress) -> None:
     """Bind a port once.
-
-    Args:
-        service: Triton's name of the service.
-        address: Its address.
 
     Raises:
         ServerSetupError: It is in use or not allowed; the hint names a free one.

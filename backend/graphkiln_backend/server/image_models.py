@@ -37,11 +37,7 @@ _CORES_PER_INSTANCE = 4
 
 
 def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]:
-    """The models of stores, and after them those that take images for some of them.
-
-    Args:
-        found: By name, as scanned.
-    """
+    """The models of stores, and after them those that take images for some of them."""
     takers = {
         image_model_name(name): replace(
             stored, tensor_model=name, problem=_problem(stored, found.get(image_model_name(name)))
@@ -139,9 +135,6 @@ class ExplicitImages:
 
     def follow(self, serving: Mapping[str, tuple[int, ...]]) -> None:
         """Load and unload what the models need that serve.
-
-        Args:
-            serving: The versions that serve, by model.
 
         Raises:
             OSError: The server ended, or the stores cannot be read.

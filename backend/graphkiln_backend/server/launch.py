@@ -131,12 +131,7 @@ def _named_models(arguments: Sequence[str]) -> list[str]:
 
 
 def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
-    """True if a server loads models at its start, all of which may be good; log those that are known to be bad.
-
-    Args:
-        arguments: Of the server.
-        found: What its stores hold, by name.
-    """
+    """True if a server loads models at its start, all of which may be good; log those that are known to be bad."""
     names = _named_models(arguments)
     faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
     for name, fault in faults.items():  # Triton would log another reason, or none
@@ -351,17 +346,7 @@ def command_line(
     complete: bool,
     readiness: Sequence[str] = (),
 ) -> list[str]:
-    """Tritonserver's command line: the user's arguments as typed, and defaults where the user gave none.
-
-    Args:
-        installation: The server to run.
-        folder: The run's folder, backends assembled.
-        stores: Model stores, or their mirrors.
-        flags: The user's flags.
-        memory: Sizes of shared-memory regions, and for how many instances.
-        complete: Whether every configuration in the stores is complete, so that Triton need not complete any.
-        readiness: Arguments that choose who says whether it is ready.
-    """
+    """Tritonserver's command line: the user's arguments as typed, and defaults where the user gave none."""
     mode = ControlMode.read(flags)
     sizes = {"shm-default-byte-size": memory.region_bytes, "thread-pool-size": pool_size(memory.instances)}
     return [

@@ -68,9 +68,6 @@ def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
 def remove_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
     """Remove leftovers of dead runs of this user, and end processes of theirs that still run.
 
-    Args:
-        parents: As for `find_leftovers`.
-
     Returns:
         What was removed.
     """

@@ -65,11 +65,7 @@ class LogRecord:
     details: str = ""
 
     def to_json(self, now: datetime | None = None) -> str:
-        """The event as one line, ASCII, without what is empty.
-
-        Args:
-            now: When it was logged; by default at this moment.
-        """
+        """The event as one line, ASCII, without what is empty."""
         at = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = {name: value for name in _FIELDS if (value := getattr(self, name))}
         return json.dumps({"time": at, "level": self.level, "source": self.source, "message": self.message, **fields})

@@ -72,9 +72,6 @@ def _refusing(reason: str, before: str = "") -> str:
 class Mirror:
     """A folder of mirrored models; the user's stores are never written to.
 
-    Args:
-        folder: Where to build it; made when missing.
-
     Attributes:
         path: The repository that Triton sees.
     """
@@ -97,12 +94,6 @@ class Mirror:
     def show_images(self, name: str, model: Path, versions: Collection[int], config: ModelConfigProto) -> None:
         """Show a model that takes images for versions of another one.
 
-        Args:
-            name: Its name.
-            model: The folder of the other one, whose labels are its own.
-            versions: The versions.
-            config: Its configuration.
-
         Raises:
             OSError: The mirror cannot be written.
         """
@@ -116,11 +107,6 @@ class Mirror:
 
     def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:
         """The load request for a model that takes images for versions of another one and is shown nowhere.
-
-        Args:
-            model: The folder of the other one, whose labels are its own.
-            versions: The versions.
-            config: Its configuration.
 
         Raises:
             OSError: The labels cannot be read.
@@ -173,11 +159,6 @@ class StoreView:
     """Links to the user's stores for Triton in explicit mode; they lead elsewhere while some models are mirrored.
 
     What is loaded keeps its path: an instance never notices.
-
-    Args:
-        folder: For the links; made when missing.
-        stores: The user's stores.
-        mirror: Holds the mirrored models.
 
     Attributes:
         paths: What Triton is given, one for each store.

@@ -79,12 +79,7 @@ def _find_crashes(seen: Snapshot) -> dict[tuple[str, int], Crash]:
 
 
 def explain(rows: Sequence[VersionState], instances: Path) -> list[VersionState]:
-    """Replace "not healthy" in Triton's reasons by what killed the process.
-
-    Args:
-        rows: As the server lists them.
-        instances: Folder of status files.
-    """
+    """Replace "not healthy" in Triton's reasons by what killed the process."""
     if not any(_UNHEALTHY.search(row.reason) for row in rows):
         return list(rows)
     crashes = _find_crashes(read_snapshot(instances))

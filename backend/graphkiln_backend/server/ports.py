@@ -26,9 +26,6 @@ from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead,
 class PortClaims(Closeable):
     """Claim every port of a server that it does not share on purpose, until it is closed.
 
-    Args:
-        flags: The user's.
-
     Raises:
         ServerSetupError: Another start has claimed one; the hint names a free one.
     """
@@ -68,9 +65,6 @@ _LIMIT = 16 * MIB
 def fetch_metrics(url: str) -> str:
     """Fetch the metrics in Prometheus' text format, without any proxy that the environment names.
 
-    Args:
-        url: Of the port, with its path.
-
     Raises:
         OSError: There is no response.
         ValueError: It is no URL.
@@ -87,10 +81,6 @@ _FILE = "address.json"
 
 def publish_address(folder: Path, flags: TritonFlags) -> None:
     """Write down where a server listens: for HTTP, or else for gRPC.
-
-    Args:
-        folder: Of its run.
-        flags: tritonserver's own, behind TLS if there is any.
 
     Raises:
         OSError: The file cannot be written.

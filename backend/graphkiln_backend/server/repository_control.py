@@ -73,12 +73,7 @@ class RepositoryControl(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GrpcControl:
-    """Repository control over gRPC, without TLS.
-
-    Args:
-        address: Where the server listens.
-        metadata: Required by its restricted protocols.
-    """
+    """Repository control over gRPC, without TLS."""
 
     address: ListenAddress
     metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)

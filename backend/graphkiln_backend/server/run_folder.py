@@ -69,10 +69,6 @@ _ENVIRONMENTS = b"/tmp/python_env_"
 def rename_environments(library: Path, run: str) -> None:
     """Give the folder for environments of a copied Python backend a name that says whose it is.
 
-    Args:
-        library: The copy; changed in place where it is of the release that is known.
-        run: The name of the run's folder.
-
     Raises:
         OSError: It cannot be written.
     """
@@ -82,31 +78,19 @@ def rename_environments(library: Path, run: str) -> None:
 
 
 def environments_of(run: str) -> list[Path]:
-    """Find the folders for packed environments of a run.
-
-    Args:
-        run: The name of the run's folder.
-    """
+    """Find the folders for packed environments of a run."""
     prefix = Path(_environments(run))
     return sorted(prefix.parent.glob(f"{prefix.name}??????"))
 
 
 def remove_environments(run: str) -> None:
-    """Remove the folders for packed environments of a run, as far as they can be.
-
-    Args:
-        run: The name of the run's folder.
-    """
+    """Remove the folders for packed environments of a run, as far as they can be."""
     for folder in environments_of(run):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_sent_models(run: Path) -> None:
-    """Remove the files that Triton has kept of models that came with a request, as far as they can be.
-
-    Args:
-        run: The folder of the run, whose server is dead.
-    """
+    """Remove the files that Triton has kept of models that came with a request, as far as they can be."""
     for noting in ("shared", "overlay"):  # instances, and what makes Triton forget a failure
         remove_sent(run / noting / NOTES)
 
@@ -148,10 +132,6 @@ class SharedMemoryPlan:
 def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMemoryPlan:
     """Size the regions for the largest batches of the models.
 
-    Args:
-        mirrors: Stores with complete configurations.
-        free_bytes: Free bytes of /dev/shm.
-
     Raises:
         ServerSetupError: There is too little; the hint names a size that is enough.
     """
@@ -191,11 +171,7 @@ def free_shared_memory() -> int:
 
 
 def region_owner(run: str) -> Path:
-    """The file among a run's regions that is locked as long as the run lives.
-
-    Args:
-        run: The name of its run folder.
-    """
+    """The file among a run's regions that is locked as long as the run lives."""
     return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
 
 
@@ -411,11 +387,7 @@ def _free_bytes(place: Path) -> int:
 
 
 def remove_regions(run: str) -> None:
-    """Remove the shared-memory regions of a run, as far as they can be.
-
-    Args:
-        run: The name of its folder.
-    """
+    """Remove the shared-memory regions of a run, as far as they can be."""
     owner = region_owner(run)
     for region in set(SHARED_MEMORY.glob(f"{run}-*")) - {owner}:
         if region.is_dir() and not region.is_symlink():

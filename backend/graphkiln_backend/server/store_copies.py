@@ -180,11 +180,7 @@ class StoreCopies:
         return max(0.0, self._due_at - time.monotonic())
 
     def mark(self, found: dict[str, StoredModel]) -> dict[str, StoredModel]:
-        """Add what was refused as faults, so that readiness and the list of models name it with the reason.
-
-        Args:
-            found: What the copies hold.
-        """
+        """Add what was refused as faults, so that readiness and the list of models name it with the reason."""
         refused = {name: model for copy in self.copies for name, model in copy.refused().items()}
         return {name: _mark(stored, refused[name]) if name in refused else stored for name, stored in found.items()}
 
@@ -221,11 +217,7 @@ def _private_folder(cache: CacheSettings, name: str) -> Path | None:
 
 
 class RemoteStore(StoreCopy):
-    """A remote store and its copy.
-
-    Args:
-        copy: The copy.
-    """
+    """A remote store and its copy."""
 
     def __init__(self, copy: RemoteCopy) -> None:
         self.copy = copy
@@ -356,12 +348,7 @@ def remove_unused(parent: Path, now_s: float) -> None:
 
 
 class AttestedStore(StoreCopy):
-    """A store and the copy of what is signed in it.
-
-    Args:
-        source: The store.
-        copy: The copy.
-    """
+    """A store and the copy of what is signed in it."""
 
     source: Path
 

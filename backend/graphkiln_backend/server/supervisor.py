@@ -297,10 +297,6 @@ class RestartBudget:
     def spend(self, fault: Fault, served_s: float) -> float | None:
         """Count a fault.
 
-        Args:
-            fault: What happened.
-            served_s: Seconds that the server had served before.
-
         Returns:
             The seconds to wait before the restart, or None when it is time to give up.
         """
@@ -329,13 +325,7 @@ class Pace:
         self._woke_at_s = time.thread_time()
 
     def wait(self, signals: StopSignals, processes: list[int], *, live: bool) -> None:
-        """Wait for the next look, for a signal, or for the end of one of the processes.
-
-        Args:
-            signals: Waits.
-            processes: Their numbers.
-            live: Whether the server takes requests; until then it is looked at often.
-        """
+        """Wait for the next look, for a signal, or for the end of one of the processes."""
         looked_s = time.thread_time() - self._woke_at_s
         signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
         self._woke_at_s = time.thread_time()

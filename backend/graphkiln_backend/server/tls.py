@@ -134,11 +134,6 @@ class TlsFiles:
 class TlsTerminator(ListeningChild):
     """Listen for HTTPS and pass the bytes on; its child process is started again when it ends.
 
-    Args:
-        files: Certificate and key.
-        public: Where to listen.
-        private: Where tritonserver listens.
-
     Raises:
         ServerSetupError: The address is in use.
     """
@@ -149,12 +144,7 @@ class TlsTerminator(ListeningChild):
 
 
 def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
-    """The flags of a tritonserver behind TLS: HTTP on a free port of the loopback interface, gRPC with its own TLS.
-
-    Args:
-        flags: The user's, which say where to listen for HTTPS.
-        files: Certificate and key.
-    """
+    """The flags of a tritonserver behind TLS: HTTP on a free port of the loopback interface, gRPC with its own TLS."""
     moved = _moved_http(flags) if flags.listen_address("http") else {}
     own = () if "grpc-use-ssl" in flags.values or not flags.is_on("grpc") else tuple(files.grpc_arguments())
     arguments = (*flags.arguments, *(f"--{name}={value}" for name, value in moved.items()), *own)
@@ -164,11 +154,6 @@ def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
 
 def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFlags) -> AbstractContextManager[object]:
     """Listen for HTTPS where there are certificates and HTTP is on.
-
-    Args:
-        files: Certificate and key, or None.
-        flags: The user's flags.
-        inner: tritonserver's (see `behind_tls`).
 
     Raises:
         ServerSetupError: The address is in use.

@@ -22,11 +22,7 @@ _HOST = "127.0.0.1"
 
 
 class Terminator:
-    """Pass connections on.
-
-    Args:
-        port: Of this machine, where they go to.
-    """
+    """Pass connections on."""
 
     def __init__(self, port: int) -> None:
         self._port = port
