@@ -27,7 +27,8 @@ from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.repository_control import GrpcControl, HttpControl, RepositoryControl
-from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan, free_shared_memory, plan_shared_memory
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.processes import end_with_parent, start

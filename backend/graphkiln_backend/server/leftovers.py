@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.run_folder import (
-    OWNER_SUFFIX,
-    SHARED_MEMORY,
-    remove_environments,
-    remove_regions,
-    remove_sent_models,
-)
+from graphkiln_backend.server.run_folder import remove_environments, remove_sent_models
+from graphkiln_backend.server.shared_memory import OWNER_SUFFIX, SHARED_MEMORY, remove_regions
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, PREFIX, locked_if_dead, owned_folders, remove_owned
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 

@@ -41,7 +41,7 @@ def check_temporary_folder(_: Request) -> Iterator[Finding]:
 def check_shared_memory(_: Request) -> Iterator[Finding]:
     """The folder of shared memory; `check_models` compares it with the models' needs."""
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.run_folder import SHARED_MEMORY, free_shared_memory
+    from graphkiln_backend.server.shared_memory import SHARED_MEMORY, free_shared_memory
 
     try:
         free_bytes = free_shared_memory()

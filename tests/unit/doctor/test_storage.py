@@ -18,7 +18,7 @@ from graphkiln.doctor.storage import (
     find_shared_memory,
 )
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.server import leftovers, run_folder
+from graphkiln_backend.server import leftovers, run_folder, shared_memory
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
 MB = 1 << 20
@@ -39,7 +39,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_folders_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     monkeypatch.setattr(run_folder, "OTHER_PARENTS", ())
-    monkeypatch.setattr(run_folder, "SHARED_MEMORY", tmp_path / "gone")
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "gone")
     (temporary,), (shared,) = check_temporary_folder(Request()), check_shared_memory(Request())
     assert temporary.level is shared.level is Level.ERROR
     assert "TMPDIR" in temporary.hint

@@ -24,7 +24,8 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
 from graphkiln_backend.server.managed_stores import ServedModel
 from graphkiln_backend.server.repository_control import GrpcControl, HttpControl
-from graphkiln_backend.server.run_folder import RunFolder, SharedMemoryPlan
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import SharedMemoryPlan
 from graphkiln_backend.triton.environment import (
     instances_folder,
     open_cache,

@@ -12,16 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphkiln_backend.server import leftovers, run_folder
-from graphkiln_backend.server import run_folder as shared_memory
+from graphkiln_backend.server import leftovers, run_folder, shared_memory
 from graphkiln_backend.server.leftovers import find_leftovers, living_runs, remove_leftovers
-from graphkiln_backend.server.run_folder import RunFolder, region_owner
+from graphkiln_backend.server.run_folder import RunFolder
+from graphkiln_backend.server.shared_memory import region_owner
 
 DIE = """
 import os, sys, tempfile
 from pathlib import Path
-from graphkiln_backend.server import (run_folder)
-from graphkiln_backend.server import run_folder as shared_memory
+from graphkiln_backend.server import run_folder, shared_memory
 tempfile.tempdir = sys.argv[1]
 run_folder.SHARED_MEMORY = shared_memory.SHARED_MEMORY = Path(sys.argv[2])
 folder = run_folder.RunFolder()
