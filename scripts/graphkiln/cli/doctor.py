@@ -1,4 +1,4 @@
-"""`graphkiln doctor`: what is this machine, and what would go wrong at the start of a server?"""
+"""`graphkiln doctor`: find what would go wrong if a server were started on this machine."""
 
 from __future__ import annotations
 

@@ -17,10 +17,10 @@ _GRAPH_SUFFIX = ".onnx"
 
 @contextmanager
 def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """The model stores that are meant: a folder of models, or a store with nothing but the models that are named.
+    """Open model stores: folders of models as they are, and single models linked into a temporary store.
 
     Args:
-        paths: Folders of models; folders of one model, of a version of it, or its graph's file.
+        paths: Folders of models, or of one model, of a version of it, or its graph's file.
 
     Raises:
         ServerSetupError: A path is not one of these, or a folder that this user may not open.

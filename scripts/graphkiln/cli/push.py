@@ -1,4 +1,4 @@
-"""`graphkiln push`: a model store into a container registry, from which it is served."""
+"""`graphkiln push` and `graphkiln pull`: model stores to and from container registries and object stores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,28 @@ import typer
 from graphkiln.cli.sign import TrustedKeysOption
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
 
-# `graphkiln pull`: the models of a registry or an object store, into a model store of this machine.
-
 _HIDDEN = ".pull-"
+
+
+def push(
+    store: Annotated[Path, typer.Argument(help="Folder of models, or of one: STORE/MODEL.")],
+    address: Annotated[str, typer.Argument(help="oci://HOST/REPOSITORY:TAG", metavar="ADDRESS")],
+) -> None:
+    """Push a model store to a container registry as an OCI artifact.
+
+    `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) go with it.
+    Credentials are those of `docker login`.
+    """
+    from graphkiln.cli.model_stores import open_stores
+    from graphkiln_backend.repository.remote_model import push_store
+    from graphkiln_backend.storage.address import RemoteAddress
+
+    target = RemoteAddress.parse(address)
+    if target is None:
+        raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG")
+    with open_stores([store]) as (folder,):
+        pushed = push_store(folder, target)
+    typer.echo(f"{target}: {pushed.files} files, {pushed.size_bytes / 1e6:.1f} MB, {pushed.digest}")
 
 
 def pull(
@@ -37,7 +56,7 @@ def pull(
     if source is None:
         raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ...")
     if trusted_keys:
-        TrustedKeys.read(trusted_keys)  # what is wrong with them is known before gigabytes travel
+        TrustedKeys.read(trusted_keys)  # their errors are reported before gigabytes travel
     listed = list_store(source)
     with _staging_folder(store) as folder:
         fetched = listed.fetch(store, folder)
@@ -50,11 +69,7 @@ def pull(
 
 @contextmanager
 def _staging_folder(store: Path) -> Iterator[Path]:
-    """A hidden folder of a store, after those that killed pulls have left there are removed.
-
-    Raises:
-        RepositoryError: The store cannot be written.
-    """
+    """A hidden folder of a store; those of killed pulls are removed first."""
     from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
 
     try:
@@ -77,24 +92,3 @@ def _check_signed(version: Path, trusted_keys: Path | None) -> None:
     except GraphkilnError as error:
         words = f"{version.parent.name} version {version.name} is not pulled: {error.message}"
         raise RepositoryError(words, hint=error.hint) from error
-
-
-def push(
-    store: Annotated[Path, typer.Argument(help="Folder of models, or of one: STORE/MODEL.")],
-    address: Annotated[str, typer.Argument(help="oci://HOST/REPOSITORY:TAG", metavar="ADDRESS")],
-) -> None:
-    """Push a model store to a container registry as an OCI artifact.
-
-    `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) go with it.
-    Credentials are those of `docker login`.
-    """
-    from graphkiln.cli.model_stores import open_stores
-    from graphkiln_backend.repository.remote_model import push_store
-    from graphkiln_backend.storage.address import RemoteAddress
-
-    target = RemoteAddress.parse(address)
-    if target is None:
-        raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG")
-    with open_stores([store]) as (folder,):
-        pushed = push_store(folder, target)
-    typer.echo(f"{target}: {pushed.files} files, {pushed.size_bytes / 1e6:.1f} MB, {pushed.digest}")
