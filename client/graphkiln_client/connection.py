@@ -1,4 +1,4 @@
-"""A connection as the clients use it: calls with one deadline and retries, whatever the protocol."""
+"""Calls with one deadline and retries, over any transport."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady, Overloaded, ProtocolError
 from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse, Transport
 
-_BASE_S, _CAP_S = 0.1, 5.0
-
+_BASE_S, _CAP_S = 0.1, 5.0  # of the delay before another attempt
 
 T = TypeVar("T")
 
@@ -32,7 +31,7 @@ class Connection:
         self._extensions: frozenset[str] | None = None
 
     async def call(self, call: Call[T]) -> T:
-        """Send a call that looks the same at every attempt, and returns its value.
+        """Send a call that is the same at every attempt, and return its value.
 
         Raises:
             ClientError: The call failed.

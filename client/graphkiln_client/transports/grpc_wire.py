@@ -45,7 +45,7 @@ class GrpcRequest:
         message: The serialized request message.
         parse: From the bytes of the response to its message.
         request_id: Of an inference, for its errors.
-        is_admin: Whether it changes the server, and needs its admin key.
+        is_admin: True if it changes the server, and needs its admin key.
     """
 
     method: str
