@@ -50,7 +50,7 @@ def measure_faults(seed: int, kills: int) -> dict[str, Any]:
 
 
 class _Run:
-    """One run, its driver in a process of its own."""
+    """One run, whose driver is a separate process."""
 
     def __init__(self, folder: Path, nodes: RayNodes, kills: int, seed: int) -> None:
         self._nodes, self._kills, self._random = nodes, kills, random.Random(seed)  # noqa: S311 - seeded

@@ -1,6 +1,6 @@
 """How long a plan of millions of rows takes, and how much memory: listing, resuming, and a simulated hundred millions.
 
-Each part runs in a process of its own, whose peak memory is its own. Interpreter and libraries are part of that; what
+Each part runs in a separate process, whose peak memory is its own. Interpreter and libraries are part of that; what
 they take is measured beside.
 """
 

@@ -1,4 +1,4 @@
-"""One whole run, in a process of its own: a program that prints what it measured, as JSON, in its last line.
+"""One whole run in a separate process: a program that prints what it measured, as JSON, in its last line.
 
     python score_runs.py graphkiln MODEL SOURCE DESTINATION CACHE WORKERS CORES ROWS_PER_UNIT
     python score_runs.py ray-data  GRAPH SOURCE DESTINATION CACHE WORKERS CORES ROWS_PER_UNIT

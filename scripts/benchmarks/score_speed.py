@@ -109,7 +109,7 @@ def _measure_memory(rounds: int) -> dict[str, Any]:
 
 
 def _measure_plan(rounds: int) -> dict[str, Any]:
-    """In a program of its own: its processes would import what this one has, torch among it, and count its memory."""
+    """Use a separate program: its processes would import what this one has, torch among it, and count its memory."""
     show_progress("planning")
     command = [sys.executable, str(_PLAN_PROGRAM), str(_LISTED_ROWS // _share(rounds))]
     planned: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -182,7 +182,7 @@ class _Bench:
         return self.run("graphkiln", DIGITS, source, 1, self._cores, rows=DEFAULT_ROWS_PER_UNIT)
 
     def run(self, program: str, model: Path, source: Path, workers: int, cores: int, *, rows: int = 48) -> RunReport:
-        """One run in a process of its own."""
+        """One run in a separate process."""
         destination = self._folder / f"answers {next(self._destinations)}"
         arguments = [program, model, source, destination, self._cache, workers, cores, rows]
         command = [sys.executable, _PROGRAM, *arguments]

@@ -22,7 +22,7 @@ from graphkiln_backend.storage.address import RemoteAddress
 
 SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
-FORMATS = ("", "parquet", "delta")  # what `--format` may be; empty for what the destination has of its own
+FORMATS = ("", "parquet", "delta")  # what `--format` may be; empty for the destination's own
 _OBJECTS = {"s3", "gs"}
 _CONDITIONAL = ("s3://", "gs://")  # what may need a ledger, as some stores ignore conditions
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
@@ -93,7 +93,7 @@ def open_source(request: ScoreRequest) -> Source:
     """The source of a run.
 
     Raises:
-        ScoringError: Its text names nothing that can be read, or its columns are none that can be.
+        ScoringError: Its text names nothing that can be read, or its columns cannot be.
     """
     if taken := [name for name in RESERVED if name in request.keep_columns]:
         raise ScoringError(f"the output has its own column '{taken[0]}'", hint="rename it in the input")

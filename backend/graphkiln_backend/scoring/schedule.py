@@ -62,7 +62,7 @@ MOST_FAILED_UNITS = 5  # in a row: then it is not the units
 _HINT = "what was committed stays; run the same command to go on"
 
 # Seconds without progress after which a worker hangs. Progress is each row that is begun or read, so that a slow unit
-# is none that hangs.
+# is not taken for one that hangs.
 FLOOR_S = 60.0  # a store may take its time to answer a read, and retries it
 FIRST_S = 600.0  # until a unit was measured: the first batch may compile kernels
 _FACTOR = 3.0  # times the slowest of the last units as a whole

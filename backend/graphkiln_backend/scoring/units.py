@@ -37,7 +37,7 @@ class InputRange:
     Attributes:
         path: As in `Unit`.
         part: As in `Unit`. It is not part of the id: a range that only moved within its file keeps its answers.
-        identity: What tells its content from that of any other range: names, sizes, modification times, ETags, digests
+        identity: Changes with the content and differs between ranges: names, sizes, modification times, ETags, digests
             of what is read.
         rows: As in `Unit`.
         size_bytes: As in `Unit`.

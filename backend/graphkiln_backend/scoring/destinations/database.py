@@ -51,7 +51,7 @@ class DatabaseNotes:
 
     Args:
         database: Where the table `graphkiln_notes` is.
-        destination: Tells this destination from the others in it.
+        destination: Key of this destination in the table.
         called: What people call it; empty for `destination`.
     """
 

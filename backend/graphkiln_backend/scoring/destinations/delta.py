@@ -1,6 +1,6 @@
 """A Delta Lake table: a unit is a file of Parquet, and a transaction of the table's log that adds it.
 
-Each unit is an application of its own in the log (`appId`), so that of two attempts the log itself refuses the second,
+Each unit is a separate application in the log (`appId`), so that of two attempts the log itself refuses the second,
 also when they commit at the same moment; commits of other units are retried behind each other. A commit is one small
 file of the log, and deltalake writes a checkpoint every hundred of them: larger units make fewer.
 Source: "Transaction Identifiers" and "Conflict detection" of the Delta transaction protocol.

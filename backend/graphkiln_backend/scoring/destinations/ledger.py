@@ -72,7 +72,7 @@ class Ledger:
 
     Args:
         database: Where the table `graphkiln_units` is.
-        destination: Tells this destination from the others in it.
+        destination: Key of this destination in the table.
     """
 
     def __init__(self, database: Database, destination: str) -> None:

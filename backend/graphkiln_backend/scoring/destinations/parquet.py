@@ -35,7 +35,7 @@ def encode_result(result: Result, attempt: str) -> memoryview:
 
     Args:
         result: What is written.
-        attempt: Tells this attempt from all others of the unit.
+        attempt: Unique name of this attempt.
     """
     table = result.table.replace_schema_metadata(
         {

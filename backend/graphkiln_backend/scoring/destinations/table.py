@@ -68,7 +68,7 @@ def parse_table(text: str) -> tuple[str, ...]:
         text: `TABLE` or `SCHEMA.TABLE`.
 
     Raises:
-        ScoringError: It is none.
+        ScoringError: It is malformed.
     """
     found = _NAME.fullmatch(text)
     parts = tuple(_unquoted(part) for part in found.groups() if part) if found else ()

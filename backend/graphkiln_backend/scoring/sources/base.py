@@ -43,7 +43,7 @@ class Source(Protocol):
         ...
 
 
-REPEATED = "every row needs an id of its own: remove the repetitions, or name the column of another id by --id-column"
+REPEATED = "every row needs its own id: remove the repetitions, or name the column of another id by --id-column"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """A listing: a text file with the path or address of an image in each line. A range is some of its bytes.
 
-Nothing is asked of the images themselves before they are read: what tells ranges apart is a digest of their lines.
+Nothing is asked of the images themselves before they are read: ranges are identified by a digest of their lines.
 Relative paths start at the listing's folder.
 """
 
@@ -328,7 +328,7 @@ class _Table:
 
 
 class CsvReader:
-    """Rows of CSV files. A row's id is its image's path, or what stands in the column of ids.
+    """Rows of CSV files. A row's id is its image's path, or the value of the column of ids.
 
     Args:
         columns: Which of them are read.

@@ -17,7 +17,7 @@ from graphkiln_backend.scoring.errors import ScoringError
 
 # Content-defined chunking of row names: adding or removing a row changes at most two chunks.
 #
-# A name ends a run when its hash falls into one part of as many as a run shall have rows. Runs are then of that
+# A name ends a run when its hash falls into one part of as many as a run should have rows. Runs are then of that
 # length on average, most of them shorter, and one in a thousand is seven times as long. A least or greatest length
 # would let each boundary depend on the one before; without, one name that comes or goes changes at most two runs.
 # Source: content-defined chunking, as in Muthitacharoen, Chen, Mazières: "A Low-bandwidth Network File System", 2001.
@@ -31,7 +31,7 @@ def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
     """Mark the names that end a run.
 
     Args:
-        names: What tells a row from the others.
+        names: Names of the rows.
         rows: How many a run has on average.
     """
     mixed = np.fromiter(map(crc32, names), np.uint32, len(names))
@@ -51,7 +51,7 @@ def cut(members: Iterable[T], rows: int, name: Callable[[T], bytes]) -> Iterator
     Args:
         members: The rows.
         rows: How many a run has on average.
-        name: What tells a row from the others.
+        name: Returns the name of a row.
     """
     run: list[T] = []
     unread = iter(members)
