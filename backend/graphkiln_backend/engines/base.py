@@ -62,15 +62,15 @@ class SessionConfig:
         reason: Why the plan holds this configuration.
         precision: Precision that products must be computed in; None leaves it to the graph and proves nothing.
         layout: `nchw`, `nhwc`, or empty for the engine's own choice.
-        conv_search: How cuDNN searches for kernels, or empty for its default.
+        conv_search: cuDNN's search for kernels, or empty for its default.
         streams: Parts of a batch that are computed in parallel.
         largest_batch: The largest batch that will be requested.
         tuning: The rest of the session's options.
-        shared_folder: Where instances of the same model put what they can share, or None for an only instance.
+        shared_folder: Folder for what instances of a model can share, or None for an only instance.
         options: Options by the engine's own names, as config.pbtxt has them.
         op_libraries: Libraries of custom operators, as the system's loader takes them.
-        parallel: How the graph is spread over devices; None for a graph that runs whole on one.
-        places: Where each shard of each stage runs, stage by stage; empty where nothing is pinned.
+        parallel: Spread of the graph over devices; None for a graph that runs whole on one.
+        places: Place of each shard of each stage, stage by stage; empty where nothing is pinned.
         cuts: Positions of the first node of each stage but the first.
     """
 
@@ -94,7 +94,7 @@ class SessionConfig:
 
     @property
     def splits(self) -> bool:
-        """Whether the graph is cut into stages or shards."""
+        """True for a graph that is cut into stages or shards."""
         return self.parallel is not None and self.parallel.splits
 
     def __str__(self) -> str:

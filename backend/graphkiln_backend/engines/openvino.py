@@ -326,7 +326,7 @@ class OpenVinoSession(Closeable):
         streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
         saved: The graph's tensors as they were saved. OpenVINO gives a tensor several names where it drops a node
             between them, and drops inputs whose values no output depends on; None for the names that it has first.
-        limits: How large the integers of an input may be, by name, where that is less than `openvino_integers.LIMIT`.
+        limits: Input -> limit of its integers, where that is less than `openvino_integers.LIMIT`.
 
     Raises:
         ManifestError: One of its tensors is not one that Triton can carry.

@@ -95,9 +95,9 @@ def _options(config: SessionConfig, signature: Signature | None, folder: Path | 
     """The provider's options for a configuration; the user's own come last.
 
     Args:
-        config: How to run the graph.
+        config: The configuration.
         signature: For the optimization profile; None leaves it out.
-        folder: Where engines and timings are kept, or None.
+        folder: Folder for engines and timings, or None.
 
     Raises:
         LoweringError: An input has a size without bounds.

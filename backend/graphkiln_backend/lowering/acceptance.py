@@ -133,9 +133,9 @@ def replay(
     Args:
         session: The session.
         golden: Samples, and the outputs of the saved graph for them.
-        limits: How far the outputs may be apart.
+        limits: Largest differences of the outputs.
         largest_batch: Samples are repeated to fill it, where the first dimension varies.
-        reading: What users read from the outputs, or None.
+        reading: Interpretation of the outputs by users, or None.
 
     Raises:
         VerificationError: The outputs are not those of the saved graph; the report has the numbers.
@@ -158,9 +158,9 @@ def replay_mixed(
     Args:
         session: Session of a graph whose batches may be computed in parts.
         golden: Samples, and the outputs of the saved graph for them.
-        limits: How far the outputs may be apart.
+        limits: Largest differences of the outputs.
         largest_batch: Samples of the batch.
-        reading: What users read from the outputs, or None.
+        reading: Interpretation of the outputs by users, or None.
 
     Raises:
         VerificationError: The outputs are not those of the saved graph, or not in the order of the inputs.

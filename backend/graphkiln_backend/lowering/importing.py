@@ -42,7 +42,7 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
 
     Args:
         version: The version folder.
-        cache: Where conversions are kept.
+        cache: Keeps conversions.
         in_subprocess: Whether to convert in a process that ends with the call: a server never again needs the 400 MB
             that a conversion leaves behind, and can be stopped while it converts.
 
@@ -77,7 +77,7 @@ def recall_graph(path: Path, cache: ArtifactCache) -> None:
 
     Args:
         path: The file; may be missing.
-        cache: Where facts are kept.
+        cache: Keeps facts.
     """
     stamp = stamp_of(path)
     if not cache.lasting or not stamp or known_facts(path):

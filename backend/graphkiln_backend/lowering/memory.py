@@ -86,7 +86,7 @@ class Observations:
 
     Attributes:
         complete: Whether anything was found out yet.
-        placed: What ran where; None where it could not be read.
+        placed: Kernels that ran; None where they could not be read.
         mixed: Why the rows of several requests must not be computed together; empty where they may.
         repeats: Whether the same request gave the same bits again and again.
         warmed: The batch sizes that paid for being run before the first request, in the order of the runs; None where

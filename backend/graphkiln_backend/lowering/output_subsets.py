@@ -105,9 +105,9 @@ class SubsetBuilder:
     Attributes:
         engine: Builds them.
         graph: The whole graph.
-        config: How the whole graph runs.
-        artifacts: Of the version.
-        requirements: What a session must do.
+        config: Configuration of the whole graph.
+        artifacts: Artifacts of the version.
+        requirements: Requirements on a session.
         synthetic: Inputs that the whole graph computes, or None.
     """
 

@@ -69,13 +69,13 @@ class ProvenSession:
     Attributes:
         session: Ready and warm; owned by the holder of this.
         config: Configuration that it was built by.
-        placement: What ran where, or None where the graph could not be run on synthetic inputs.
+        placement: Kernels that ran, or None where the graph could not be run on synthetic inputs.
         self_test: Verdict of the golden samples, or None for a version that has none, or with `self_test: off`.
         fallbacks: One line per configuration that failed before this one.
         slower: One line per candidate that works and is not the fastest.
         basis: Basis of the choice between candidates; None where there was only one.
         phases: Seconds of each phase of building and proving it.
-        notes: What a person should know: why warming up stopped early, what is computed otherwise than saved.
+        notes: Notes for a person, such as why warming up stopped early, or what is computed otherwise than saved.
         replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be replayed.
         synthetic: Inputs that it computes; None where golden samples are there, or none are known.
         separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
@@ -105,8 +105,8 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
 
     Args:
         artifacts: Artifacts of the version.
-        config: How to run it.
-        requirements: What it must do.
+        config: Its configuration.
+        requirements: Requirements on it.
 
     Raises:
         EngineUnavailable: The engine is not installed, or cannot run on the device.
@@ -280,7 +280,7 @@ class _Proof:
 
     @property
     def _conditions(self) -> dict[str, str]:
-        """What the observations depend on beside graph, engine and session."""
+        """Conditions of the observations beside graph, engine and session."""
         golden = self.artifacts.version.golden is not None
         return {
             "batches": f"{self.requirements.batch_sizes}",

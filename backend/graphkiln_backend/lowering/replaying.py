@@ -32,8 +32,8 @@ class Replay:
         session: The session. Not thread-safe: nothing else may run while a sample does.
         samples: Feeds of each run: one sample, or the batch.
         reference: Right outputs of all runs, joined in order.
-        limits: How far the outputs may be apart.
-        reading: What users read from the outputs, or None.
+        limits: Largest differences of the outputs.
+        reading: Interpretation of the outputs by users, or None.
         batch_sizes: Rows of the runs, for the verdict.
     """
 
@@ -59,8 +59,8 @@ class Replay:
         Args:
             session: The session.
             golden: Samples, and the outputs of the saved graph for them.
-            limits: How far the outputs may be apart.
-            reading: What users read from the outputs, or None.
+            limits: Largest differences of the outputs.
+            reading: Interpretation of the outputs by users, or None.
             together: Rows of the batch whose parts are computed side by side; 1 for no batch.
         """
         reference = golden.graph_outputs
@@ -84,7 +84,7 @@ class Replay:
 
         Args:
             session: The session, proven and warm.
-            limits: How far the outputs may be apart.
+            limits: Largest differences of the outputs.
             feeds: The request.
             runs: Number of runs that must give the same bits.
         """

@@ -35,7 +35,7 @@ def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requi
     Args:
         artifacts: Artifacts of the version.
         plan: The configurations to try.
-        requirements: What a session must do.
+        requirements: Requirements on a session.
 
     Raises:
         LoweringError: None works; `attempts` gives the reason for each.
@@ -162,7 +162,7 @@ def explain_choice(chosen: ProvenSession, basis: Basis, plan: LoweringPlan) -> P
 
     Args:
         chosen: The session that serves.
-        basis: What was measured.
+        basis: The measurement.
         plan: The candidates, and the baselines that they were measured beside.
     """
     name = str(chosen.config)

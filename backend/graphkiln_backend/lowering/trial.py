@@ -88,7 +88,7 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
         session: The session.
         graph_path: The saved graph.
         open_reference: Loads the saved graph for the comparison.
-        limits: How far the outputs may be apart.
+        limits: Largest differences of the outputs.
 
     Raises:
         LoweringError: It refuses what the saved graph computes.
@@ -132,7 +132,7 @@ def find_mixed_rows(session: Session, synthetic: SyntheticInputs | None, limits:
     Args:
         session: The session.
         synthetic: Inputs that it computes; None where none are known.
-        limits: How far a row of a batch may be from the same row alone.
+        limits: Largest differences between a row of a batch and the same row alone.
     """
     signature = session.signature
     if not all(spec.batchable for spec in signature.inputs):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,9 +149,12 @@ def warm_up(
         GraphkilnError: The golden samples fail.
     """
     runs = _Runs(session, samples)
-    if everything:
-        return runs.until_failure(lambda: _warm_all(runs, sizes, already=already))
-    return runs.until_failure(lambda: _warm_what_pays(runs, sizes[-1], already=already))
+    try:
+        if everything:
+            return WarmUp(sizes=_warm_all(runs, sizes, already=already))
+        return WarmUp(sizes=_warm_what_pays(runs, sizes[-1], already=already))
+    except GraphkilnError as error:
+        return runs.stopped_by(error)
 
 
 def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | SyntheticInputs) -> WarmUp:
@@ -166,13 +169,12 @@ def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamp
         GraphkilnError: The golden samples fail.
     """
     runs = _Runs(session, samples)
-
-    def repeat() -> tuple[int, ...]:
+    try:
         for size in sizes:
             runs.run(size)
-        return sizes
-
-    return runs.until_failure(repeat)
+    except GraphkilnError as error:
+        return runs.stopped_by(error)
+    return WarmUp(sizes=sizes)
 
 
 def feeds_of(samples: GoldenSamples | SyntheticInputs, signature: Signature, size: int) -> Mapping[str, AnyArray]:
@@ -198,13 +200,11 @@ class _Runs:
         self.largest = max(self.largest, size)
         return time.process_time() - begun
 
-    def until_failure(self, warm: Callable[[], tuple[int, ...]]) -> WarmUp:
-        try:
-            return WarmUp(sizes=warm())
-        except GraphkilnError as error:
-            if isinstance(self._samples, GoldenSamples):
-                raise
-            return WarmUp(note=f"a made-up batch of {self._size} fails: {error}")
+    def stopped_by(self, error: GraphkilnError) -> WarmUp:
+        """Note that a made-up batch failed; golden samples must not fail."""
+        if isinstance(self._samples, GoldenSamples):
+            raise error
+        return WarmUp(note=f"a made-up batch of {self._size} fails: {error}")
 
 
 def _warm_all(runs: _Runs, sizes: tuple[int, ...], *, already: bool) -> tuple[int, ...]:

@@ -32,329 +32,10 @@ from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, f
 from graphkiln_backend.repository.onnx_file import read_graph
 from graphkiln_backend.system.closing import Closeable
 
-# Runs of an ONNX Runtime session through CUDA graphs: one capture for each set of input shapes.
-#
-# A captured graph replays its kernels at the addresses of the first run, so inputs and outputs live in buffers that
-# never move.
-#
-# ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
-# other threads are plain (`engines.base.PLAIN_RUNS`).
-#
-# Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
-#
-# Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
-
-_MAX_CAPTURES = 64  # each holds its buffers on the device. Further shapes run without a capture.
-NO_CAPTURE = "-1"  # value of `gpu_graph_id` for a run that neither captures nor replays
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Capture:
-    binding: onnxruntime.IOBinding
-    inputs: Mapping[str, onnxruntime.OrtValue]
-    outputs: Mapping[str, onnxruntime.OrtValue]
-    options: onnxruntime.RunOptions
-
-
-class CudaGraphRunner:
-    """A session on fixed buffers. Not thread-safe, as a session is not.
-
-    Args:
-        session: Made with `enable_cuda_graph`.
-        device: Device of the buffers: `cuda`, or `cpu` for tests.
-        device_id: Number of the GPU.
-    """
-
-    def __init__(self, session: onnxruntime.InferenceSession, device: str = "cuda", device_id: int = 0) -> None:
-        self._session = session
-        self._device = device
-        self._device_id = device_id
-        self._captures: dict[tuple[object, ...], _Capture] = {}
-
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
-        """Compute outputs; see `engines.base.Session.run`."""
-        if PLAIN_RUNS.get():
-            return self._run_plain(feeds, outputs)
-        key = (*outputs, *((name, array.shape) for name, array in sorted(feeds.items())))
-        capture = self._captures.get(key)
-        if capture is None:
-            results = self._run_plain(feeds, outputs)
-            if len(self._captures) < _MAX_CAPTURES:
-                self._captures[key] = self._bind(feeds, results)
-            return results
-        for name, array in feeds.items():
-            capture.inputs[name].update_inplace(np.ascontiguousarray(array))
-        self._session.run_with_iobinding(capture.binding, capture.options)
-        return {name: np.array(value.numpy()) for name, value in capture.outputs.items()}
-
-    def _run_plain(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
-        arrays = self._session.run(list(outputs), dict(feeds), _options(NO_CAPTURE))
-        return dict(zip(outputs, arrays, strict=True))
-
-    def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
-        """Buffers for these shapes; the first run on them is the one that CUDA captures."""
-        device = (self._device, self._device_id)
-        inputs = {
-            # A copy: on the CPU the value would be the caller's array, which later runs then overwrite.
-            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *device)
-            for name, array in feeds.items()
-        }
-        outputs = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
-            for name, array in results.items()
-        }
-        binding = self._session.io_binding()
-        for name, value in inputs.items():
-            binding.bind_ortvalue_input(name, value)
-        for name, value in outputs.items():
-            binding.bind_ortvalue_output(name, value)
-        options = _options(str(len(self._captures) + 1))
-        return _Capture(binding=binding, inputs=inputs, outputs=outputs, options=options)
-
-
-def _options(graph_id: str) -> onnxruntime.RunOptions:
-    options = onnxruntime.RunOptions()
-    options.add_run_config_entry("gpu_graph_id", graph_id)
-    return options
-
-
-# Tensors that ONNX Runtime's numpy binding gets wrong: text given as bytes, bf16, and those of any rank.
-
 if TYPE_CHECKING:
     import onnx
 else:
     onnx = LazyModule("onnx")  # for text alone
-
-_ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
-
-
-def decode_text(name: str, array: AnyArray) -> AnyArray:
-    """Turn an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
-
-    Arrays without bytes objects are returned as they are. `name` is the input, for the error.
-
-    Raises:
-        SignatureError: An element is not UTF-8.
-    """
-    try:
-        return as_text(array)
-    except UnicodeDecodeError as error:
-        raise SignatureError(
-            f"input '{name}' holds text that cannot be read", expected="UTF-8", got=str(error)
-        ) from error
-
-
-def run_ort_values(
-    session: onnxruntime.InferenceSession,
-    outputs: Sequence[str],
-    feeds: Mapping[str, AnyArray],
-    options: onnxruntime.RunOptions,
-) -> list[AnyArray]:
-    """Run a graph with bf16 inputs or outputs, which the numpy binding does not know.
-
-    Returns:
-        New arrays in the order of `outputs`; bf16 as `ml_dtypes.bfloat16`.
-    """
-    values = {name: _to_ort_value(array) for name, array in feeds.items()}
-    return [_to_array(value) for value in session.run_with_ort_values(outputs, values, options)]
-
-
-def _to_ort_value(array: AnyArray) -> onnxruntime.OrtValue:
-    if array.dtype == object:
-        return _text_value(array)
-    if array.dtype != DType.BF16.numpy:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BF16)
-
-
-def _text_value(array: AnyArray) -> onnxruntime.OrtValue:
-    """Text beside bf16: the binding makes values of it only where a graph computes them, so a graph of it does."""
-    text = onnx.TensorProto(
-        data_type=onnx.TensorProto.STRING, dims=array.shape, string_data=[str(item).encode() for item in array.flat]
-    )
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, array.shape)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["y"], value=text)], "text", [], [output])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    (value,) = session.run_with_ort_values(["y"], {}, None)
-    return value
-
-
-def _to_array(value: onnxruntime.OrtValue) -> AnyArray:
-    array: AnyArray
-    if value.element_type() != _ONNX_BF16:
-        array = value.numpy()
-        return array
-    array = np.empty(value.shape(), DType.BF16.numpy)
-    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
-    return array
-
-
-def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec, ...]:
-    """Return inputs as the graph has them: one with any number of dimensions is a scalar to ONNX Runtime."""
-    if all(spec.shape for spec in inputs):
-        return inputs
-    stated = {value.name: value.type.tensor_type.HasField("shape") for value in read_graph(graph_path).graph.input}
-    return tuple(spec if stated.get(spec.name, True) else replace(spec, shape=(ANY_RANK,)) for spec in inputs)
-
-
-def signature_of(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
-    """Read a session's inputs and outputs, but for outputs that are no tensors.
-
-    Raises:
-        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
-    """
-    outputs = session.get_outputs()
-    tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
-    if outputs and not tensors:
-        listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
-        raise LoweringError(
-            f"ONNX Runtime cannot serve {graph_path}",
-            attempts=(f"no output is a tensor that Triton carries: {listed}",),
-        )
-    try:
-        return Signature(
-            inputs=ranked(tuple(_spec(node) for node in session.get_inputs()), graph_path),
-            outputs=tuple(map(_spec, tensors)),
-            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
-        )
-    except ManifestError as error:
-        raise LoweringError(f"ONNX Runtime cannot serve {graph_path}", attempts=(str(error),)) from error
-
-
-def _spec(node: Any) -> TensorSpec:
-    return TensorSpec(
-        name=node.name,
-        dtype=DType.from_onnxruntime(node.type),
-        # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
-        shape=tuple(free_dim(node.name, axis) if dim in (None, -1) else dim for axis, dim in enumerate(node.shape)),
-    )
-
-
-# Runs whose tensors stay on the device, for the next session to read there.
-#
-# Not yet run on a GPU: built from the documentation and tested on the CPU, where bindings are the same.
-#
-# Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
-
-_CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
-
-
-def why_not_on_device(signature: Signature) -> str:
-    """Explain why a session with this signature cannot leave its tensors on the device; empty where it can."""
-    if not hasattr(onnxruntime.OrtValue, _CARRIED):
-        return f"ONNX Runtime {onnxruntime.__version__} hands no tensors to other libraries (DLPack); 1.32 does"
-    bound = [spec for spec in (*signature.inputs, *signature.outputs) if spec.dtype in (DType.BYTES, DType.BF16)]
-    return f"'{bound[0].name}' is {bound[0].dtype}, which cannot be bound" if bound else ""
-
-
-def run_bound(
-    session: onnxruntime.InferenceSession,
-    provider: Provider,
-    feeds: Mapping[str, AnyArray | DeviceTensor],
-    outputs: Sequence[str],
-    options: onnxruntime.RunOptions,
-) -> dict[str, DeviceTensor]:
-    """Compute outputs, and leave them on the provider's device, which is done at the end of the run.
-
-    Args:
-        session: The session.
-        provider: Provider that it was built for.
-        feeds: Arrays, which are copied to the device, and tensors that are on it.
-        outputs: Names.
-        options: Options of the run.
-    """
-    kind, facts = provider
-    device = ("cuda", int(facts["device_id"])) if kind == CUDA else ("cpu", 0)
-    binding = session.io_binding()
-    for name, tensor in feeds.items():
-        if isinstance(tensor, np.ndarray):
-            binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
-        else:
-            binding.bind_ortvalue_input(name, _adopt(tensor))
-    for name in outputs:
-        binding.bind_output(name, *device)
-    session.run_with_iobinding(binding, options)
-    return dict(zip(outputs, binding.get_outputs(), strict=True))
-
-
-def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
-    """A tensor of any library as one of ONNX Runtime: nothing is copied."""
-    return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
-
-
-# Profiles of ONNX Runtime: which kernels ran, where, on which element types.
-
-# Operators that multiply and add, as ONNX Runtime names them after its own rewriting.
-_PRODUCTS = (
-    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
-    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
-    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
-)
-_KERNEL_TIME = "_kernel_time"  # ends the name of the event of a kernel that ran
-# ONNX Runtime's names of element types, the narrowest first.
-_KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
-    ("int8", Precision.INT8),
-    ("uint8", Precision.INT8),
-    ("bfloat16", Precision.BF16),
-    ("float16", Precision.FP16),
-    ("float", Precision.FP32),
-    ("double", "fp64"),
-)
-
-
-def summarize_profile(
-    events: Sequence[dict[str, Any]], provider: str, fused_products: Mapping[KernelType, int]
-) -> Placement:
-    """Count the kernels of a profile.
-
-    Args:
-        events: The profile.
-        provider: The execution provider that the graph should run on.
-        fused_products: The graph's products by element type, where the provider shows whole graphs as single kernels:
-            those that did not run elsewhere ran inside them.
-    """
-    kernels = [event for event in events if _is_kernel(event)]
-    duration_by_type: Counter[KernelType] = Counter()
-    for kernel in kernels:
-        duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
-    products = [kernel for kernel in kernels if kernel["args"].get("op_name") in _PRODUCTS]
-    elsewhere = [kernel for kernel in products if _provider(kernel) != provider]
-    counts: Counter[KernelType] = Counter(map(_kernel_type, products))
-    if fused_products and any(_provider(kernel) == provider for kernel in kernels):
-        counts = Counter(fused_products) - Counter(map(_kernel_type, elsewhere))
-    return Placement(
-        nodes=dict(Counter(map(_provider, kernels))),
-        precision=duration_by_type.most_common(1)[0][0] if duration_by_type else "unknown",
-        products=dict(counts),
-        elsewhere=tuple(kernel["name"].removesuffix(_KERNEL_TIME) for kernel in elsewhere),
-    )
-
-
-def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return the median seconds of each node by name, from a profile of one run or several."""
-    from statistics import median  # 5 ms, which a server need not pay
-
-    durations: dict[str, list[float]] = {}
-    for event in filter(_is_kernel, events):
-        durations.setdefault(event["name"].removesuffix(_KERNEL_TIME), []).append(event["dur"] / 1e6)
-    return {name: median(taken) for name, taken in durations.items()}
-
-
-def _is_kernel(event: dict[str, Any]) -> bool:
-    return event.get("cat") == "Node" and "args" in event and event["name"].endswith(_KERNEL_TIME)
-
-
-def _provider(kernel: dict[str, Any]) -> str:
-    return str(kernel["args"].get("provider", "unknown"))
-
-
-def _kernel_type(kernel: dict[str, Any]) -> KernelType:
-    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
-    types = {name for tensor in kernel["args"].get("input_type_shape", []) for name in tensor}
-    return next((kernel_type for name, kernel_type in _KERNEL_TYPES if name in types), "integer")
 
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
@@ -531,4 +212,324 @@ def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
     options.log_severity_level = 4  # errors of a request are in its response
     if arena_shrinkage:
         options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arena_shrinkage)
+    return options
+
+
+def signature_of(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
+    """Read a session's inputs and outputs, but for outputs that are no tensors.
+
+    Raises:
+        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
+    """
+    outputs = session.get_outputs()
+    tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
+    if outputs and not tensors:
+        listed = ", ".join(f"{node.name}: {node.type}" for node in outputs)
+        raise LoweringError(
+            f"ONNX Runtime cannot serve {graph_path}",
+            attempts=(f"no output is a tensor that Triton carries: {listed}",),
+        )
+    try:
+        return Signature(
+            inputs=ranked(tuple(_spec(node) for node in session.get_inputs()), graph_path),
+            outputs=tuple(map(_spec, tensors)),
+            optional_inputs=tuple(_spec(node) for node in session.get_overridable_initializers()),
+        )
+    except ManifestError as error:
+        raise LoweringError(f"ONNX Runtime cannot serve {graph_path}", attempts=(str(error),)) from error
+
+
+def _spec(node: Any) -> TensorSpec:
+    return TensorSpec(
+        name=node.name,
+        dtype=DType.from_onnxruntime(node.type),
+        # ONNX Runtime gives None for a dimension without a name, or the -1 that an older exporter wrote.
+        shape=tuple(free_dim(node.name, axis) if dim in (None, -1) else dim for axis, dim in enumerate(node.shape)),
+    )
+
+
+# Tensors that ONNX Runtime's numpy binding gets wrong: text given as bytes, bf16, and those of any rank.
+
+_ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
+
+
+def decode_text(name: str, array: AnyArray) -> AnyArray:
+    """Turn an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
+
+    Arrays without bytes objects are returned as they are. `name` is the input, for the error.
+
+    Raises:
+        SignatureError: An element is not UTF-8.
+    """
+    try:
+        return as_text(array)
+    except UnicodeDecodeError as error:
+        raise SignatureError(
+            f"input '{name}' holds text that cannot be read", expected="UTF-8", got=str(error)
+        ) from error
+
+
+def run_ort_values(
+    session: onnxruntime.InferenceSession,
+    outputs: Sequence[str],
+    feeds: Mapping[str, AnyArray],
+    options: onnxruntime.RunOptions,
+) -> list[AnyArray]:
+    """Run a graph with bf16 inputs or outputs, which the numpy binding does not know.
+
+    Returns:
+        New arrays in the order of `outputs`; bf16 as `ml_dtypes.bfloat16`.
+    """
+    values = {name: _to_ort_value(array) for name, array in feeds.items()}
+    return [_to_array(value) for value in session.run_with_ort_values(outputs, values, options)]
+
+
+def _to_ort_value(array: AnyArray) -> onnxruntime.OrtValue:
+    if array.dtype == object:
+        return _text_value(array)
+    if array.dtype != DType.BF16.numpy:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(array)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array), _ONNX_BF16)
+
+
+def _text_value(array: AnyArray) -> onnxruntime.OrtValue:
+    """Text beside bf16: the binding makes values of it only where a graph computes them, so a graph of it does."""
+    text = onnx.TensorProto(
+        data_type=onnx.TensorProto.STRING, dims=array.shape, string_data=[str(item).encode() for item in array.flat]
+    )
+    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, array.shape)
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Constant", [], ["y"], value=text)], "text", [], [output])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    (value,) = session.run_with_ort_values(["y"], {}, None)
+    return value
+
+
+def _to_array(value: onnxruntime.OrtValue) -> AnyArray:
+    array: AnyArray
+    if value.element_type() != _ONNX_BF16:
+        array = value.numpy()
+        return array
+    array = np.empty(value.shape(), DType.BF16.numpy)
+    ctypes.memmove(array.ctypes.data, value.data_ptr(), array.nbytes)
+    return array
+
+
+def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec, ...]:
+    """Return inputs as the graph has them: one with any number of dimensions is a scalar to ONNX Runtime."""
+    if all(spec.shape for spec in inputs):
+        return inputs
+    stated = {value.name: value.type.tensor_type.HasField("shape") for value in read_graph(graph_path).graph.input}
+    return tuple(spec if stated.get(spec.name, True) else replace(spec, shape=(ANY_RANK,)) for spec in inputs)
+
+
+# Runs whose tensors stay on the device, for the next session to read there.
+#
+# Not yet run on a GPU: built from the documentation and tested on the CPU, where bindings are the same.
+#
+# Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
+
+_CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
+
+
+def why_not_on_device(signature: Signature) -> str:
+    """Explain why a session with this signature cannot leave its tensors on the device; empty where it can."""
+    if not hasattr(onnxruntime.OrtValue, _CARRIED):
+        return f"ONNX Runtime {onnxruntime.__version__} hands no tensors to other libraries (DLPack); 1.32 does"
+    bound = [spec for spec in (*signature.inputs, *signature.outputs) if spec.dtype in (DType.BYTES, DType.BF16)]
+    return f"'{bound[0].name}' is {bound[0].dtype}, which cannot be bound" if bound else ""
+
+
+def run_bound(
+    session: onnxruntime.InferenceSession,
+    provider: Provider,
+    feeds: Mapping[str, AnyArray | DeviceTensor],
+    outputs: Sequence[str],
+    options: onnxruntime.RunOptions,
+) -> dict[str, DeviceTensor]:
+    """Compute outputs, and leave them on the provider's device, which is done at the end of the run.
+
+    Args:
+        session: The session.
+        provider: Provider that it was built for.
+        feeds: Arrays, which are copied to the device, and tensors that are on it.
+        outputs: Names.
+        options: Options of the run.
+    """
+    kind, facts = provider
+    device = ("cuda", int(facts["device_id"])) if kind == CUDA else ("cpu", 0)
+    binding = session.io_binding()
+    for name, tensor in feeds.items():
+        if isinstance(tensor, np.ndarray):
+            binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
+        else:
+            binding.bind_ortvalue_input(name, _adopt(tensor))
+    for name in outputs:
+        binding.bind_output(name, *device)
+    session.run_with_iobinding(binding, options)
+    return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
+    """A tensor of any library as one of ONNX Runtime: nothing is copied."""
+    return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
+
+
+# Profiles of ONNX Runtime: which kernels ran, where, on which element types.
+
+# Operators that multiply and add, as ONNX Runtime names them after its own rewriting.
+_PRODUCTS = (
+    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
+    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
+    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
+)
+_KERNEL_TIME = "_kernel_time"  # ends the name of the event of a kernel that ran
+# ONNX Runtime's names of element types, the narrowest first.
+_KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
+    ("int8", Precision.INT8),
+    ("uint8", Precision.INT8),
+    ("bfloat16", Precision.BF16),
+    ("float16", Precision.FP16),
+    ("float", Precision.FP32),
+    ("double", "fp64"),
+)
+
+
+def summarize_profile(
+    events: Sequence[dict[str, Any]], provider: str, fused_products: Mapping[KernelType, int]
+) -> Placement:
+    """Count the kernels of a profile.
+
+    Args:
+        events: The profile.
+        provider: The execution provider that the graph should run on.
+        fused_products: The graph's products by element type, where the provider shows whole graphs as single kernels:
+            those that did not run elsewhere ran inside them.
+    """
+    kernels = [event for event in events if _is_kernel(event)]
+    duration_by_type: Counter[KernelType] = Counter()
+    for kernel in kernels:
+        duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
+    products = [kernel for kernel in kernels if kernel["args"].get("op_name") in _PRODUCTS]
+    elsewhere = [kernel for kernel in products if _provider(kernel) != provider]
+    counts: Counter[KernelType] = Counter(map(_kernel_type, products))
+    if fused_products and any(_provider(kernel) == provider for kernel in kernels):
+        counts = Counter(fused_products) - Counter(map(_kernel_type, elsewhere))
+    return Placement(
+        nodes=dict(Counter(map(_provider, kernels))),
+        precision=duration_by_type.most_common(1)[0][0] if duration_by_type else "unknown",
+        products=dict(counts),
+        elsewhere=tuple(kernel["name"].removesuffix(_KERNEL_TIME) for kernel in elsewhere),
+    )
+
+
+def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the median seconds of each node by name, from a profile of one run or several."""
+    from statistics import median  # 5 ms, which a server need not pay
+
+    durations: dict[str, list[float]] = {}
+    for event in filter(_is_kernel, events):
+        durations.setdefault(event["name"].removesuffix(_KERNEL_TIME), []).append(event["dur"] / 1e6)
+    return {name: median(taken) for name, taken in durations.items()}
+
+
+def _is_kernel(event: dict[str, Any]) -> bool:
+    return event.get("cat") == "Node" and "args" in event and event["name"].endswith(_KERNEL_TIME)
+
+
+def _provider(kernel: dict[str, Any]) -> str:
+    return str(kernel["args"].get("provider", "unknown"))
+
+
+def _kernel_type(kernel: dict[str, Any]) -> KernelType:
+    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
+    types = {name for tensor in kernel["args"].get("input_type_shape", []) for name in tensor}
+    return next((kernel_type for name, kernel_type in _KERNEL_TYPES if name in types), "integer")
+
+
+# Runs of an ONNX Runtime session through CUDA graphs: one capture for each set of input shapes.
+#
+# A captured graph replays its kernels at the addresses of the first run, so inputs and outputs live in buffers that
+# never move.
+#
+# ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
+# other threads are plain (`engines.base.PLAIN_RUNS`).
+#
+# Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
+#
+# Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
+
+_MAX_CAPTURES = 64  # each holds its buffers on the device. Further shapes run without a capture.
+NO_CAPTURE = "-1"  # value of `gpu_graph_id` for a run that neither captures nor replays
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Capture:
+    binding: onnxruntime.IOBinding
+    inputs: Mapping[str, onnxruntime.OrtValue]
+    outputs: Mapping[str, onnxruntime.OrtValue]
+    options: onnxruntime.RunOptions
+
+
+class CudaGraphRunner:
+    """A session on fixed buffers. Not thread-safe, as a session is not.
+
+    Args:
+        session: Made with `enable_cuda_graph`.
+        device: Device of the buffers: `cuda`, or `cpu` for tests.
+        device_id: Number of the GPU.
+    """
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: str = "cuda", device_id: int = 0) -> None:
+        self._session = session
+        self._device = device
+        self._device_id = device_id
+        self._captures: dict[tuple[object, ...], _Capture] = {}
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
+        """Compute outputs; see `engines.base.Session.run`."""
+        if PLAIN_RUNS.get():
+            return self._run_plain(feeds, outputs)
+        key = (*outputs, *((name, array.shape) for name, array in sorted(feeds.items())))
+        capture = self._captures.get(key)
+        if capture is None:
+            results = self._run_plain(feeds, outputs)
+            if len(self._captures) < _MAX_CAPTURES:
+                self._captures[key] = self._bind(feeds, results)
+            return results
+        for name, array in feeds.items():
+            capture.inputs[name].update_inplace(np.ascontiguousarray(array))
+        self._session.run_with_iobinding(capture.binding, capture.options)
+        return {name: np.array(value.numpy()) for name, value in capture.outputs.items()}
+
+    def _run_plain(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str]) -> dict[str, AnyArray]:
+        arrays = self._session.run(list(outputs), dict(feeds), _options(NO_CAPTURE))
+        return dict(zip(outputs, arrays, strict=True))
+
+    def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
+        """Buffers for these shapes; the first run on them is the one that CUDA captures."""
+        device = (self._device, self._device_id)
+        inputs = {
+            # A copy: on the CPU the value would be the caller's array, which later runs then overwrite.
+            name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *device)
+            for name, array in feeds.items()
+        }
+        outputs = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
+            for name, array in results.items()
+        }
+        binding = self._session.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in outputs.items():
+            binding.bind_ortvalue_output(name, value)
+        options = _options(str(len(self._captures) + 1))
+        return _Capture(binding=binding, inputs=inputs, outputs=outputs, options=options)
+
+
+def _options(graph_id: str) -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", graph_id)
     return options

@@ -42,7 +42,7 @@ def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, 
     Args:
         engine: Builds the sessions of the parts.
         prepared: Graphs or compiled parts.
-        config: How the whole graph would run; its `parallel` and `places` say how it is spread.
+        config: Configuration of the whole graph; spread by its `parallel` and `places`.
         signature: Signature of the whole graph: its order of tensors.
 
     Raises:
@@ -193,7 +193,7 @@ class ShardedSession(Closeable):
         segments: In order.
         workers: One for each shard; owned.
         signature: Signature of the stage.
-        transport: How shards hand tensors to each other.
+        transport: Transport of tensors between shards.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class PipelineSession(Closeable):
         stages: In order.
         signature: Signature of the whole graph.
         micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
-        transport: How stages hand tensors on.
+        transport: Transport of tensors between stages.
     """
 
     def __init__(

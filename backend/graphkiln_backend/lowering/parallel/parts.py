@@ -69,7 +69,7 @@ def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) ->
     Args:
         source: The graph.
         engine: Runs the parts.
-        config: How it is spread: `cuts` of its nodes, `places`, and the shards of `parallel`.
+        config: Its spread: `cuts` of its nodes, `places`, and the shards of `parallel`.
 
     Raises:
         CacheError: It is not in the cache and cannot be written.

@@ -19,7 +19,7 @@ def find_places(
     instances than copies, several share the cores of a copy: while a batch of one ends, one of another begins.
 
     Args:
-        numbers: How the model is spread.
+        numbers: Numbers of the spread.
         instances: Number of instances of the model.
         instance: Number of this one, from 0.
         device: Device on which Triton starts the instance.
@@ -82,7 +82,7 @@ def check_apart(numbers: Parallelism, gpus: Sequence[int]) -> None:
     """Refuse instances of which one would begin on a GPU of another one.
 
     Args:
-        numbers: How the model is spread.
+        numbers: Numbers of the spread.
         gpus: First GPU of each instance.
 
     Raises:

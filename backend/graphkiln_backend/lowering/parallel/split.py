@@ -69,7 +69,7 @@ class StageCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Split:
-    """How one copy of a model is spread.
+    """Spread of one copy of a model.
 
     Attributes:
         numbers: The requested numbers, and those that were left open.
@@ -428,7 +428,7 @@ def find_cuts(costs: GraphCosts, stages: int = 2) -> list[int]:
 
 
 def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
-    """Where each activation is computed (-1 for an input of the graph), and where it is read for the last time."""
+    """Position at which each activation is computed (-1 for an input of the graph), and of its last reader."""
     lives: dict[str, tuple[int, int]] = dict.fromkeys(costs.inputs, (-1, -1))
     for position, node in enumerate(costs.nodes):
         for name in node.reads:
@@ -527,9 +527,9 @@ def _partition(cost: Floats, crossing: Floats, stages: int) -> list[int] | None:
     """The places between which the largest cost is least; None where every split has an infinite one.
 
     Args:
-        cost: Of the stage from one place to another, `[places, places]`.
+        cost: Cost of the stage from one place to another, `[places, places]`.
         crossing: Bytes that pass at each place: of equal splits, the one with less is taken.
-        stages: How many.
+        stages: Number of stages.
     """
     best = cost[0].copy()
     passed = np.zeros(len(best))
