@@ -358,15 +358,8 @@ class _Convolution:
         """The spatial axes, from 0."""
         return range(len(self.stride))
 
-    def apply(self, features: Any, weight: Any) -> Any:
-        """The convolution itself, without a bias."""
-        return self._convolution(features, weight, output_padding=None)
-
-    def transpose(self, features: Any, weight: Any, output_padding: list[int]) -> Any:
-        """The transposed convolution, without a bias."""
-        return self._convolution(features, weight, output_padding)
-
-    def _convolution(self, features: Any, weight: Any, output_padding: list[int] | None) -> Any:
+    def apply(self, features: Any, weight: Any, output_padding: list[int] | None = None) -> Any:
+        """The convolution without a bias; transposed where there is an output padding."""
         transposed, rest = output_padding is not None, output_padding or [0] * len(self.stride)
         return _aten.convolution(
             features, weight, None, self.stride, self.padding, self.dilation, transposed, rest, self.groups
@@ -413,7 +406,7 @@ def _by_input(gradient: Any, features: Any, weight: Any, convolution: _Convoluti
         around = [reach[i] - padding[i] for i in axes]
         return _Convolution(stride, around, convolution.dilation, convolution.groups).apply(gradient, flipped)
     covered = [(gradient.shape[2 + i] - 1) * stride[i] - 2 * padding[i] + reach[i] + 1 for i in axes]
-    return convolution.transpose(gradient, weight, [features.shape[2 + i] - covered[i] for i in axes])
+    return convolution.apply(gradient, weight, [features.shape[2 + i] - covered[i] for i in axes])
 
 
 def _by_weight(written: Any, read: Any, shape: Any, convolution: _Convolution) -> Any:

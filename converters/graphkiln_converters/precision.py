@@ -75,7 +75,11 @@ def check_quantizer(recipe: Recipe) -> None:
     """
     if recipe.precision is Precision.INT8:
         if recipe.int8_by == "nncf":
-            _check_options_of_nncf(recipe)
+            if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
+                raise ConversionError(
+                    "--int8-by nncf finds ranges and leaves biases in its own way",
+                    hint="leave out --calibration-method and quantize_bias, or --int8-by",
+                )
             if find_spec("nncf") is None:
                 raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
         return
@@ -87,14 +91,6 @@ def check_quantizer(recipe: Recipe) -> None:
         raise ConversionError(
             f"{' and '.join(unread)}: nothing is quantized in {recipe.precision}",
             hint="add --precision int8, or leave it out",
-        )
-
-
-def _check_options_of_nncf(recipe: Recipe) -> None:
-    if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
-        raise ConversionError(
-            "--int8-by nncf finds ranges and leaves biases in its own way",
-            hint="leave out --calibration-method and quantize_bias, or --int8-by",
         )
 
 
@@ -222,7 +218,7 @@ def quantize_graph(
         whole: The graph has no batch: each of the feeds is a whole input.
 
     Raises:
-        ConversionError: Nothing became integer, or NNCF does otherwise than requested.
+        ConversionError: Nothing became integer.
         LoweringError: The graph cannot be quantized.
     """
     model = onnx_ir.load(fp32)
@@ -232,7 +228,6 @@ def quantize_graph(
     save(model, named)
     kept = (*kept_by_recipe(model, recipe), *keep)
     if recipe.int8_by == "nncf":
-        _check_options_of_nncf(recipe)
         coverage = quantize_by_nncf(named, calibration, target, exclude=kept, whole=whole)
     else:
         settings = Quantization(

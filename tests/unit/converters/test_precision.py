@@ -152,7 +152,7 @@ class TestInt8:
 
 # What int8 brings on the machine that converts is measured, and told where it is slower than fp32.
 
-TEXT_OF_INT8_SPEED = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu(a) }"
+ONE_PRODUCT = "(float[batch,8] x) => (float[batch,6] y) { a = MatMul(x, first) y = Relu(a) }"
 GRAPH = {"first": draw(8, 6)}
 
 
@@ -165,7 +165,7 @@ def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fp32(tmp_path: Path) -> Path:
-    save(graph(TEXT_OF_INT8_SPEED, **GRAPH), tmp_path / "fp32.onnx")
+    save(graph(ONE_PRODUCT, **GRAPH), tmp_path / "fp32.onnx")
     return tmp_path / "fp32.onnx"
 
 
@@ -178,7 +178,7 @@ def int8(fp32: Path) -> Path:
 @pytest.fixture
 def golden() -> GoldenSamples:
     x = draw(2, 8, seed=5)
-    outputs = compute(graph(TEXT_OF_INT8_SPEED, **GRAPH), x=x)
+    outputs = compute(graph(ONE_PRODUCT, **GRAPH), x=x)
     return GoldenSamples(inputs={"x": x}, source_outputs=outputs, graph_outputs=outputs)
 
 
@@ -317,7 +317,7 @@ def test_a_recipe_keeps_more(fields: dict[str, Any], more: list[str]) -> None:
 
 # Int8 by NNCF: what becomes integer, what stays, what is said where it cannot.
 
-TEXT_OF_NNCF_QUANTIZATION = """(float[batch,8] x) => (float[batch,6] y) {
+TWO_PRODUCTS = """(float[batch,8] x) => (float[batch,6] y) {
     a = MatMul(x, first)
     r = Relu(a)
     b = MatMul(r, second)
@@ -328,8 +328,8 @@ SAMPLES = {"x": draw(32, 8, seed=2)}
 
 
 @pytest.fixture
-def fp32_of_nncf_quantization(tmp_path: Path) -> Path:
-    save(graph(TEXT_OF_NNCF_QUANTIZATION, **WEIGHTS), tmp_path / "plain.onnx")
+def unquantized(tmp_path: Path) -> Path:
+    save(graph(TWO_PRODUCTS, **WEIGHTS), tmp_path / "plain.onnx")
     model = load(tmp_path / "plain.onnx")
     name_nodes(model)
     save(model, tmp_path / "model.onnx")
@@ -337,41 +337,33 @@ def fp32_of_nncf_quantization(tmp_path: Path) -> Path:
 
 
 def test_products_become_integer_and_outputs_stay_near(
-    fp32_of_nncf_quantization: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    unquantized: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    coverage = quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+    coverage = quantize_by_nncf(unquantized, SAMPLES, tmp_path / "int8.onnx")
     assert str(coverage) == "2/2 products in int8"
     x = draw(12, 8, seed=5)
-    expected = compute(graph(TEXT_OF_NNCF_QUANTIZATION, **WEIGHTS), x=x)["y"]
+    expected = compute(graph(TWO_PRODUCTS, **WEIGHTS), x=x)["y"]
     with OnnxRuntimeEngine().build_reference(tmp_path / "int8.onnx") as session:
         found = session.run({"x": x})["y"]
     assert 0 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.3  # it cuts ranges off
     assert capsys.readouterr().out == ""  # JSON may go there
 
 
-def test_what_it_cannot_do_is_told_with_a_way_out(fp32_of_nncf_quantization: Path, tmp_path: Path) -> None:
+def test_what_it_cannot_do_is_told_with_a_way_out(unquantized: Path, tmp_path: Path) -> None:
     with pytest.raises(LoweringError, match="NNCF cannot quantize") as caught:
-        quantize_by_nncf(fp32_of_nncf_quantization, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
+        quantize_by_nncf(unquantized, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
     assert "leave --int8-by out" in caught.value.hint
 
 
-class TestRecipe:
-    def quantized(self, fp32_of_nncf_quantization: Path, **fields: Any) -> str:
-        (fp32_of_nncf_quantization.parent / "out").mkdir()
-        recipe = Recipe.model_validate(
-            {"source": "text", "name": "m", "precision": "int8", "int8_by": "nncf", **fields}
-        )
-        return quantize_graph(
-            fp32_of_nncf_quantization, recipe, SAMPLES, fp32_of_nncf_quantization.parent / "out" / "model.onnx"
-        ).notes[0]
-
-    def test_and_what_stays_fp32(self, fp32_of_nncf_quantization: Path) -> None:
-        assert self.quantized(fp32_of_nncf_quantization, keep_fp32=["node0"]) == "1/2 products in int8"
-
-    @pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
-    def test_what_nncf_does_otherwise_is_refused(self, fp32_of_nncf_quantization: Path, fields: dict[str, Any]) -> None:
-        with pytest.raises(ConversionError, match="--int8-by nncf finds ranges"):
-            self.quantized(fp32_of_nncf_quantization, **fields)
+def test_a_node_that_the_recipe_keeps_stays_fp32(unquantized: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    lowered = quantize_graph(
+        unquantized,
+        recipe(precision="int8", int8_by="nncf", keep_fp32=["node0"]),
+        SAMPLES,
+        tmp_path / "out" / "model.onnx",
+    )
+    assert lowered.notes[0] == "1/2 products in int8"
 
 
 def test_what_others_log_is_still_heard(caplog: pytest.LogCaptureFixture) -> None:
@@ -390,6 +382,13 @@ def test_without_the_library_nothing_is_begun(tmp_path: Path, monkeypatch: pytes
     assert caught.value.extra == "nncf"
 
 
+@pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
+def test_options_that_nncf_has_not_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+    usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": "nncf"}
+    with pytest.raises(ConversionError, match="--int8-by nncf finds ranges"):
+        convert(Recipe.model_validate({**usual, **fields}))
+
+
 @pytest.mark.parametrize("fields", [{"int8_by": "nncf"}, {"calibration_method": "entropy"}])
 def test_a_quantizer_that_would_quantize_nothing_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     recipe = Recipe.model_validate({"source": "none.onnx", "name": "m", "model_store": tmp_path, **fields})
@@ -399,7 +398,7 @@ def test_a_quantizer_that_would_quantize_nothing_is_refused(tmp_path: Path, fiel
 
 
 def test_a_library_that_cannot_be_loaded_is_told(
-    fp32_of_nncf_quantization: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unquantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken" / "nncf").mkdir(parents=True)
     (tmp_path / "broken" / "nncf" / "__init__.py").write_text("raise AttributeError('onnx has no such thing')")
@@ -408,5 +407,5 @@ def test_a_library_that_cannot_be_loaded_is_told(
     with pytest.raises(
         EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing"
     ) as told:
-        quantize_by_nncf(fp32_of_nncf_quantization, SAMPLES, tmp_path / "int8.onnx")
+        quantize_by_nncf(unquantized, SAMPLES, tmp_path / "int8.onnx")
     assert "leave --int8-by out" in told.value.hint

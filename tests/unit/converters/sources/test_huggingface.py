@@ -294,7 +294,7 @@ def test_weights_that_are_not_there_are_an_error_where_all_are_needed(tmp_path: 
 import_torchvision()
 
 
-def processor_of_huggingface_fitting(**changes: Any) -> Any:
+def fitting(**changes: Any) -> Any:
     size = SimpleNamespace(height=None, width=None, shortest_edge=None, longest_edge=None)
     told: dict[str, Any] = {
         "size": size, "do_rescale": True, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.25] * 3,
@@ -319,15 +319,15 @@ def sized(**sizes: int) -> Any:
     ],
 )
 def test_the_usual_size(config: dict[str, Any], told: dict[str, Any], expected: tuple[int, int]) -> None:
-    assert fitted_size(SimpleNamespace(**config), processor_of_huggingface_fitting(**told)) == expected
+    assert fitted_size(SimpleNamespace(**config), fitting(**told)) == expected
 
 
 def test_images_are_fitted_as_the_processor_does() -> None:
-    exact = fitted_preprocess(processor_of_huggingface_fitting(size=sized(height=64, width=96)), (64, 96))
+    exact = fitted_preprocess(fitting(size=sized(height=64, width=96)), (64, 96))
     assert exact is not None
     assert (exact.resize, exact.letterbox, exact.mean) == ((64, 96), None, (0.5,) * 3)
     for told in ({"size": sized(shortest_edge=64)}, {"size": sized(height=64, width=64), "keep_aspect_ratio": True}):
-        padded = fitted_preprocess(processor_of_huggingface_fitting(do_normalize=False, **told), (64, 64))
+        padded = fitted_preprocess(fitting(do_normalize=False, **told), (64, 64))
         assert padded is not None
         assert padded.letterbox == Letterbox(size=(64, 64), padding=None, position="top-left", rounding="down")
         assert padded.mean == ()
@@ -335,7 +335,7 @@ def test_images_are_fitted_as_the_processor_does() -> None:
 
 @pytest.mark.parametrize("told", [{"do_rescale": False}, {"rescale_factor": 1 / 127.5}, {"resample": 9}])
 def test_what_no_spec_can_express(told: dict[str, Any]) -> None:
-    assert fitted_preprocess(processor_of_huggingface_fitting(**told), (64, 64)) is None
+    assert fitted_preprocess(fitting(**told), (64, 64)) is None
 
 
 @pytest.mark.parametrize(
@@ -363,8 +363,6 @@ def test_the_samples_are_those_of_the_library(name: str, options: dict[str, Any]
 def test_what_pads_on_all_sides_has_no_spec() -> None:
     sizes = {"size": sized(height=64, width=64)}
     kind = type("Sapiens2ImageProcessor", (SimpleNamespace,), {})
-    padding, stretching = (
-        kind(**vars(processor_of_huggingface_fitting(do_pad=pads, **sizes))) for pads in (True, False)
-    )
+    padding, stretching = (kind(**vars(fitting(do_pad=pads, **sizes))) for pads in (True, False))
     assert fitted_preprocess(padding, (64, 64)) is None
     assert fitted_preprocess(stretching, (64, 64)) is not None
