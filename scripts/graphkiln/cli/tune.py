@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,115 +15,14 @@ from graphkiln.cli.console import Html, check_html, command_line, print_json, sa
 from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
-# What `graphkiln tune` shows: the space before, each measurement meanwhile, what was found.
-
 if TYPE_CHECKING:
-    from graphkiln.tuning.tuner import Report, Tuning
-
-
-def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
-    """Print the space and warnings before it is searched.
-
-    Args:
-        tuning: What was asked.
-        as_json: The result is printed as JSON.
-        dry_run: Print the space as the result, not on stderr.
-    """
-    from rich.console import Console
-
-    from graphkiln.tuning.report import print_space
-
-    space = tuning.spanned.space
-    document = {
-        "axes": {axis.key: axis.values for axis in space.axes},
-        "points": space.points,
-        "candidates": len(space.candidates),
-        "reasons": space.reasons(),
-        "left_out": tuning.spanned.left_out,
-    }
-    if dry_run and as_json:
-        print_json(document)
-    elif dry_run or not as_json:
-        print_space(document, Console() if dry_run else None)
-    for line in doubts(tuning):
-        say(line)
-
-
-def doubts(tuning: Tuning) -> Iterator[str]:
-    """Warnings before anything is measured, a line each.
-
-    Args:
-        tuning: What was asked.
-    """
-    from graphkiln.tuning.questions import undecided
-
-    if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
-        yield doubt
-    yield from _not_served(tuning)
-
-
-def _not_served(tuning: Tuning) -> Iterator[str]:
-    from graphkiln.tuning.subject import served_versions
-
-    own, served = tuning.subject.version, served_versions(tuning.subject)
-    if own not in served:
-        others = ", ".join(map(str, served)) or "none"
-        yield f"version {own} is not among those that are served (version_policy: {others}): all this is of it alone"
-
-
-@contextmanager
-def progress_report(tuning: Tuning) -> Iterator[Report]:
-    """A progress bar on a terminal, else a line for each measurement.
-
-    Args:
-        tuning: What was asked.
-    """
-    from graphkiln.tuning.report import line_of
-
-    today = tuning.spanned.space.today
-    if not sys.stderr.isatty():
-        yield lambda progress: say(line_of(progress, today, tuning.budget_s))
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("starting", total=tuning.budget_s)
-        yield lambda progress: bar.update(
-            task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
-        )
-
-
-def show_result(document: Mapping[str, Any], *, as_json: bool, html: Path | None) -> None:
-    """Print the result, and write its page.
-
-    Args:
-        document: As `document_of` makes it.
-        as_json: Whether to print JSON, and no table.
-        html: Where the page goes; None for no page.
-
-    Raises:
-        MeasurementError: The page cannot be written.
-    """
-    from graphkiln.tuning.report import print_result, render_page
-
-    if as_json:
-        print_json(document)
-    else:
-        print_result(document)
-    if html:
-        write_html(html, render_page(document))
-
-
-if TYPE_CHECKING:
-    from graphkiln.tuning.apply import Applied
     from graphkiln.tuning.candidate import Candidate
-    from graphkiln.tuning.result import Result
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
-    from graphkiln.tuning.tuner import Tuning
+    from graphkiln.tuning.tuner import Report, Tuning
     from graphkiln_backend.cache.store import ArtifactCache
+
+_INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class Objective(StrEnum):
@@ -202,48 +100,56 @@ def tune(
     """
     _check_libraries()
     from graphkiln.tuning.apply import check_writable
-    from graphkiln.tuning.subject import vanishing_cache
-    from graphkiln.tuning.target import check_price
-    from graphkiln.tuning.tuner import search_folder
+    from graphkiln.tuning.measure import Arriving
+    from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
+    from graphkiln.tuning.report import document_of, print_result, render_page
+    from graphkiln.tuning.space import ModelSpace, narrow, span_space
+    from graphkiln.tuning.subject import vanishing_cache, with_int8
+    from graphkiln.tuning.target import check_price, parse_fixes
+    from graphkiln.tuning.tuner import Tuning, search_folder
+    from graphkiln_backend.graph.text import parse_duration
 
     check_html(html)
     check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
+    budget_s = parse_duration(budget, "--budget")
+    target.check_budget(budget_s)
     with ending_in_order(), search_folder() as folder, vanishing_cache() as cache:
-        tuning = _plan(
-            model,
-            target,
-            samples=_Samples(samples, calibration, folder / "int8"),
-            arriving=(burst, trace),
-            budget=budget,
-            narrowed=(fix or [], only),
-            cache=cache,
+        subject = _read_subject(model, cache)
+        if calibration:
+            subject = with_int8(subject, calibration, samples, folder / "int8")
+        questions = read_questions(subject, samples, samples_to_read(target.accuracy_floor))
+        check_floor(questions, target.accuracy_floor)
+        spanned = span_space(subject, p99_s=target.p99_s)
+        varying = [key.strip() for key in only.split(",") if key.strip()]
+        space = narrow(spanned.space, varying, parse_fixes(fix or [], spanned.space.default))
+        tuning = Tuning(
+            subject=subject,
+            spanned=ModelSpace(space=space, left_out=spanned.left_out),
+            target=target,
+            questions=questions,
+            arriving=Arriving.of(burst, trace),
+            budget_s=budget_s,
         )
         if apply:
-            check_writable(tuning.subject)
+            check_writable(subject)
         show_space(tuning, as_json=as_json, dry_run=dry_run)
         if dry_run:
             return
-        result = _search(tuning)
-        document = _document(result, tuning, price)
-        show_result(document, as_json=as_json, html=html)
+        if tuning.journal.exists():
+            say(f"going on with {tuning.journal}; delete it to measure anew")
+        with progress_report(tuning) as report:
+            result = tuning.run(report)
+        document = document_of(result, tuning, command_line(), price)
+        if as_json:
+            print_json(document)
+        else:
+            print_result(document)
+        if html:
+            write_html(html, render_page(document))
         if apply:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """Samples for requests and for calibration, and the temporary folder of an int8 graph."""
-
-    asked: Path | None
-    calibration: Path | None
-    folder: Path
-
-    def calibrated(self, subject: Subject) -> Subject:
-        from graphkiln.tuning.subject import with_int8
-
-        return with_int8(subject, self.calibration, self.asked, self.folder) if self.calibration else subject
 
 
 def _check_libraries() -> None:
@@ -268,42 +174,6 @@ def _target(p99: str, rate: str | None, objective: Objective | None, floor: str 
     )
 
 
-def _plan(
-    model: str,
-    target: Target,
-    *,
-    samples: _Samples,
-    arriving: tuple[int | None, Path | None],
-    budget: str,
-    narrowed: tuple[list[str], str],
-    cache: ArtifactCache,
-) -> Tuning:
-    from graphkiln.tuning.measure import Arriving
-    from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
-    from graphkiln.tuning.space import ModelSpace, narrow, span_space
-    from graphkiln.tuning.target import parse_fixes
-    from graphkiln.tuning.tuner import Tuning
-    from graphkiln_backend.graph.text import parse_duration
-
-    budget_s = parse_duration(budget, "--budget")
-    target.check_budget(budget_s)
-    subject = samples.calibrated(_read_subject(model, cache))
-    questions = read_questions(subject, samples.asked, samples_to_read(target.accuracy_floor))
-    check_floor(questions, target.accuracy_floor)
-    spanned = span_space(subject, p99_s=target.p99_s)
-    fixes, only = narrowed
-    fixed = parse_fixes(fixes, spanned.space.default)
-    space = narrow(spanned.space, [key.strip() for key in only.split(",") if key.strip()], fixed)
-    return Tuning(
-        subject=subject,
-        spanned=ModelSpace(space=space, left_out=spanned.left_out),
-        target=target,
-        questions=questions,
-        arriving=Arriving.of(*arriving),
-        budget_s=budget_s,
-    )
-
-
 def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     from graphkiln.cli.options import version_folder
     from graphkiln.tuning.subject import check_tunable, read_subject
@@ -319,22 +189,6 @@ def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     return subject
 
 
-def _search(tuning: Tuning) -> Result:
-    if tuning.journal.exists():
-        say(f"going on with {tuning.journal}; delete it to measure anew")
-    with progress_report(tuning) as report:
-        return tuning.run(report)
-
-
-def _document(result: Result, tuning: Tuning, price: float | None) -> dict[str, Any]:
-    from graphkiln.tuning.report import document_of
-
-    return document_of(result, tuning, command_line(), price)
-
-
-_INTERRUPTED = 130  # exit code after Ctrl-C
-
-
 @contextmanager
 def ending_in_order() -> Iterator[None]:
     """On Ctrl-C, SIGTERM and SIGHUP end the block in order, and print how to go on."""
@@ -348,11 +202,59 @@ def ending_in_order() -> Iterator[None]:
         raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else _INTERRUPTED) from None
 
 
+def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
+    """Print the space, as the result of a dry run or else on stderr, and warnings before it is searched."""
+    from rich.console import Console
+
+    from graphkiln.tuning.report import print_space, space_document
+
+    document = space_document(tuning)
+    if dry_run and as_json:
+        print_json(document)
+    elif dry_run or not as_json:
+        print_space(document, Console() if dry_run else None)
+    for line in doubts(tuning):
+        say(line)
+
+
+def doubts(tuning: Tuning) -> Iterator[str]:
+    """Warnings before anything is measured, a line each."""
+    from graphkiln.tuning.questions import undecided
+    from graphkiln.tuning.subject import served_versions
+
+    if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
+        yield doubt
+    own, served = tuning.subject.version, served_versions(tuning.subject)
+    if own not in served:
+        others = ", ".join(map(str, served)) or "none"
+        yield f"version {own} is not among those that are served (version_policy: {others}): all this is of it alone"
+
+
+@contextmanager
+def progress_report(tuning: Tuning) -> Iterator[Report]:
+    """A progress bar on a terminal, else a line for each measurement."""
+    from graphkiln.tuning.report import line_of
+
+    today = tuning.spanned.space.today
+    if not sys.stderr.isatty():
+        yield lambda progress: say(line_of(progress, today, tuning.budget_s))
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=tuning.budget_s)
+        yield lambda progress: bar.update(
+            task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
+        )
+
+
 def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     """Write the choice into the configuration of its model, proven once more, and print how to go back.
 
     Args:
-        candidate: The choice; None where nothing met the target.
+        candidate: The choice; None if nothing met the target.
         tuning: The search.
 
     Raises:
@@ -364,21 +266,19 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     name = tuning.subject.name
     if candidate is None:
         say(f"nothing is written: nothing was proven to meet the target of '{name}'")
-    elif candidate == tuning.spanned.space.today:
+        return
+    if candidate == tuning.spanned.space.today:
         say(f"nothing is written: what serves '{name}' today is the best")
-    else:
-        application.prove(candidate, tuning.subject, tuning.questions)
-        _report(application.write(candidate, tuning.subject))
-
-
-def _report(applied: Applied) -> None:
-    written = [str(path) for path in (applied.config, applied.version) if path]
-    for line in (f"wrote {' and '.join(written)}", *applied.notes, *_ways(applied)):
+        return
+    application.prove(candidate, tuning.subject, tuning.questions)
+    applied = application.write(candidate, tuning.subject)
+    lines = (
+        f"wrote {' and '.join(str(path) for path in (applied.config, applied.version) if path)}",
+        *applied.notes,
+        "a server in poll mode takes it by itself, another one that serves this folder when it is started again;",
+        f"one in explicit mode with: {applied.load_command}",
+        "these two commands go back (the second one for explicit mode):",
+        *(f"  {command}" for command in applied.commands_back),
+    )
+    for line in lines:
         say(line)
-
-
-def _ways(applied: Applied) -> Iterator[str]:
-    yield "a server in poll mode takes it by itself, another one that serves this folder when it is started again;"
-    yield f"one in explicit mode with: {applied.load_command}"
-    yield "these two commands go back (the second one for explicit mode):"
-    yield from (f"  {command}" for command in applied.commands_back)

@@ -220,8 +220,7 @@ def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: fl
         command: The command line that repeats it.
         price_per_hour: Price of the machine, in any currency; None if unknown.
     """
-    space = tuning.spanned.space
-    default = space.today
+    default = tuning.spanned.space.today
 
     def point(found: Point | None) -> dict[str, Any] | None:
         return _point(found, price_per_hour) if found else None
@@ -258,13 +257,7 @@ def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: fl
         "server": identity["server"],
         "load": str(tuning.arriving),
         "requests": tuning.questions.origin,
-        "space": {
-            "axes": identity["space"],
-            "points": space.points,
-            "candidates": len(space.candidates),
-            "reasons": space.reasons(),
-            "left_out": list(tuning.spanned.left_out),
-        },
+        "space": space_document(tuning),
         "chosen": row(result.chosen),
         "promise": point(result.promise),
         "closest": row(result.closest),
@@ -289,6 +282,18 @@ def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: fl
     }
     found: dict[str, Any] = finite(document)
     return found
+
+
+def space_document(tuning: Tuning) -> dict[str, Any]:
+    """The space as JSON data: axes, candidates, and reasons of what is left out."""
+    space = tuning.spanned.space
+    return {
+        "axes": {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes},
+        "points": space.points,
+        "candidates": len(space.candidates),
+        "reasons": space.reasons(),
+        "left_out": list(tuning.spanned.left_out),
+    }
 
 
 def in_words(candidate: Candidate, default: Candidate) -> str:
