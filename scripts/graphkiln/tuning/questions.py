@@ -35,80 +35,9 @@ from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.samples import read_samples, read_targets
 from graphkiln_converters.sources.base import InputSpec
 
-# `--accuracy-floor`: check that model and samples allow it, and compute the smallest loss that they can exclude.
-
-# Each candidate's session computes all of them, and they are held in memory.
-_MOST_LABELLED = 2048
-
-
-def samples_to_read(floor: float | None) -> int:
-    """Number of samples to read: with a floor, as many as detect such a loss, within bounds.
-
-    Args:
-        floor: Share of the accuracy that may be lost; None for no floor.
-    """
-    if floor is None:
-        return MOST_SAMPLES
-    return min(_MOST_LABELLED, max(MOST_SAMPLES, samples_needed(floor) or 0))
-
-
-def samples_needed(floor: float) -> int | None:
-    """Number of samples that exclude a larger loss at 95% when none of them is lost; None if no number does.
-
-    598 for 0.5%.
-
-    Args:
-        floor: Share of the accuracy that may be lost.
-
-    Source: J. A. Hanley, A. Lippman-Hand, "If Nothing Goes Wrong, Is Everything All Right?" (1983), exact.
-    """
-    return requests_needed(0, 1 - floor) if floor else None
-
-
-def check_floor(questions: Questions, floor: float | None) -> None:
-    """Refuse an accuracy floor for samples without labels, or a model without classes.
-
-    Raises:
-        InvalidInput: The samples have no labels, or the model gives no classes.
-    """
-    if floor is None:
-        return
-    if not classifies(questions.reading):
-        raise InvalidInput(
-            "--accuracy-floor counts right classes, and this model answers with something else",
-            hint="leave it out: what it answers is held to the limits of its task in any case",
-        )
-    if questions.targets is None:
-        raise InvalidInput(
-            f"--accuracy-floor needs samples whose right classes are known: {questions.unlabelled}",
-            hint="--samples DIR with one folder of images for each label of the model",
-        )
-
-
-def undecided(questions: Questions, floor: float | None) -> str:
-    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor.
-
-    Args:
-        questions: With the right class of each.
-        floor: Share of the accuracy that may be lost.
-    """
-    if floor is None or questions.targets is None:
-        return ""
-    count, needed = len(questions.targets), samples_needed(floor)
-    if needed is not None and count >= needed:
-        return ""
-    undetected = 1 - (1 - CONFIDENCE) ** (1 / count)
-    enough = "no number decides a floor of 0" if needed is None else f"it takes {needed}"
-    return (
-        f"an accuracy floor of {floor * 100:.3g}% is not decided by {count} labelled samples: "
-        f"where none is lost, a loss below {undetected * 100:.2g}% may still be there (at 95%); {enough}"
-    )
-
-
 # Samples that requests are made of; more are read only to compare labels.
 MOST_SAMPLES = 256
 _MADE_UP = 8
-
 Arrays = Mapping[str, AnyArray]
 
 
@@ -186,6 +115,28 @@ class Questions:
         return {name: _without_scalar(array, shapes.get(name, array.shape)) for name, array in found.items()}
 
 
+def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
+    """Return true if outputs have the same names, and shapes that differ only in the first dimension."""
+    shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
+    return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
+
+
+def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
+    """Append a dimension to what has as many dimensions as a scalar."""
+    return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
+
+
+def _without_scalar(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
+    return array.reshape(shape) if array.shape == (*shape, 1) else array
+
+
+def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
+    if ranking:
+        return int(outputs[ranking.indices].ravel()[0])
+    scores = outputs[name] if name in outputs else next(iter(outputs.values()))
+    return int(scores.ravel().argmax())
+
+
 def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
     """Read the user's samples, else the golden samples, else make requests up.
 
@@ -220,6 +171,10 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
     )
 
 
+def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
+    return outputs if whole else {name: array[number : number + 1] for name, array in outputs.items()}
+
+
 def classifies(reading: Reading | None) -> bool:
     """Return true if answers are classes, or may be."""
     return reading is None or isinstance(reading, Ranking | Classification)
@@ -240,16 +195,23 @@ def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...
     return feeds, read_targets(samples, _labels_of(contract), most) if is_labelled else None
 
 
-def _labels_of(contract: Contract) -> tuple[str, ...]:
-    """Labels of the scores, or of an embedded top-k."""
-    return contract.labels or (contract.ranking.labels if contract.ranking else ())
-
-
 def _check_fit(signature: Signature, feeds: Arrays, samples: Path) -> None:
     try:
         signature.check(feeds)
     except SignatureError as error:
         raise ConversionError(f"the samples of {samples} do not fit the model: {error}") from error
+
+
+def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:
+    sizes = spec.shape[1:] if signature.batchable else spec.shape
+    return InputSpec(
+        name=spec.name, dtype=spec.dtype, shape=tuple(size if isinstance(size, int) else 1 for size in sizes)
+    )
+
+
+def _labels_of(contract: Contract) -> tuple[str, ...]:
+    """Labels of the scores, or of an embedded top-k."""
+    return contract.labels or (contract.ranking.labels if contract.ranking else ())
 
 
 def _why_unlabelled(samples: Path | None, labels: Sequence[str]) -> str:
@@ -262,13 +224,6 @@ def _why_unlabelled(samples: Path | None, labels: Sequence[str]) -> str:
         return f"{samples} has none"
     unknown = sorted({file.parent.name for file in image_files(samples)} - {*labels})
     return f"'{unknown[0]}' is no label of the model" if unknown else "its folders do not say"
-
-
-def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:
-    sizes = spec.shape[1:] if signature.batchable else spec.shape
-    return InputSpec(
-        name=spec.name, dtype=spec.dtype, shape=tuple(size if isinstance(size, int) else 1 for size in sizes)
-    )
 
 
 def _make_up(subject: Subject) -> tuple[Arrays, ...]:
@@ -289,27 +244,71 @@ def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Array
         return tuple(reference.run(each) for each in feeds)
 
 
-def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
-    """Return true if outputs have the same names, and shapes that differ only in the first dimension."""
-    shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
-    return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
+# `--accuracy-floor`: check that model and samples allow it, and compute the smallest loss that they can exclude.
+
+# Each candidate's session computes all of them, and they are held in memory.
+_MOST_LABELLED = 2048
 
 
-def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
-    """Append a dimension to what has as many dimensions as a scalar."""
-    return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
+def samples_to_read(floor: float | None) -> int:
+    """Number of samples to read: with a floor, as many as detect such a loss, within bounds.
+
+    Args:
+        floor: Share of the accuracy that may be lost; None for no floor.
+    """
+    if floor is None:
+        return MOST_SAMPLES
+    return min(_MOST_LABELLED, max(MOST_SAMPLES, samples_needed(floor) or 0))
 
 
-def _without_scalar(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
-    return array.reshape(shape) if array.shape == (*shape, 1) else array
+def samples_needed(floor: float) -> int | None:
+    """Number of samples that exclude a larger loss at 95% when none of them is lost; None if no number does.
+
+    598 for 0.5%.
+
+    Args:
+        floor: Share of the accuracy that may be lost.
+
+    Source: J. A. Hanley, A. Lippman-Hand, "If Nothing Goes Wrong, Is Everything All Right?" (1983), exact.
+    """
+    return requests_needed(0, 1 - floor) if floor else None
 
 
-def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
-    return outputs if whole else {name: array[number : number + 1] for name, array in outputs.items()}
+def check_floor(questions: Questions, floor: float | None) -> None:
+    """Refuse an accuracy floor for samples without labels, or a model without classes.
+
+    Raises:
+        InvalidInput: The samples have no labels, or the model gives no classes.
+    """
+    if floor is None:
+        return
+    if not classifies(questions.reading):
+        raise InvalidInput(
+            "--accuracy-floor counts right classes, and this model answers with something else",
+            hint="leave it out: what it answers is held to the limits of its task in any case",
+        )
+    if questions.targets is None:
+        raise InvalidInput(
+            f"--accuracy-floor needs samples whose right classes are known: {questions.unlabelled}",
+            hint="--samples DIR with one folder of images for each label of the model",
+        )
 
 
-def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
-    if ranking:
-        return int(outputs[ranking.indices].ravel()[0])
-    scores = outputs[name] if name in outputs else next(iter(outputs.values()))
-    return int(scores.ravel().argmax())
+def undecided(questions: Questions, floor: float | None) -> str:
+    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor.
+
+    Args:
+        questions: With the right class of each.
+        floor: Share of the accuracy that may be lost.
+    """
+    if floor is None or questions.targets is None:
+        return ""
+    count, needed = len(questions.targets), samples_needed(floor)
+    if needed is not None and count >= needed:
+        return ""
+    undetected = 1 - (1 - CONFIDENCE) ** (1 / count)
+    enough = "no number decides a floor of 0" if needed is None else f"it takes {needed}"
+    return (
+        f"an accuracy floor of {floor * 100:.3g}% is not decided by {count} labelled samples: "
+        f"where none is lost, a loss below {undetected * 100:.2g}% may still be there (at 95%); {enough}"
+    )

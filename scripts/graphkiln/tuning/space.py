@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -181,154 +181,6 @@ class Space:
                 raise InvalidInput(f"'{key}' is not tuned for this model", hint=did_you_mean(key, known))
 
 
-# The space of a model on a machine: which values are tried of each key, which are not, and why.
-
-# Cheap bounds on every configuration, from the time of its bare session.
-#
-# A server adds to a session, and instances that share cores slow each other down: no configuration answers faster than
-# the bare session of one sample, or more often than its instances would if each had the machine to itself.
-
-# A session may be this much faster than it was measured: clocks and other load change.
-_SLACK = 1.2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Bound:
-    """Bounds on the performance of a candidate.
-
-    Attributes:
-        rate: Requests of one sample per second, at most.
-        latency_s: Seconds of one request, at least.
-    """
-
-    rate: float
-    latency_s: float
-
-
-def bound_of(candidate: Candidate, bare: Bare) -> Bound:
-    """The bounds that a bare session sets, by its fastest batch size.
-
-    Sizes that were not measured count with the time of a line through the smallest and the largest that were.
-    """
-    largest = max(1, candidate.number(MAX_BATCH_SIZE))
-    sizes = {size for size in bare.batch_s if size <= largest} | {1, largest}
-    fastest = max(size / _run_s(bare, size) for size in sizes)
-    rate = candidate.number(INSTANCES) * fastest * _SLACK
-    return Bound(rate=rate, latency_s=min(bare.batch_s.values()) / _SLACK)
-
-
-def objection(candidate: Candidate, bare: Bare | Failed, target: Target) -> str:
-    """Return why a candidate cannot meet a target with any scheduling; "" if it may."""
-    if isinstance(bare, Failed):
-        return bare.reason
-    if bare.accuracy:
-        return f"changes the outputs: {bare.accuracy}"
-    lost, floor = bare.accuracy_lost, target.accuracy_floor
-    if lost is not None and floor is not None and lost > floor:
-        return f"loses {lost:.2%} of accuracy, allowed {floor:.2%}"
-    bound = bound_of(candidate, bare)
-    if bound.latency_s > target.p99_s:
-        return f"its bare session alone takes {bound.latency_s * _SLACK * 1e3:.3g} ms"
-    if target.rate and bound.rate < target.rate:
-        return f"its bare sessions alone reach at most {bound.rate:.3g} requests per second"
-    return ""
-
-
-def _run_s(bare: Bare, size: int) -> float:
-    if size in bare.batch_s:
-        return bare.batch_s[size]
-    smallest, largest = min(bare.batch_s), max(bare.batch_s)
-    if smallest == largest:
-        return bare.batch_s[largest]  # nothing is known of larger batches: they may cost the same
-    each = (bare.batch_s[largest] - bare.batch_s[smallest]) / (largest - smallest)
-    return max(bare.batch_s[smallest] + (size - smallest) * each, min(bare.batch_s.values()))
-
-
-# Which combinations of values are illegal or hopeless: each rule is written once, with its reason.
-
-
-def constraints_of(subject: Subject) -> Iterator[Constraint]:
-    """Constraints on candidates of a model, for the device that serves it."""
-    on_gpu = subject.config.device.is_gpu
-    default = Candidate.of(default_values(subject))
-    rules: list[Constraint] = [
-        _refuse_batcher,
-        _refuse_preferred,
-        partial(_refuse_ensembles, ensembles=subject.ensembles),
-        *([] if on_gpu else [partial(_refuse_threads, cores=subject.cores)]),
-    ]
-    rules += [_refuse_gpu] if on_gpu else [_refuse_precision, _refuse_streams, _refuse_spin]
-    for rule in rules:
-        yield partial(_spare_default, rule=rule, default=default)
-
-
-def _spare_default(candidate: Candidate, *, rule: Constraint, default: Candidate) -> str:
-    """Never exclude today's configuration: the others are compared with it."""
-    serves = all(default.values.get(key) == value for key, value in candidate.items)
-    return "" if serves else rule(candidate)
-
-
-def _refuse_threads(candidate: Candidate, *, cores: int) -> str:
-    asked = candidate.number(THREADS) * candidate.number(INSTANCES)
-    return f"threads x instances > {cores} cores" if asked > cores else ""
-
-
-def _refuse_batcher(candidate: Candidate) -> str:
-    if MAX_BATCH_SIZE not in candidate or QUEUE_DELAY_US not in candidate:
-        return ""
-    batches, delay = candidate.number(MAX_BATCH_SIZE) > 1, candidate.number(QUEUE_DELAY_US)
-    if batches and delay == NO_BATCHER:
-        return "a model with batches always gets a dynamic batcher"
-    return "without batches there is nothing to wait for" if not batches and delay != NO_BATCHER else ""
-
-
-def _refuse_preferred(candidate: Candidate) -> str:
-    preferred = candidate.values.get(PREFERRED, ())
-    largest = max(preferred, default=0) if isinstance(preferred, tuple) else 0
-    if largest and candidate.number(QUEUE_DELAY_US, 0) == NO_BATCHER:
-        return "preferred batch sizes need a dynamic batcher"
-    return "a preferred batch size is above max_batch_size" if largest > candidate.number(MAX_BATCH_SIZE) else ""
-
-
-def _refuse_ensembles(candidate: Candidate, *, ensembles: Mapping[str, int]) -> str:
-    size = candidate.number(MAX_BATCH_SIZE, 0)
-    larger = [f"'{name}' takes batches of {largest}" for name, largest in ensembles.items() if 0 < size < largest]
-    return f"a step of an ensemble takes its batches: {larger[0]}" if larger else ""
-
-
-def _refuse_precision(candidate: Candidate) -> str:
-    engine, precision = candidate.values.get(ENGINE), candidate.values.get(PRECISION)
-    if engine == "onnxruntime" and precision in (Precision.BF16, Precision.FP16):
-        return f"ONNX Runtime has no {precision} kernels for CPUs"
-    return ""
-
-
-def _refuse_streams(candidate: Candidate) -> str:
-    streams = candidate.number(STREAMS)
-    if streams > 1 and candidate.values.get(ENGINE) == "onnxruntime":
-        return "ONNX Runtime computes a batch as a whole: no streams"
-    if streams > candidate.number(THREADS):
-        return "streams > threads"
-    return "streams > max_batch_size" if streams > max(1, candidate.number(MAX_BATCH_SIZE)) else ""
-
-
-def _refuse_spin(candidate: Candidate) -> str:
-    if not candidate.values.get(SPIN):
-        return ""
-    if candidate.values.get(ENGINE) != "onnxruntime":
-        return "only ONNX Runtime's idle threads can spin"
-    if candidate.number(INSTANCES) > 1:
-        return "threads of several instances that spin take the cores from each other"
-    return "a single thread has no other to wait for: no spin" if candidate.number(THREADS) == 1 else ""
-
-
-def _refuse_gpu(candidate: Candidate) -> str:
-    if candidate.values.get(ENGINE) == "tensorrt":
-        chosen = [key for key in (LAYOUT, CONV_SEARCH) if candidate.values.get(key, ENGINES_CHOICE) != ENGINES_CHOICE]
-        return f"TensorRT chooses itself: no {', '.join(chosen)}" if chosen else ""
-    return ""
-
-
 _LARGEST_BATCH = 64
 _LARGEST_GPU_BATCH = 128
 _DELAYS_US = (0, 100, 500, 2000, 5000, 20000)
@@ -383,13 +235,27 @@ class ModelSpace:
     left_out: tuple[str, ...] = ()
 
 
+def span_space(subject: Subject, *, p99_s: float, machine: Machine | None = None) -> ModelSpace:
+    """All candidates of a model on this machine.
+
+    Args:
+        subject: The model.
+        p99_s: What 99 of 100 requests may take: a queue delay as long is no candidate.
+        machine: Capabilities of engines; those of this machine by default.
+    """
+    axes = _Axes(subject=subject, machine=machine or Machine(), p99_us=p99_s * 1e6)
+    spanned = tuple(axes.all())
+    never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
+    space = Space(axes=spanned, constraints=(constraint_of(subject),))
+    return ModelSpace(space=space, left_out=(*axes.left_out, *never))
+
+
 @dataclass(slots=True)
 class _Axes:
     """Collect the axes of a space, and reasons for values that are left out."""
 
     subject: Subject
     machine: Machine
-    rows: int
     p99_us: float
     defaults: Mapping[str, Value] = field(init=False)
     left_out: list[str] = field(default_factory=list)
@@ -471,10 +337,8 @@ class _Axes:
         if reason := self._unbatchable():
             self.left_out.append(f"max_batch_size: {reason}")
             return ()
-        if self.rows > 1:
-            self.left_out.append(f"max_batch_size below {self.rows}: requests hold so many rows")
         largest = max(self.subject.config.max_batch_size, _LARGEST_GPU_BATCH if self.on_gpu else _LARGEST_BATCH)
-        return [size for size in _powers(largest) if size >= self.rows]
+        return _powers(largest)
 
     def _unbatchable(self) -> str:
         subject = self.subject
@@ -491,20 +355,10 @@ class _Axes:
         return (*fitting, NO_BATCHER)
 
 
-def span_space(subject: Subject, *, p99_s: float, rows: int = 1, machine: Machine | None = None) -> ModelSpace:
-    """All candidates of a model on this machine.
-
-    Args:
-        subject: The model.
-        p99_s: What 99 of 100 requests may take: a queue delay as long is no candidate.
-        rows: Of the largest request that will come.
-        machine: Capabilities of engines; those of this machine by default.
-    """
-    axes = _Axes(subject=subject, machine=machine or Machine(), rows=rows, p99_us=p99_s * 1e6)
-    spanned = tuple(axes.all())
-    never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
-    space = Space(axes=spanned, constraints=tuple(constraints_of(subject)))
-    return ModelSpace(space=space, left_out=(*axes.left_out, *never))
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... up to a number, which is the last one."""
+    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
+    return list(dict.fromkeys((*powers, most))) if most else []
 
 
 def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> Space:
@@ -554,7 +408,143 @@ def _following(axis: Axis, moved: Collection[str]) -> Axis:
     return replace(axis, values=(axis.values[0], *kept))
 
 
-def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to a number, which is the last one."""
-    powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
-    return list(dict.fromkeys((*powers, most))) if most else []
+def constraint_of(subject: Subject) -> Constraint:
+    """The rules on candidates of a model; today's configuration is never excluded: the others are compared with it."""
+    on_gpu = subject.config.device.is_gpu
+    default = default_values(subject)
+
+    def refuse(candidate: Candidate) -> str:
+        if all(default.get(key) == value for key, value in candidate.items):
+            return ""
+        reason = _refuse_batcher(candidate) or _refuse_preferred(candidate)
+        reason = reason or _refuse_ensembles(candidate, subject.ensembles)
+        if on_gpu:
+            return reason or _refuse_gpu(candidate)
+        reason = reason or _refuse_threads(candidate, subject.cores) or _refuse_precision(candidate)
+        return reason or _refuse_streams(candidate) or _refuse_spin(candidate)
+
+    return refuse
+
+
+def _refuse_threads(candidate: Candidate, cores: int) -> str:
+    asked = candidate.number(THREADS) * candidate.number(INSTANCES)
+    return f"threads x instances > {cores} cores" if asked > cores else ""
+
+
+def _refuse_batcher(candidate: Candidate) -> str:
+    if MAX_BATCH_SIZE not in candidate or QUEUE_DELAY_US not in candidate:
+        return ""
+    batches, delay = candidate.number(MAX_BATCH_SIZE) > 1, candidate.number(QUEUE_DELAY_US)
+    if batches and delay == NO_BATCHER:
+        return "a model with batches always gets a dynamic batcher"
+    return "without batches there is nothing to wait for" if not batches and delay != NO_BATCHER else ""
+
+
+def _refuse_preferred(candidate: Candidate) -> str:
+    preferred = candidate.values.get(PREFERRED, ())
+    largest = max(preferred, default=0) if isinstance(preferred, tuple) else 0
+    if largest and candidate.number(QUEUE_DELAY_US, 0) == NO_BATCHER:
+        return "preferred batch sizes need a dynamic batcher"
+    return "a preferred batch size is above max_batch_size" if largest > candidate.number(MAX_BATCH_SIZE) else ""
+
+
+def _refuse_ensembles(candidate: Candidate, ensembles: Mapping[str, int]) -> str:
+    size = candidate.number(MAX_BATCH_SIZE, 0)
+    larger = [f"'{name}' takes batches of {largest}" for name, largest in ensembles.items() if 0 < size < largest]
+    return f"a step of an ensemble takes its batches: {larger[0]}" if larger else ""
+
+
+def _refuse_precision(candidate: Candidate) -> str:
+    engine, precision = candidate.values.get(ENGINE), candidate.values.get(PRECISION)
+    if engine == "onnxruntime" and precision in (Precision.BF16, Precision.FP16):
+        return f"ONNX Runtime has no {precision} kernels for CPUs"
+    return ""
+
+
+def _refuse_streams(candidate: Candidate) -> str:
+    streams = candidate.number(STREAMS)
+    if streams > 1 and candidate.values.get(ENGINE) == "onnxruntime":
+        return "ONNX Runtime computes a batch as a whole: no streams"
+    if streams > candidate.number(THREADS):
+        return "streams > threads"
+    return "streams > max_batch_size" if streams > max(1, candidate.number(MAX_BATCH_SIZE)) else ""
+
+
+def _refuse_spin(candidate: Candidate) -> str:
+    if not candidate.values.get(SPIN):
+        return ""
+    if candidate.values.get(ENGINE) != "onnxruntime":
+        return "only ONNX Runtime's idle threads can spin"
+    if candidate.number(INSTANCES) > 1:
+        return "threads of several instances that spin take the cores from each other"
+    return "a single thread has no other to wait for: no spin" if candidate.number(THREADS) == 1 else ""
+
+
+def _refuse_gpu(candidate: Candidate) -> str:
+    if candidate.values.get(ENGINE) == "tensorrt":
+        chosen = [key for key in (LAYOUT, CONV_SEARCH) if candidate.values.get(key, ENGINES_CHOICE) != ENGINES_CHOICE]
+        return f"TensorRT chooses itself: no {', '.join(chosen)}" if chosen else ""
+    return ""
+
+
+# The space of a model on a machine: which values are tried of each key, which are not, and why.
+
+# Cheap bounds on every configuration, from the time of its bare session.
+#
+# A server adds to a session, and instances that share cores slow each other down: no configuration answers faster than
+# the bare session of one sample, or more often than its instances would if each had the machine to itself.
+
+# A session may be this much faster than it was measured: clocks and other load change.
+_SLACK = 1.2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bound:
+    """Bounds on the performance of a candidate.
+
+    Attributes:
+        rate: Requests of one sample per second, at most.
+        latency_s: Seconds of one request, at least.
+    """
+
+    rate: float
+    latency_s: float
+
+
+def bound_of(candidate: Candidate, bare: Bare) -> Bound:
+    """The bounds that a bare session sets, by its fastest batch size.
+
+    Sizes that were not measured count with the time of a line through the smallest and the largest that were.
+    """
+    largest = max(1, candidate.number(MAX_BATCH_SIZE))
+    sizes = {size for size in bare.batch_s if size <= largest} | {1, largest}
+    fastest = max(size / _run_s(bare, size) for size in sizes)
+    rate = candidate.number(INSTANCES) * fastest * _SLACK
+    return Bound(rate=rate, latency_s=min(bare.batch_s.values()) / _SLACK)
+
+
+def objection(candidate: Candidate, bare: Bare | Failed, target: Target) -> str:
+    """Return why a candidate cannot meet a target with any scheduling; "" if it may."""
+    if isinstance(bare, Failed):
+        return bare.reason
+    if bare.accuracy:
+        return f"changes the outputs: {bare.accuracy}"
+    lost, floor = bare.accuracy_lost, target.accuracy_floor
+    if lost is not None and floor is not None and lost > floor:
+        return f"loses {lost:.2%} of accuracy, allowed {floor:.2%}"
+    bound = bound_of(candidate, bare)
+    if bound.latency_s > target.p99_s:
+        return f"its bare session alone takes {bound.latency_s * _SLACK * 1e3:.3g} ms"
+    if target.rate and bound.rate < target.rate:
+        return f"its bare sessions alone reach at most {bound.rate:.3g} requests per second"
+    return ""
+
+
+def _run_s(bare: Bare, size: int) -> float:
+    if size in bare.batch_s:
+        return bare.batch_s[size]
+    smallest, largest = min(bare.batch_s), max(bare.batch_s)
+    if smallest == largest:
+        return bare.batch_s[largest]  # nothing is known of larger batches: they may cost the same
+    each = (bare.batch_s[largest] - bare.batch_s[smallest]) / (largest - smallest)
+    return max(bare.batch_s[smallest] + (size - smallest) * each, min(bare.batch_s.values()))

@@ -32,127 +32,6 @@ from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.resources import usable_cores
 
-# `--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, and tried beside it.
-
-_ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes a version that can be tuned"
-
-
-def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
-    """Return the subject with an int8 graph of it, or with the reason if that does not compute the same.
-
-    Args:
-        subject: The model.
-        calibration: Samples to find ranges with: a folder of images, or an .npz.
-        samples: Other samples for the proof; None for made-up ones.
-        folder: Temporary folder for the graph, kept for as long as the subject is used.
-
-    Raises:
-        InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.
-        ConversionError: The samples cannot be used, or nothing of the graph becomes int8.
-    """
-    _check(subject)
-    try:
-        version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
-    except VerificationError as error:
-        return replace(subject, no_int8=f"does not compute the same: {error}")
-    _check_tensors(subject, version)
-    return replace(subject, int8=version)
-
-
-def _check(subject: Subject) -> None:
-    saved, contract = subject.deployment.saved, subject.deployment.version.contract
-    if saved is not Precision.FP32:
-        raise InvalidInput(f"--calibration: the graph was saved in {saved}, and int8 is made of fp32", hint=_ELSEWHERE)
-    if contract.ranking or not isinstance(contract.task, Classification | None):
-        raise InvalidInput("--calibration: the model answers with more than scores of classes", hint=_ELSEWHERE)
-
-
-def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Path:
-    from graphkiln_converters.convert import convert
-    from graphkiln_converters.recipe import Recipe
-
-    folder.mkdir()
-    contract = subject.deployment.version.contract
-    recipe = Recipe(
-        source=str(subject.deployment.version.graph_path),
-        name=subject.name,
-        model_store=folder / "store",
-        keep_names=True,
-        preprocess=json.loads(encode_json(contract.preprocess)) if contract.preprocess else None,
-        labels=_write_labels(contract, folder),
-        batch="free" if subject.signature.batchable else "fixed",
-        precision=Precision.INT8,
-        calibration=calibration,
-        samples=samples,
-    )
-    return convert(recipe)
-
-
-def _write_labels(contract: Contract, folder: Path) -> Path | None:
-    if not contract.labels:
-        return None
-    path = folder / "labels.txt"
-    path.write_text("".join(f"{label}\n" for label in contract.labels), encoding="utf-8")
-    return path
-
-
-def _check_tensors(subject: Subject, version: Path) -> None:
-    """Refuse an int8 graph with other tensors: one config.pbtxt describes both graphs."""
-    own, found = subject.signature, read_version_signature(version, "")
-    for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
-        if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
-            raise InvalidInput("--calibration: the int8 graph has other tensors than the model", hint=_ELSEWHERE)
-
-
-# A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
-
-# Begins the names of the temporary folders.
-PREFIX = "graphkiln-tune-"
-
-
-@contextmanager
-def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
-    """Create a temporary store with a changed configuration; it is removed when the context ends.
-
-    Args:
-        subject: The model; its folder is only read.
-        changes: To its configuration.
-        version: Folder of a version served instead of the subject's; None for the subject's.
-
-    Raises:
-        RepositoryError: The configuration cannot be changed so.
-    """
-    config = read_config(subject.folder / CONFIG_FILE)
-    changes.apply(config)
-    config.ClearField("version_policy")  # the version that is tuned is the only one there
-    with OwnedFolder(prefix=PREFIX) as folder:
-        store = folder.path / "store"
-        model = store / subject.name
-        write_mirror(subject.folder, model, [] if version else [subject.version], config)
-        if version:
-            (model / str(subject.version)).symlink_to(version)
-            copy_labels(subject.folder, model, config)
-        yield store
-
-
-# Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
-#
-# Source: Triton core, `ValidateEnsembleConfig`: a step that takes batches takes those of its ensemble; a step without
-# batches is judged by its shapes alone.
-
-
-def ensembles_of(model: Path) -> dict[str, int]:
-    """The ensembles of the same store that a model is a step of, by name, each with its largest batch."""
-    found = {}
-    for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
-        try:
-            config = read_config(path)
-        except RepositoryError:
-            continue
-        if any(step.model_name == model.name for step in config.ensemble_scheduling.step):
-            found[path.parent.name] = int(config.max_batch_size)
-    return found
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
@@ -224,6 +103,46 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
     )
 
 
+def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
+    """A model's configuration, completed for one version alone.
+
+    Raises:
+        RepositoryError: The configuration or the graph is not usable.
+    """
+    number = int(version.name)
+    return complete_config(version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number])
+
+
+def _queue_delay(config: ModelConfigProto) -> int:
+    if not config.HasField("dynamic_batching") or config.max_batch_size < 2:
+        return NO_BATCHER
+    return int(config.dynamic_batching.max_queue_delay_microseconds)
+
+
+def _mixing(deployment: Deployment) -> str:
+    """Return why rows mix: golden samples were proven in batches; without any, the graph's nodes decide."""
+    return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)
+
+
+# Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
+#
+# Source: Triton core, `ValidateEnsembleConfig`: a step that takes batches takes those of its ensemble; a step without
+# batches is judged by its shapes alone.
+
+
+def ensembles_of(model: Path) -> dict[str, int]:
+    """The ensembles of the same store that a model is a step of, by name, each with its largest batch."""
+    found = {}
+    for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
+        try:
+            config = read_config(path)
+        except RepositoryError:
+            continue
+        if any(step.model_name == model.name for step in config.ensemble_scheduling.step):
+            found[path.parent.name] = int(config.max_batch_size)
+    return found
+
+
 def check_tunable(subject: Subject) -> None:
     """Refuse a model whose configuration the search can neither load nor change.
 
@@ -257,6 +176,11 @@ def check_unchanged(subject: Subject) -> None:
         )
 
 
+def _sha256_of_config(model: Path) -> str:
+    path = model / CONFIG_FILE
+    return sha256_of(path) if path.exists() else ""
+
+
 def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
     """The versions that a server takes from the model's folder, by its version policy, in ascending order.
 
@@ -267,16 +191,6 @@ def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
     return select_versions(config, {*version_folders(subject.folder.iterdir()), *added})
 
 
-def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
-    """A model's configuration, completed for one version alone.
-
-    Raises:
-        RepositoryError: The configuration or the graph is not usable.
-    """
-    number = int(version.name)
-    return complete_config(version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number])
-
-
 @contextmanager
 def vanishing_cache() -> Iterator[ArtifactCache]:
     """Temporary artifact cache, removed when the context ends."""
@@ -284,17 +198,104 @@ def vanishing_cache() -> Iterator[ArtifactCache]:
         yield cache
 
 
-def _sha256_of_config(model: Path) -> str:
-    path = model / CONFIG_FILE
-    return sha256_of(path) if path.exists() else ""
+# A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
+
+# Begins the names of the temporary folders.
+PREFIX = "graphkiln-tune-"
 
 
-def _queue_delay(config: ModelConfigProto) -> int:
-    if not config.HasField("dynamic_batching") or config.max_batch_size < 2:
-        return NO_BATCHER
-    return int(config.dynamic_batching.max_queue_delay_microseconds)
+@contextmanager
+def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
+    """Create a temporary store with a changed configuration; it is removed when the context ends.
+
+    Args:
+        subject: The model; its folder is only read.
+        changes: To its configuration.
+        version: Folder of a version served instead of the subject's; None for the subject's.
+
+    Raises:
+        RepositoryError: The configuration cannot be changed so.
+    """
+    config = read_config(subject.folder / CONFIG_FILE)
+    changes.apply(config)
+    config.ClearField("version_policy")  # the version that is tuned is the only one there
+    with OwnedFolder(prefix=PREFIX) as folder:
+        store = folder.path / "store"
+        model = store / subject.name
+        write_mirror(subject.folder, model, [] if version else [subject.version], config)
+        if version:
+            (model / str(subject.version)).symlink_to(version)
+            copy_labels(subject.folder, model, config)
+        yield store
 
 
-def _mixing(deployment: Deployment) -> str:
-    """Return why rows mix: golden samples were proven in batches; without any, the graph's nodes decide."""
-    return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)
+# `--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, and tried beside it.
+
+_ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes a version that can be tuned"
+
+
+def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
+    """Return the subject with an int8 graph of it, or with the reason if that does not compute the same.
+
+    Args:
+        subject: The model.
+        calibration: Samples to find ranges with: a folder of images, or an .npz.
+        samples: Other samples for the proof; None for made-up ones.
+        folder: Temporary folder for the graph, kept for as long as the subject is used.
+
+    Raises:
+        InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.
+        ConversionError: The samples cannot be used, or nothing of the graph becomes int8.
+    """
+    _check(subject)
+    try:
+        version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
+    except VerificationError as error:
+        return replace(subject, no_int8=f"does not compute the same: {error}")
+    _check_tensors(subject, version)
+    return replace(subject, int8=version)
+
+
+def _check(subject: Subject) -> None:
+    saved, contract = subject.deployment.saved, subject.deployment.version.contract
+    if saved is not Precision.FP32:
+        raise InvalidInput(f"--calibration: the graph was saved in {saved}, and int8 is made of fp32", hint=_ELSEWHERE)
+    if contract.ranking or not isinstance(contract.task, Classification | None):
+        raise InvalidInput("--calibration: the model answers with more than scores of classes", hint=_ELSEWHERE)
+
+
+def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Path:
+    from graphkiln_converters.convert import convert
+    from graphkiln_converters.recipe import Recipe
+
+    folder.mkdir()
+    contract = subject.deployment.version.contract
+    recipe = Recipe(
+        source=str(subject.deployment.version.graph_path),
+        name=subject.name,
+        model_store=folder / "store",
+        keep_names=True,
+        preprocess=json.loads(encode_json(contract.preprocess)) if contract.preprocess else None,
+        labels=_write_labels(contract, folder),
+        batch="free" if subject.signature.batchable else "fixed",
+        precision=Precision.INT8,
+        calibration=calibration,
+        samples=samples,
+    )
+    return convert(recipe)
+
+
+def _write_labels(contract: Contract, folder: Path) -> Path | None:
+    if not contract.labels:
+        return None
+    path = folder / "labels.txt"
+    path.write_text("".join(f"{label}\n" for label in contract.labels), encoding="utf-8")
+    return path
+
+
+def _check_tensors(subject: Subject, version: Path) -> None:
+    """Refuse an int8 graph with other tensors: one config.pbtxt describes both graphs."""
+    own, found = subject.signature, read_version_signature(version, "")
+    for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
+        if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
+            raise InvalidInput("--calibration: the int8 graph has other tensors than the model", hint=_ELSEWHERE)

@@ -9,7 +9,7 @@ import pytest
 from digits_subject import changed, digits_subject
 
 from graphkiln.tuning.candidate import Candidate, Value, default_values
-from graphkiln.tuning.space import constraints_of
+from graphkiln.tuning.space import constraint_of
 from graphkiln.tuning.subject import Subject
 from graphkiln_backend.repository.model_config import InstanceGroup
 
@@ -21,7 +21,7 @@ def subject(repository: Path) -> Subject:
 
 def objection(subject: Subject, **values: Value) -> str:
     candidate = Candidate.of(default_values(subject)).with_values(values)
-    return next(filter(None, (rule(candidate) for rule in constraints_of(subject))), "")
+    return constraint_of(subject)(candidate)
 
 
 @pytest.mark.parametrize(

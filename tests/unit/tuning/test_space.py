@@ -85,8 +85,8 @@ def subject(repository: Path) -> Subject:
     return digits_subject(repository)
 
 
-def span(subject: Subject, machine: Machine = EVERYTHING, p99_s: float = 0.05, rows: int = 1) -> ModelSpace:
-    return span_space(subject, p99_s=p99_s, rows=rows, machine=machine)
+def span(subject: Subject, machine: Machine = EVERYTHING, p99_s: float = 0.05) -> ModelSpace:
+    return span_space(subject, p99_s=p99_s, machine=machine)
 
 
 def axes(spanned: ModelSpace) -> dict[str, tuple[Value, ...]]:
