@@ -114,7 +114,7 @@ def environment(name: str) -> Path:
         except subprocess.CalledProcessError as error:
             raise MeasurementError(
                 f"the peer {name} cannot be installed from {requirements}: code {error.returncode}",
-                hint="what pip said stands above; without its peers nothing is measured",
+                hint="see pip's output above; without its peers nothing is measured",
             ) from error
         done.write_text(requirements.read_text())
     return folder / "bin" / "python"

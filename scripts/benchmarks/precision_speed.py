@@ -48,7 +48,7 @@ from graphkiln_converters.sources.base import SourceOptions, open_source
 # What the precisions are compared on: ten architectures with random weights, exported and quantized once.
 #
 # Random weights cost as much as trained ones. What they answer means nothing, and how far a precision moves it says
-# little: for that, `graphkiln convert --precision int8` proves a trained model on samples of its own.
+# little: for that, `graphkiln convert --precision int8` proves a trained model on its samples.
 
 _HERE = Path(__file__).resolve()
 _TOKENS = 128
@@ -86,7 +86,7 @@ class Bert(nn.Module):
 
 
 class Detector(nn.Module):
-    """SSDlite on MobileNetV3-large up to its heads; boxes are decoded and suppressed by whoever asks."""
+    """SSDlite on MobileNetV3-large up to its heads; boxes are decoded and suppressed by the client."""
 
     def __init__(self) -> None:
         from torchvision.models import detection  # prepared by the source

@@ -82,7 +82,7 @@ def save_result(
         title: What it measures, and what its ratios are relative to.
         command: What repeats it.
         rows: The table; all rows have the same columns.
-        load_average: Of the minute before it began; None where nobody looked.
+        load_average: Load average of the minute before it began; None if unknown.
     """
     RESULTS.mkdir(exist_ok=True)
     facts = {**machine_facts(), "commit": _commit()}
@@ -91,7 +91,7 @@ def save_result(
     result = {"title": title, "command": command, "facts": facts, "rows": list(rows)}
     partial = RESULTS / f"{name}.partial"
     partial.write_text(json_text(result, indent=1) + "\n")
-    partial.replace(RESULTS / f"{name}.json")  # whole, or as it was: whoever stops it keeps the old one
+    partial.replace(RESULTS / f"{name}.json")  # whole, or as it was
 
 
 def write_tables() -> None:

@@ -1,6 +1,6 @@
 """Load generators (Triton's perf_analyzer if it is on PATH, else `graphkiln bench`) and Triton's C++ backend.
 
-Both servers of a comparison are loaded by the same one, in a process of its own, so that what it costs is the same.
+Both servers of a comparison are loaded by the same generator, in its own process: it costs both the same.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-# Triton with its C++ onnxruntime backend, where somebody has built it: a peer, in a tritonserver of its own.
+# Triton with its C++ onnxruntime backend, if it was built, in its own tritonserver.
 
 LIBRARY = Path("onnxruntime") / "libtriton_onnxruntime.so"
 _HOST = "127.0.0.1"

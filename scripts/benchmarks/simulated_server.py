@@ -78,8 +78,8 @@ class SimulatedServer:
         noise: Standard deviation of a run's time, as a share of it; a measurement as a whole has a third of that.
         speed: Moment of virtual time -> speed of the machine.
         fault: Candidate -> `load`, `hang`, `crash`, or nothing.
-        stalls: Moments of virtual time at which the whole machine stands still, each with how long.
-        pauses: Candidate -> every how many seconds it stands still by its own doing, and how long; 0 for never.
+        stalls: Moments of virtual time at which the whole machine pauses, each with its duration.
+        pauses: Candidate -> period and duration in seconds of its own pauses; 0 for none.
         inputs: What runs take in turn, by what requests hold, as multiples of what a run costs.
         arriving: How the requests of a rate come.
         now_s: Virtual time.
@@ -215,7 +215,7 @@ def _queue(
         still: When nothing goes on.
         delay_s: How long the oldest request waits for a full batch.
         instances: How many run batches.
-        closed_s: Until when whoever has a response sends the next request; 0 in an open loop.
+        closed_s: Time until which callers send the next request after a response; 0 in an open loop.
     """
     free, due, done = [0.0] * instances, [], []
     largest, number = len(run_s) - 1, 0

@@ -62,7 +62,7 @@ def feeds_of(inputs: Sequence[Mapping[str, Any]], size: int) -> dict[str, AnyArr
     """A request of zeros.
 
     Args:
-        inputs: Of the model, as its metadata tells them: `name`, `datatype`, `shape`.
+        inputs: Of the model, as in its metadata: `name`, `datatype`, `shape`.
         size: Of the first dimension; every other one that varies is 1.
     """
     return {
@@ -122,7 +122,7 @@ class _Start:
     first: dict[tuple[str, int], float] = field(default_factory=dict)
 
 
-_Run = Callable[[], Iterator[tuple[str, _Start]]]  # starts a subject in one or more states, which it tells
+_Run = Callable[[], Iterator[tuple[str, _Start]]]  # starts a subject in one or more named states
 
 
 @dataclass(frozen=True)
@@ -238,7 +238,7 @@ def _read(server: LocalServer, begun: float, *, ready: float) -> _Start:
 def _begun(pid: int) -> float:
     """Start of a process, in seconds of `time.time`.
 
-    psutil's `create_time` is up to a second too early: it adds to the time of the boot, which Linux tells in whole
+    psutil's `create_time` is up to a second too early: it adds to the time of the boot, which Linux reports in whole
     seconds (proc(5), `btime`).
     """
     return time.time() - process_age_s(pid)

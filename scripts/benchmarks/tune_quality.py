@@ -52,7 +52,7 @@ from graphkiln.tuning.trials import OpenLoop, Trials
 OURS, RANDOM, EXHAUSTIVE, DEFAULT = "graphkiln tune", "random search", "exhaustive search", "default"
 _LONGEST = 4  # measurements of the other searches last at most so many times the shortest
 
-# Opens whoever measures, and its clock.
+# Opens trials and their clock.
 OpenTrials = Callable[[], AbstractContextManager[tuple[Trials, Callable[[], float]]]]
 
 
@@ -294,7 +294,7 @@ def measure_again(subject: Subject, candidate: Candidate, rate: float, p99_s: fl
 
 
 PARTS = CACHE / "tune"  # where each part is kept, and the journals of its searches
-KEPT = RESULTS / "tune.json"  # what stands in the documentation
+KEPT = RESULTS / "tune.json"  # rows of the documentation
 SIMULATED = "simulated"
 _SEEDS = 4
 # The exhaustive search may take so many times the budget of ours: one more than ours is to be faster by.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conforming.cases import Case
 
-# Why a case is not served, in the few kinds that there are: what an engine says is told apart by these patterns.
+# Why a case is not served, in the few kinds that there are: by patterns of what engines say.
 
 _MADE_UP = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
 _KINDS = (
@@ -54,7 +54,7 @@ def kind_of(reason: str) -> str:
 
 
 def needs_samples(reason: str) -> bool:
-    """Return true if a conversion was refused for the samples that were made up for it, as its user would be told."""
+    """Return true if a conversion was refused for the samples that were made up for it."""
     return re.search(_MADE_UP, reason) is not None
 
 

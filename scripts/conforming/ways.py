@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,15 @@ def _ask(case: Case) -> Outcome:
         session = _open(case)
     except Exception as error:
         return Outcome.of(Verdict.REFUSED, error)
+    return _compare(case, partial(_run, session), Exception)
+
+
+def _compare(case: Case, run: Callable[[dict[str, Any]], Mapping[str, Any]], fault: type[Exception]) -> Outcome:
+    """Run each sample of a case and compare its outputs; a fault of `run` is a failure."""
     for sample in range(len(case.samples)):
         try:
-            outputs = _run(session, case.feeds(sample))
-        except Exception as error:
+            outputs = run(case.feeds(sample))
+        except fault as error:
             return Outcome.of(Verdict.FAILS, error)
         if difference := case.difference(sample, outputs):
             return Outcome.of(Verdict.DIFFERS, difference)
@@ -100,14 +106,7 @@ def ask_instance(case: Case, version: Path) -> Outcome:
         except GraphkilnError as error:
             return Outcome.of(Verdict.REFUSED, error)
         with session:
-            for sample in range(len(case.samples)):
-                try:
-                    outputs = session.run(case.feeds(sample))
-                except GraphkilnError as error:
-                    return Outcome.of(Verdict.FAILS, error)
-                if difference := case.difference(sample, outputs):
-                    return Outcome.of(Verdict.DIFFERS, difference)
-    return PASSED
+            return _compare(case, session.run, GraphkilnError)
 
 
 def _ask_engine(case: Case, store: Path, engine: str) -> Outcome:
@@ -129,10 +128,10 @@ def ask_converted(cases: Sequence[Case]) -> Iterator[tuple[Case, Outcome]]:
     """
     for case in cases:
         with tempfile.TemporaryDirectory(prefix="conforming-") as folder:
-            yield case, _ask_of_converting(case, Path(folder))
+            yield case, _convert_and_ask(case, Path(folder))
 
 
-def _ask_of_converting(case: Case, folder: Path) -> Outcome:
+def _convert_and_ask(case: Case, folder: Path) -> Outcome:
     source = folder / f"{case.served_name}.onnx"
     onnx.save(case.model, source)
     recipe = Recipe(
@@ -216,29 +215,21 @@ def _serve(folder: Path, store: Path, cases: Sequence[Case]) -> Iterator[tuple[C
             Client(service.reach.http_url, timeout_s=_LIMIT_S, max_retries=0, admin_key=service.admin_key) as client,
             ThreadPoolExecutor(_AT_ONCE) as threads,
         ):
-            yield from zip(cases, threads.map(lambda case: _ask_of_serving(client, case), cases), strict=True)
+            yield from zip(cases, threads.map(lambda case: _load_and_ask(client, case), cases), strict=True)
     finally:
         service.stop()
 
 
-def _ask_of_serving(client: Client, case: Case) -> Outcome:
+def _load_and_ask(client: Client, case: Case) -> Outcome:
     try:
         client.load(case.served_name)
     except GraphkilnError as error:
         return Outcome.of(Verdict.REFUSED if _REFUSED in str(error) else Verdict.FAILS, error)
     try:
-        outcome = _infer(client, case)
+        model = client.model(case.served_name)
+        ranks = ranks_of(model.metadata["inputs"])
+        outcome = _compare(case, lambda feeds: to_values(case, model.infer(to_tensors(feeds, ranks))), GraphkilnError)
         client.unload(case.served_name)
     except GraphkilnError as error:
         return Outcome.of(Verdict.FAILS, error)
     return outcome
-
-
-def _infer(client: Client, case: Case) -> Outcome:
-    model = client.model(case.served_name)
-    ranks = ranks_of(model.metadata["inputs"])
-    for sample in range(len(case.samples)):
-        outputs = model.infer(to_tensors(case.feeds(sample), ranks))
-        if difference := case.difference(sample, to_values(case, outputs)):
-            return Outcome.of(Verdict.DIFFERS, difference)
-    return PASSED

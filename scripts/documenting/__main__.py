@@ -65,7 +65,7 @@ def _build(folder: Path) -> None:
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
     if built.returncode:
-        sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong, as told above")
+        sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong: see above")
     if foreign := site.foreign_resources(folder):
         sys.exit(f"graphkiln: the site fetches from others: {'; '.join(foreign[:5])}")
 

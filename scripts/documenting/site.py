@@ -34,7 +34,7 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs' event: a page before it becomes HTML."""
-    # what lies in <details> is Markdown on GitHub as it stands; here it must be told
+    # GitHub renders Markdown in <details>; here an attribute asks for it
     return without_outside_links(markdown, page.file.src_uri).replace("<details>", '<details markdown="1">')
 
 

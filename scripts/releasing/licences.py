@@ -2,7 +2,7 @@
 
     python -m releasing.licences [cpu|remote|gpu|score]...
 
-pip reads the metadata of the very releases that are locked, and installs nothing; where the index has none of its own,
+pip reads the metadata of the very releases that are locked, and installs nothing; where the index has no metadata,
 it downloads them, which are gigabytes for the GPU. Ends with 1 where a licence is on no list, or a list names one that
 is gone, and with 2 where pip fails.
 """

@@ -109,7 +109,7 @@ def on_this_machine(
     image: str,
     secrets: Mapping[str, Path] | None = None,
 ) -> list[dict[str, Any]]:
-    """The manifests for one pod of an image, with names and ports that nobody else has here.
+    """The manifests for one pod of an image, with unique names and ports.
 
     Args:
         manifests: Rendered.

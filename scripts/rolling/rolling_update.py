@@ -1,6 +1,6 @@
 """Replaces two servers behind haproxy, one after the other, while requests come at a fixed rate; none may fail.
 
-What Kubernetes does to a pod, here with the same signals: the proxy is told to send nothing new to the old server
+What Kubernetes does to a pod, here with the same signals: the proxy drains the old server
 (endpoints), some seconds pass (preStop), SIGTERM, a new server, ready, traffic. Nothing retries: neither the proxy nor
 the caller. `--without-pause` leaves out the first two, which shows what they are for. With `--image` the servers are
 containers, played by podman from deploy/kubernetes.
@@ -172,7 +172,7 @@ class Sender:
         self._latencies_ms: list[float] = []
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Send until it is told to stop, and wait for the last responses."""
+        """Send until `stop` is set, and wait for the last responses."""
         begun, outcome = time.monotonic(), self._outcome
         async with asyncio.TaskGroup() as tasks:
             while not stop.is_set():
@@ -223,12 +223,12 @@ def _is_right(body: bytes) -> bool:
 def replace(proxy: Proxy, name: str, server: Replaceable, *, pause: bool) -> None:
     """Replace one server, as a rolling update does."""
     if pause:
-        proxy.tell(f"set server servers/{name} state drain")
+        proxy.command(f"set server servers/{name} state drain")
         time.sleep(_PAUSE_S)
     server.stop()
     server.start()
     if pause:
-        proxy.tell(f"set server servers/{name} state ready")
+        proxy.command(f"set server servers/{name} state ready")
     wait(lambda: proxy.is_up(name), f"server {name}")
 
 
@@ -239,7 +239,7 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
         rate: Requests per second.
         rounds: How often each server is replaced.
         image: Of the containers; empty for processes.
-        pause: Whether the proxy is told before a server goes.
+        pause: Drain a server before it ends.
     """
     outcome, stop = Outcome(rate, "containers" if image else "processes"), asyncio.Event()
     with ExitStack() as stack:

@@ -116,7 +116,7 @@ class Proxy:
         self._process.terminate()
         self._process.wait(STOP_S)
 
-    def tell(self, command: str) -> str:
+    def command(self, command: str) -> str:
         """Send a command of haproxy's runtime API."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(self._socket))
@@ -125,7 +125,7 @@ class Proxy:
 
     def is_up(self, name: str) -> bool:
         """Return true if it sends requests to a server."""
-        lines = (line.split(",") for line in self.tell("show stat").splitlines())
+        lines = (line.split(",") for line in self.command("show stat").splitlines())
         return any(line[:2] == ["servers", name] and line[17].startswith("UP") for line in lines if len(line) > 17)
 
 

@@ -46,7 +46,7 @@ class Field:
         versions: Which versions may answer.
         ledger: Where requests are counted.
         chance: All random choices.
-        explicit: Whether the server loads nothing before it is told to.
+        explicit: Whether the server is in explicit mode.
     """
 
     service: Service
@@ -58,7 +58,7 @@ class Field:
     explicit: bool = False
 
     def publish(self, model: str) -> str:
-        """Tell a server that must be told what the store now holds; return why it cannot be loaded, or nothing."""
+        """Load a model in explicit mode; return why it cannot be loaded, or ""."""
         return self.service.load(model) if self.explicit else ""
 
 
@@ -401,7 +401,7 @@ def _other_labels(content: bytes) -> bytes:
 
 
 def store_faults(*, explicit: bool) -> list[Fault]:
-    """One of each that needs no disk of its own."""
+    """One of each that needs no small disk."""
     return [
         *([UnloadLoad()] if explicit else []),
         BadVersion("garbage", "scaled", _garbage),
@@ -615,7 +615,7 @@ class Mode:
     Attributes:
         name: In the report.
         flags: Of `graphkiln serve`.
-        explicit: Whether the server loads nothing before it is told to.
+        explicit: Whether the server is in explicit mode.
         secure: Whether both protocols are reached with mutual TLS.
     """
 
@@ -674,5 +674,5 @@ def stage(folder: Path, mode: Mode) -> Iterator[Set]:
         environment = {"GRAPHKILN_CACHE": str(cache_folder(folder))}
         service = Service(folder, folder / STORE, *mode.flags, certificates=certificates, environment=environment)
         stack.callback(service.end)
-        notes = [] if len(disks) == 2 else ["no disks of its own could be mounted: none was ever full"]
+        notes = [] if len(disks) == 2 else ["no small disks could be mounted: no disk was ever full"]
         yield Set(service=service, disks=disks, notes=notes)

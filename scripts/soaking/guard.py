@@ -2,7 +2,7 @@
 
 It waits at a pipe whose other end only the soak holds. However the soak ends, the kernel closes that end; then the
 guard kills every process that carries the soak's marker in its environment, unmounts, and removes the files. It is in
-a session of its own and heeds no signal that a terminal sends.
+its own session and ignores signals of a terminal.
 """
 
 from __future__ import annotations

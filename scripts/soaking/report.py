@@ -32,7 +32,7 @@ class FaultSummary:
         worst_s: The most; None when it was beyond the limit once.
         within_goal: How often it was ready again within 5 s.
         restarts: What the service counted, by cause.
-        unready: What readiness said when it was not 200.
+        unready: Statuses of readiness other than 200.
         errors: What clients saw.
         trouble: What went wrong, once each.
     """

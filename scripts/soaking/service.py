@@ -238,11 +238,11 @@ class Service:
         return time.monotonic() - begun
 
     def ready_status(self, timeout_s: float = 5.0) -> int | None:
-        """The HTTP status of readiness; None when nobody answers."""
+        """The HTTP status of readiness; None without an answer."""
         return self.status("/v2/health/ready", timeout_s)
 
     def status(self, path: str, timeout_s: float = 2.0) -> int | None:
-        """The HTTP status of a GET; None when nobody answers."""
+        """The HTTP status of a GET; None without an answer."""
         connection = self.reach.connect_http(timeout_s)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -307,7 +307,7 @@ class Service:
             self.process.send_signal(signum)
 
     def wait_end(self) -> int:
-        """Wait for the supervisor's end; return its exit code, as a shell tells it."""
+        """Wait for the supervisor's end; return its exit code as a shell reports it."""
         if self.process is None:
             raise RuntimeError("the service was not started")
         code = self.process.wait(_STOP_LIMIT_S)
@@ -377,8 +377,8 @@ class Lapse:
     Attributes:
         begun: When it was asked for; monotonic seconds.
         ended: When that was known.
-        status: The HTTP status, or None where nobody answered.
-        models: Which models were not ready, where the server said so of itself.
+        status: The HTTP status, or None without an answer.
+        models: Models that were not ready, if the server answered.
         log: The last line of the service's log.
     """
 
@@ -395,7 +395,7 @@ class Lapse:
             since: The moment from which seconds count.
         """
         who = f", not ready: {', '.join(self.models)}" if self.models else ""
-        return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log said: {self.log}"
+        return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log: {self.log}"
 
 
 class Readiness(Closeable):

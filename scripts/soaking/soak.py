@@ -231,7 +231,7 @@ class Injection:
         ready_again_s: Seconds from the fault until the service was seen to be ready again for good, and every model
             answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit. Of a fault that
             stays for a while: the longest time without readiness.
-        unready: What readiness said meanwhile when it was not 200, asked ten times a second.
+        unready: Statuses of readiness other than 200 meanwhile, polled ten times a second.
         errors: What clients saw meanwhile.
         restarts: What the service added to its metric of restarts.
         cause: Of the restart that the fault must lead to; empty for none.
@@ -347,7 +347,7 @@ def _added(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 # Memory and open files of the service, read again and again: of all of it, and of each process over its life.
 #
 # A process takes memory while it is young: arenas, pools and caches fill up with use, and each restart begins that
-# anew. What counts as a leak is therefore told from a process's age: memory that a process which is no longer young
+# anew. What counts as a leak is therefore a matter of a process's age: memory that a process which is no longer young
 # still takes. Only memory that a process has for itself is counted (USS), and the service's regions of shared memory:
 # what is shared with other programs of the machine, such as libraries, looks larger whenever one of those ends.
 
@@ -358,7 +358,7 @@ GROWTH_LIMIT_MB = 100.0
 # Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on.
 YOUNG_S = 240.0
 LEAK_MB_PER_MINUTE = 1.0  # of one process that is no longer young. In a day this would be 1.4 GB.
-_SHORTEST_S = 120.0  # readings over less time than this tell nothing of a slope
+_SHORTEST_S = 120.0  # readings over less time have no meaningful slope
 
 Reading = tuple[float, float]  # monotonic seconds, and megabytes
 

@@ -182,7 +182,7 @@ def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
 # By itself, gRPC's library waits up to two minutes before it tries a server again that was away.
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
-# Outputs by name, and the version that computed them where the client tells it.
+# Outputs by name, and the version that computed them if the client reports it.
 Answer = tuple[dict[str, AnyArray], int | None]
 
 
@@ -456,7 +456,7 @@ def expected_scores(image: Path) -> AnyArray:
 
 
 _PAUSE_S = 0.08  # mean pause of a sender between two requests: load enough to hit every fault, on two cores
-_REFUSED_PAUSE_S = 0.4  # after a refusal: nobody who hammers a server that is away helps it back
+_REFUSED_PAUSE_S = 0.4  # after a refusal
 _TASKS = 3
 _LARGE_SHARE = 0.05
 _JOIN_S = 60.0
@@ -491,13 +491,13 @@ class Versions:
         Raises:
             WrongAnswer: It is not what any version that may answer computes.
         """
-        outputs, told = answer
-        if version and told is not None and told != int(version):
-            raise WrongAnswer(f"{model.name} version {told} answered in place of {version}")
-        exact = version or told
+        outputs, reported = answer
+        if version and reported is not None and reported != int(version):
+            raise WrongAnswer(f"{model.name} version {reported} answered in place of {version}")
+        exact = version or reported
         candidates = [int(exact)] if exact else sorted(self._ever[model.name])
-        if told is not None and told not in self._ever[model.name]:
-            raise WrongAnswer(f"{model.name} version {told} answered: it should not be live")
+        if reported is not None and reported not in self._ever[model.name]:
+            raise WrongAnswer(f"{model.name} version {reported} answered: it should not be live")
         differences = [difference(model.reference(candidate, feeds), outputs) for candidate in candidates]
         if all(differences):
             raise WrongAnswer(f"{model.name} version {exact or 'any'}: {differences[0]}")

@@ -19,7 +19,7 @@ def build(path: str) -> FastAPI:
 
     @app.get("/health")
     def health() -> str:
-        """Tell that the model is loaded."""
+        """Answer that the model is loaded."""
         return "ok"
 
     @app.post("/classify")

@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 MAX_BATCH = 8
 BATCH_WAIT_SECONDS = 0.002
 THREADS = 2
-# The environment variable that is set where ONNX Runtime cuts sums of int8 off unless it is told not to.
+# Environment variable: ONNX Runtime would saturate sums of int8 on this CPU, and must be asked for exact ones.
 EXACT_PRODUCTS = "EXACT_PRODUCTS"
 
 SHORTER_SIDE = 232

@@ -9,15 +9,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, Candidate
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.measure import Arriving, Loading
+from graphkiln.tuning.measure import Arriving, Loading, is_alive
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
@@ -205,12 +207,16 @@ class _Reported:
 
 # All processes of a search (servers, timed sessions, conversions, the load generator) make their temporary files below
 # one folder, to which TMPDIR points. It is locked as long as the search lives (`owned_folder`): the kernel releases the
-# lock of a process that dies, so that the next search recognizes a dead one and removes its files.
+# lock of a process that dies, so that the next search recognizes a dead one, ends its processes (on machines without
+# `setpriv`, servers do not end by themselves) and removes its files.
 
 _log = logging.getLogger("graphkiln.tuning")
 
 _PREFIX = "graphkiln-search-"
 _VARIABLE = "TMPDIR"
+# Seconds until a process that was asked to end is killed.
+_END_WITHIN_S = 20.0
+_POLL_S = 0.05
 
 
 @contextmanager
@@ -237,7 +243,7 @@ def search_folder() -> Iterator[Path]:
 
 
 def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
-    """Remove the folders of this user's dead searches, with the shared memory of their servers.
+    """End the processes of this user's dead searches, and remove their folders and shared memory.
 
     Args:
         parents: Folders to search; None for all in which search folders are made.
@@ -249,11 +255,33 @@ def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
     for folder in _folders(parents):
         with locked_if_dead(folder) as dead:
             if dead:
+                _end_processes(folder)
                 remove_leftovers([folder])
                 remove_owned(folder)
                 _log.info("removed the files of a search that was killed: %s", folder)
                 removed.append(folder)
     return removed
+
+
+def _end_processes(folder: Path) -> None:
+    """Terminate all processes whose TMPDIR is below a folder; kill those that do not end."""
+    alive = [process for process in psutil.process_iter() if _works_below(process, folder)]
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for process in alive:
+            _log.warning("ending process %d of a search that was killed", process.pid)
+            with suppress(psutil.Error):
+                end(process)
+        until = time.monotonic() + _END_WITHIN_S
+        while (alive := list(filter(is_alive, alive))) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+
+
+def _works_below(process: psutil.Process, folder: Path) -> bool:
+    try:
+        own = process.pid != os.getpid() and process.uids().effective == os.geteuid()
+        return own and Path(process.environ().get(_VARIABLE, "/")).is_relative_to(folder)
+    except (psutil.Error, OSError):
+        return False
 
 
 def other_searches(parents: Iterable[Path] | None = None) -> list[int]:

@@ -51,7 +51,7 @@ def test_a_lapse_says_which_model_and_what_the_log_said() -> None:
     )
     with Readiness(service) as readiness:
         lapse = readiness._examine(12.0, 12.1, 400)
-    assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log said: digits: loading"
+    assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log: digits: loading"
 
 
 # How a service is reached, plainly and with TLS.

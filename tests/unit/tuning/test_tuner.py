@@ -8,11 +8,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import psutil
 import pytest
 from digits_subject import digits_subject
 from tuned import measured, tuning
@@ -20,7 +22,7 @@ from tuned import measured, tuning
 from graphkiln.tuning import tuner
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Journal
-from graphkiln.tuning.measure import Arriving
+from graphkiln.tuning.measure import Arriving, is_alive
 from graphkiln.tuning.space import ModelSpace
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
@@ -178,12 +180,12 @@ def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
 # Files of a killed search are removed; a living one is left alone.
 
 SEARCH = """
-import os, sys, tempfile
+import os, subprocess, sys, tempfile
 from graphkiln.tuning.tuner import search_folder
 tempfile.tempdir = sys.argv[1]
 with search_folder() as folder:
     tempfile.mkdtemp(prefix="graphkiln-")
-    print(folder, flush=True)
+    print(folder, subprocess.Popen(["sleep", "600"]).pid, flush=True)
     sys.stdin.read()
     os._exit(9)
 """
@@ -199,13 +201,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def search(place: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Another search: its folder and its process."""
+def search(place: Path) -> Iterator[tuple[Path, psutil.Process, subprocess.Popen[str]]]:
+    """Another search: its folder, a process of a server that does not end with it, and its own."""
     command = [sys.executable, "-c", SEARCH, str(place)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        yield Path(process.stdout.readline().strip()), process
+        folder, server = process.stdout.readline().split()
+        child = psutil.Process(int(server))
+        yield Path(folder), child, process
         process.kill()
+        with suppress(psutil.Error):
+            child.kill()
 
 
 def test_all_temporary_files_are_below_one_folder_that_vanishes(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,17 +226,19 @@ def test_all_temporary_files_are_below_one_folder_that_vanishes(place: Path, mon
 
 
 def test_another_search_is_reported_and_its_files_are_removed_once_it_is_dead(
-    search: tuple[Path, subprocess.Popen[str]], place: Path, logged: list[str]
+    search: tuple[Path, psutil.Process, subprocess.Popen[str]], place: Path, logged: list[str]
 ) -> None:
-    folder, process = search
+    folder, server, process = search
     (place / "graphkiln-search-mine").mkdir()
     assert other_searches([place]) == [process.pid]
     assert clear_dead([place]) == []
     with search_folder():
         assert str(process.pid) in logged[0]
     assert list(folder.iterdir())
+    assert is_alive(server)
     process.kill()
     process.wait()
     assert other_searches([place]) == []
     assert clear_dead([place]) == [folder]
+    assert not is_alive(server)
     assert [path.name for path in place.iterdir()] == ["graphkiln-search-mine"], "not made by a search"
