@@ -253,44 +253,21 @@ def _open_simulated() -> Iterator[tuple[Trials, Callable[[], float]]]:
     yield server, server.clock
 
 
-# Whether a rate that was promised holds when Triton's own perf_analyzer measures it.
-
 REPEATS = 10
 _WARM_UP_S = 2.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
-    """Measurements by perf_analyzer at a promised rate.
-
-    Attributes:
-        p99_ms: Of each repeat.
-        target_ms: What was promised.
-    """
-
-    p99_ms: tuple[float, ...]
-    target_ms: float
-
-    @property
-    def within(self) -> int:
-        """Repeats whose p99 is within the target."""
-        return sum(each <= self.target_ms for each in self.p99_ms)
-
-    def __str__(self) -> str:
-        return f"{self.within} of {len(self.p99_ms)}"
-
-
-def measure_again(subject: Subject, candidate: Candidate, rate: float, p99_s: float, seconds: float) -> Held | None:
-    """Serve a configuration and send Poisson arrivals at a rate; None where perf_analyzer is not on PATH."""
+def measure_again(subject: Subject, candidate: Candidate, rate: float, p99_s: float, seconds: float) -> str:
+    """Send Poisson arrivals at a promised rate by perf_analyzer; how many repeats are within p99, "-" without it."""
     if not shutil.which(PERF_ANALYZER):
-        return None
-    generator, found = PerfAnalyzer(), []
+        return "-"
+    generator, p99_ms = PerfAnalyzer(), []
     with stage(subject, changes_of(candidate, subject)) as store, start_server(store, flags=FLAGS) as server:
         generator.at_rate(server.grpc_url, subject.name, rate, _WARM_UP_S)
         for number in range(REPEATS):
             show_progress(f"{PERF_ANALYZER} at {rate:g} requests per second, {number + 1} of {REPEATS}")
-            found.append(generator.at_rate(server.grpc_url, subject.name, rate, seconds).p99_ms)
-    return Held(p99_ms=tuple(found), target_ms=p99_s * 1e3)
+            p99_ms.append(generator.at_rate(server.grpc_url, subject.name, rate, seconds).p99_ms)
+    return f"{sum(each <= p99_s * 1e3 for each in p99_ms)} of {REPEATS}"
 
 
 PARTS = CACHE / "tune"  # where each part is kept, and the journals of its searches
@@ -401,7 +378,7 @@ def _real(name: str, model: Model, journals: Path, seconds: float) -> list[Row]:
     return [dated(row) for row in real_rows(title, found, rates, held)]
 
 
-def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, float], held: Held | None) -> list[Row]:
+def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, float], held: str) -> list[Row]:
     """Rows of what was chosen; rates are compared with the best of all that were measured."""
     best = max(rates.values(), default=0.0)
     rows = []
@@ -411,7 +388,7 @@ def real_rows(title: str, found: Sequence[Choice], rates: Mapping[Candidate, flo
             continue
         rate = rates.get(choice.candidate, 0.0) if choice.candidate else 0.0
         row = row_of(title, [(choice, rate / best if best else 0.0)])
-        promised = f"{held}" if held and choice.name == OURS else "-"
+        promised = held if choice.name == OURS else "-"
         rows.append({**row, "requests/s": f"{rate:.1f}", "perf_analyzer within p99": promised})
     return rows
 
@@ -445,9 +422,9 @@ def row_of(title: str, found: Sequence[tuple[Choice, float]]) -> Row:
     }
 
 
-def _promise(subject: Subject, model: Model, ours: Choice, seconds: float) -> Held | None:
+def _promise(subject: Subject, model: Model, ours: Choice, seconds: float) -> str:
     if ours.candidate is None or ours.promised is None:
-        return None
+        return "-"
     enough_s = max(2 * seconds, _ENOUGH / ours.promised)
     return measure_again(subject, ours.candidate, ours.promised, model.p99_s, enough_s)
 
