@@ -44,8 +44,7 @@ _SHOWN = 60
 @contextmanager
 def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | None]:
     """A progress bar on a terminal's stderr, for many images."""
-    console = stderr_console()
-    if count < _MANY or not console:
+    if count < _MANY or not (console := stderr_console()):
         yield None
         return
     from rich.progress import Progress

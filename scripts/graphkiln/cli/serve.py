@@ -109,7 +109,10 @@ def serve(
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Its private key, in PEM.", metavar="FILE")] = None,
     tls_client_ca: Annotated[
-        Path | None, typer.Option(help="Who must have signed a client's certificate (mutual TLS).", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="Authorities of which one must have signed a client's certificate (mutual TLS).", metavar="FILE"
+        ),
     ] = None,
     page: Annotated[
         bool,

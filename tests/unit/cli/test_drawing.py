@@ -47,14 +47,11 @@ def test_at_the_edges_and_of_no_size(box: Any) -> None:
     assert drawn((320, 320), detection(*box)).any()
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 900), (900, 1)])
-def test_images_of_a_pixel(size: tuple[int, int]) -> None:
-    assert drawn(size, detection(0, 0, *size)).shape == (size[1], size[0], 3)
-
-
-def test_none_and_three_hundred() -> None:
-    assert not drawn((64, 64)).any()
-    assert drawn((64, 64), *[detection(i % 60, i % 50, i % 60 + 4, i % 50 + 4, index=i) for i in range(300)]).any()
+@pytest.mark.parametrize(("size", "count"), [((1, 1), 1), ((1, 900), 1), ((900, 1), 1), ((64, 64), 0), ((64, 64), 300)])
+def test_images_of_a_pixel_and_many_detections(size: tuple[int, int], count: int) -> None:
+    pixels = drawn(size, *[detection(i % 60, i % 50, i % 60 + 4, i % 50 + 4, index=i) for i in range(count)])
+    assert pixels.shape == (size[1], size[0], 3)
+    assert pixels.any() == (count > 0)
 
 
 def test_masks_and_keypoints() -> None:
