@@ -9,6 +9,7 @@ from __future__ import annotations
 import http.client
 import socket
 import sys
+from contextlib import closing
 
 from graphkiln_backend.server.ports import served_addresses
 
@@ -18,21 +19,14 @@ _TIMEOUT_S = 4.0
 def is_alive(protocol: str, host: str, port: int) -> bool:
     """True if a server says that it is live; with `grpc` as protocol, if it listens."""
     try:
-        if protocol == "http":
-            return _says_so(host, port)
-        with socket.create_connection((host, port), timeout=_TIMEOUT_S):
-            return True
+        if protocol == "grpc":
+            with socket.create_connection((host, port), timeout=_TIMEOUT_S):
+                return True
+        with closing(http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)) as connection:
+            connection.request("GET", "/v2/health/live", headers={"Connection": "close"})
+            return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False
-
-
-def _says_so(host: str, port: int) -> bool:
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", "/v2/health/live", headers={"Connection": "close"})
-        return connection.getresponse().status == http.HTTPStatus.OK
-    finally:
-        connection.close()
 
 
 def main() -> int:

@@ -101,10 +101,7 @@ def served_addresses(parents: Iterable[Path] | None = None) -> Iterator[tuple[st
         for run in owned_folders(parent):
             with suppress(OSError, ValueError):
                 protocol, host, port = json.loads((run / _FILE).read_text())
-                if _lives(run):
+                with locked_if_dead(run) as dead:
+                    is_dead = dead
+                if not is_dead:
                     yield str(protocol), str(host), int(port)
-
-
-def _lives(run: Path) -> bool:
-    with locked_if_dead(run) as dead:
-        return not dead

@@ -58,7 +58,8 @@ def find_key(host: str, port: int) -> str:
         return check_key(key.strip(), KEY_VARIABLE)
     if file := os.environ.get(KEY_FILE_VARIABLE, ""):
         return read_key(Path(file))
-    return _published_key(str(port)) if is_local(host) else ""
+    folders = key_folders() if is_local(host) else ()
+    return next(filter(None, (_published_key(folder / str(port)) for folder in folders)), "")
 
 
 def read_key(file: Path) -> str:
@@ -68,7 +69,7 @@ def read_key(file: Path) -> str:
         InvalidInput: The file cannot be read, or holds no key.
     """
     try:
-        return check_key(_read_text(file), str(file))
+        return check_key(read_bytes(file, _MAX_BYTES).decode("ascii").strip(), str(file))
     except (OSError, ValueError) as error:
         raise InvalidInput(f"cannot read the admin key in {file}: {error}", hint="name a file that holds it") from error
 
@@ -79,7 +80,7 @@ def check_key(key: str, origin: str) -> str:
     Raises:
         InvalidInput: It cannot; the message does not show it.
     """
-    if _is_word(key):
+    if key.isascii() and key.replace("-", "").replace("_", "").isalnum():
         return key
     raise InvalidInput(
         f"the admin key of {origin} must be letters, digits, '-' and '_', and at least one of them",
@@ -94,40 +95,22 @@ def needs_admin_key(reason: str) -> bool:
 
 def is_local(host: str) -> bool:
     """True if a host is this machine's loopback interface."""
-    return host == "localhost" or _is_loopback_address(host)
+    with suppress(ValueError):
+        return host == "localhost" or ip_address(host).is_loopback
+    return False
 
 
 def is_private(path: Path) -> bool:
     """True if a file or folder, which is not a link, belongs to this user, and others cannot write to it."""
     with suppress(OSError):
-        return _belongs_to_us(path.lstat())
+        status = path.lstat()
+        is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
+        return is_ours and not status.st_mode & _OTHERS_WRITE
     return False
 
 
-def _published_key(name: str) -> str:
-    return next(filter(None, (_key_in(folder / name) for folder in key_folders())), "")
-
-
-def _key_in(file: Path) -> str:
+def _published_key(file: Path) -> str:
     with suppress(InvalidInput):  # what is left of a disk that was full
         if is_private(file.parent) and is_private(file):
             return read_key(file)
     return ""
-
-
-def _read_text(file: Path) -> str:
-    return read_bytes(file, _MAX_BYTES).decode("ascii").strip()
-
-
-def _is_word(text: str) -> bool:
-    return text.isascii() and text.replace("-", "").replace("_", "").isalnum()
-
-
-def _is_loopback_address(host: str) -> bool:
-    with suppress(ValueError):
-        return ip_address(host).is_loopback
-    return False
-
-
-def _belongs_to_us(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode) and not status.st_mode & _OTHERS_WRITE
