@@ -77,12 +77,9 @@ def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
 def describe_images(config: ModelConfigProto) -> str:
     """Describe how a model takes encoded images on this machine, or why it takes none."""
     try:
-        return _in_words(configure(config))
+        taker = configure(config)
     except GraphkilnError as error:
         return f"none are taken: {error}"
-
-
-def _in_words(taker: ModelConfigProto) -> str:
     instances = taker.instance_group[0].count
     return f"{', '.join(FORMATS)} by {taker.name}, decoded in {instances} processes of {usable_cores()} threads each"
 
