@@ -47,7 +47,7 @@ def record_load(
     at_start: Callable[[], None] = lambda: None,
     when_ready: Callable[[], None] = lambda: None,
 ) -> Recording:
-    """Load a model from several processes, and keeps every request.
+    """Load a model from several processes, and keep every request.
 
     Args:
         target: What to load.
