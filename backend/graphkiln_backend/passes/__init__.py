@@ -1,1 +1,1 @@
-"""Rewrites a saved graph: each module one rewrite, graph in, graph out (see `base`)."""
+"""Rewrites of a saved graph: each module one rewrite, graph in, graph out (see `base`)."""

@@ -54,7 +54,7 @@ class _ConvAdd(RewriteRuleClassBase):
 
 @dataclass(frozen=True)
 class AddIntoProducer:
-    """Adds constants in the convolution or matrix product that comes before them."""
+    """Add constants in the convolution or matrix product that comes before them."""
 
     name: str = "add-into-producer"
     summary: str = "constant additions into the convolution or product before them"
@@ -64,7 +64,7 @@ class AddIntoProducer:
         return "" if count(model, "Add") else "no Add"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites `Conv + constant` and `MatMul + constant`."""
+        """Rewrite `Conv + constant` and `MatMul + constant`."""
         rules = (
             *_ConvAdd.rule().commute(),  # type: ignore[no-untyped-call]
             transpose_ab_matmul_add_to_gemm_rule,

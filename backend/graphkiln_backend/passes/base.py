@@ -1,4 +1,4 @@
-"""What every pass offers: requires -> call -> ensures; and the one loop that runs them.
+"""Protocol of a pass, requires -> call -> ensures, and the loop that runs passes.
 
 A pass rewrites a graph in place and returns what it did to the graph's edge. `requires` says why there is nothing to
 do, `ensures` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
@@ -37,30 +37,30 @@ class Pass(Protocol):
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Name on the command line."""
         ...
 
     @property
     def summary(self) -> str:
-        """What it does, in a few words."""
+        """A few words for users."""
         ...
 
     def requires(self, model: onnx_ir.Model) -> str:
-        """Why there is nothing to do for this graph, or empty."""
+        """Return the reason why there is nothing to do for this graph, or empty."""
         ...
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites the graph in place; returns how its inputs and outputs changed, `Edge()` where they did not."""
+        """Rewrite the graph in place; return the change of its inputs and outputs, `Edge()` for none."""
         ...
 
     def ensures(self, model: onnx_ir.Model) -> str:
-        """What the pass promised and did not reach, or empty."""
+        """Return what the pass could not do, or empty."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassReport:
-    """What came of a pass.
+    """Result of a pass.
 
     Attributes:
         name: The pass.
@@ -81,7 +81,7 @@ class PassReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rewritten:
-    """What passes did to a graph.
+    """Result of several passes on a graph.
 
     Attributes:
         reports: One for each pass, in order.
@@ -92,12 +92,12 @@ class Rewritten:
     edge: Edge
 
     def then(self, other: Rewritten) -> Rewritten:
-        """What both did to the graph, these passes first."""
+        """Join two results, these passes first."""
         return Rewritten(reports=(*self.reports, *other.reports), edge=self.edge.then(other.edge))
 
 
 def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> Rewritten:
-    """Runs passes in order, in place.
+    """Run passes in order, in place.
 
     Raises:
         ConversionError: A pass failed, or left an invalid graph; the message names it.
@@ -184,5 +184,5 @@ def weight_bytes(model: onnx_ir.Model) -> int:
 
 
 def count(model: onnx_ir.Model, op_type: str) -> int:
-    """How many nodes of a type the main graph has."""
+    """Count the nodes of a type in the main graph."""
     return sum(node.op_type == op_type for node in model.graph)

@@ -1,4 +1,4 @@
-"""Makes the batch vary that a graph was saved with.
+"""Conversion of a graph of a fixed batch to one of any batch.
 
 The axis of the batch is followed from the inputs through every node, by the static shapes. Along an axis there can be
 more: a window attention folds its windows into the batch, `[batch * 64, 49, 96]`. What the graph has baked in is

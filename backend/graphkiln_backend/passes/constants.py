@@ -20,7 +20,7 @@ from graphkiln_backend.repository.training_mode import DRAWING
 
 
 def bring_to_readers(model: onnx_ir.Model) -> None:
-    """Puts copies of the nodes that compute from weights alone before each node that needs them, in place.
+    """Put copies of the nodes that compute from weights alone before each node that needs them, in place.
 
     Args:
         model: The graph, its nodes in an order in which they can be computed.
@@ -55,7 +55,7 @@ def find_constant_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def _may_move(node: onnx_ir.Node, graph: onnx_ir.Graph) -> bool:
-    """Whether a node draws no numbers, holds no graph, and is read by nodes of the main graph alone."""
+    """Return true for a node without random numbers and graphs that only nodes of the main graph read."""
     holds = any(_is_graph(attribute) for attribute in node.attributes.values())
     users = (user.graph for value in node.outputs for user, _ in value.uses())
     read = all(user is graph for user in users) and not any(value.is_graph_output() for value in node.outputs)
@@ -104,7 +104,7 @@ _MOST_ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Computes what no input changes, and lifts constants to initializers, where other passes look for them."""
+    """Compute what no input changes, and lift constants to initializers, where other passes look for them."""
 
     name: str = "fold-constants"
     summary: str = "compute what no input changes"
@@ -130,7 +130,7 @@ class FoldConstants:
 
 @dataclass(frozen=True)
 class ShareWeights:
-    """Keeps equal weights once. After the folds: a weight that others use cannot be folded into."""
+    """Keep equal weights once. After the folds: a weight that others use cannot be folded into."""
 
     name: str = "share-weights"
     summary: str = "equal weights are kept once"
@@ -140,7 +140,7 @@ class ShareWeights:
         return "" if model.graph.initializers else "no weights"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Compares all of the same shape and type."""
+        """Compare all of the same shape and type."""
         DeduplicateInitializersPass()(model)
         return Edge()
 

@@ -1,4 +1,4 @@
-"""What passes did to the inputs and outputs of a graph, as a value: from the source model to the rewritten graph.
+"""Changes of the inputs and outputs of a graph as a value: from the source model to the rewritten graph.
 
 A pass that changes a graph's edge says so twice: as nodes, and as an `Edge` in numpy. The proof runs the source model
 through the edge and compares it with the graph; a pass that leaves the edge alone returns `Edge()`, the identity.
@@ -20,7 +20,7 @@ Transform = Callable[[Arrays], dict[str, AnyArray]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """How the inputs and outputs of a graph differ from those of its source.
+    """Difference between the inputs and outputs of a graph and those of its source.
 
     Attributes:
         to_graph_feeds: Feeds of the source -> feeds of the graph.
@@ -56,15 +56,15 @@ class Edge:
         )
 
     def keep(self, outputs: Arrays) -> dict[str, AnyArray]:
-        """Those of the source's outputs that the graph still needs; the others need not even have a batch."""
+        """Select the source's outputs that the graph still needs; the others may have no batch."""
         return {name: array for name, array in outputs.items() if self.kept is None or name in self.kept}
 
     def input_name(self, name: str) -> str:
-        """What the graph calls an input of the source."""
+        """Return the graph's name of an input of the source."""
         return self.inputs.get(name, name)
 
     def output_name(self, name: str) -> str:
-        """What the graph calls an output of the source."""
+        """Return the graph's name of an output of the source."""
         return self.outputs.get(name, name)
 
     def to_graph_task(self, task: Task | None) -> Task | None:

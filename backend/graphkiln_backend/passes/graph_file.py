@@ -19,7 +19,7 @@ Part = onnx.GraphProto | onnx.FunctionProto
 
 
 def make_dense(model: onnx.ModelProto) -> None:
-    """Replaces every sparse initializer and sparse `Constant`, also those in subgraphs and functions, in place."""
+    """Replace every sparse initializer and sparse `Constant`, also those in subgraphs and functions, in place."""
     for part in _parts(model):
         if isinstance(part, onnx.GraphProto):
             part.initializer.extend(_dense(sparse) for sparse in part.sparse_initializer)
@@ -60,7 +60,7 @@ _LINKS = "links that lead out of its folder are not followed: cp -rL FOLDER COPY
 
 
 def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
-    """Reads a graph and its weights, so that it no longer depends on where they lie.
+    """Read a graph with its weights, so that it no longer depends on their files.
 
     Up to IR version 3 every initializer had to be an input as well: such a graph is read as one of version 4, where an
     input is what a request brings.
@@ -96,7 +96,7 @@ def _load_weights(model: onnx_ir.Model, proto: onnx.ModelProto, path: Path) -> N
 
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> onnx_ir.Model:
-    """A graph as onnx_ir has it.
+    """Convert a graph to onnx_ir.
 
     Args:
         proto: The graph.
@@ -136,7 +136,7 @@ def _list_outputs_once(graph: onnx_ir.Graph) -> None:
 
 
 def save(model: onnx_ir.Model, target: Path) -> None:
-    """Writes a graph; weights above 1 GiB go into a file beside it, named after it."""
+    """Write a graph; weights above 1 GiB go into a file beside it, named after it."""
     onnx_ir.external_data.load_to_model(model)  # else the copy would look for its weights where the graph has them
     external = f"{target.name}.data" if weight_bytes(model) > _EXTERNAL_DATA_FROM_BYTES else None
     onnx_ir.save(model, target, external_data=external)

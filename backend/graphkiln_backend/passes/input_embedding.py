@@ -19,7 +19,7 @@ from graphkiln_backend.passes.splicing import prepend
 
 @dataclass(frozen=True)
 class EmbedPreprocess:
-    """Takes uint8 `[batch, height, width, channels]` pixels instead of normalized `[batch, channels, height, width]`.
+    """Take uint8 `[batch, height, width, channels]` pixels instead of normalized `[batch, channels, height, width]`.
 
     Attributes:
         preprocess: How an image becomes the input before the pass.
@@ -71,7 +71,7 @@ class EmbedPreprocess:
         return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input does not take bytes"
 
     def _normalized(self, images: AnyArray) -> AnyArray:
-        """What the client would have made of them, image by image."""
+        """Compute the client's preprocessing, image by image."""
         return np.stack([self.preprocess.normalize(image.astype(np.uint8)) for image in images])
 
     def _pixels(self, samples: AnyArray) -> AnyArray:
@@ -88,5 +88,5 @@ class EmbedPreprocess:
 
 
 def _geometry(preprocess: Preprocess) -> Preprocess:
-    """What is left for the client: sizes and colors."""
+    """Return the part that is left for the client: sizes and colors."""
     return replace(preprocess, mean=(), std=(), layout="HWC", dtype=DType.UINT8)

@@ -16,7 +16,7 @@ NCHW_TO_NHWC, NHWC_TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 @dataclass(frozen=True)
 class Nhwc:
-    """Takes and returns images as `[batch, height, width, channels]`.
+    """Take and return images as `[batch, height, width, channels]`.
 
     Attributes:
         inputs: Whether inputs of rank 4 are transposed.
@@ -34,7 +34,7 @@ class Nhwc:
         return "" if 4 in ranks else "no input or output of rank 4"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Puts transposes at the edge; runtimes move them inwards."""
+        """Insert transposes at the edge; runtimes move them inwards."""
         inputs = [value for value in model.graph.inputs if self.inputs and _rank(value) == 4]
         outputs = [value for value in model.graph.outputs if self.outputs and _rank(value) == 4]
         input_names, output_names = ([str(value.name) for value in values] for values in (inputs, outputs))

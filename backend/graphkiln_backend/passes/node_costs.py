@@ -1,4 +1,4 @@
-"""Counts what each node of a graph costs, for whoever spreads the graph over devices."""
+"""Costs of each node of a graph, for spreading the graph over devices."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Census:
 
 
 def census(graph_path: Path) -> Census:
-    """Counts a graph.
+    """Count a graph.
 
     Raises:
         RepositoryError: The file cannot be read.
@@ -164,7 +164,7 @@ def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Mod
 
 
 def _name_nodes(model: onnx_ir.Model) -> None:
-    """Gives each node of the main graph a name of its own: by it, costs and times are found again."""
+    """Give each node of the main graph a unique name, the key of costs and times."""
     taken = set[str]()
     for position, node in enumerate(model.graph):
         node.name = node.name if node.name and node.name not in taken else f"{node.name or node.op_type}#{position}"
@@ -172,7 +172,7 @@ def _name_nodes(model: onnx_ir.Model) -> None:
 
 
 def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Writes the sizes of a request into a graph whose costs are counted next; it is not to be written any more.
+    """Write the sizes of a request into a graph whose costs are counted next; do not save it afterwards.
 
     Args:
         model: The graph.
@@ -232,7 +232,7 @@ def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> Gr
 
 
 def _can_be_handed(value: onnx_ir.Value) -> bool:
-    """Whether it can pass from stage to stage: no sequence, no optional, and of a known element type that is carried.
+    """Return true for a tensor of a type that can pass from stage to stage; sequences and optionals cannot.
 
     What a graph does not say of a sequence, the inference of shapes takes for a tensor: its operator tells.
     """
@@ -243,7 +243,7 @@ def _can_be_handed(value: onnx_ir.Value) -> bool:
 
 
 def _is_carried(dtype: onnx_ir.DataType) -> bool:
-    """Whether arrays of the process hold it: no 4- and 8-bit floats, which nothing hands on."""
+    """Return true for an element type that numpy arrays hold: no 4- and 8-bit floats."""
     try:
         DType.from_onnx(int(dtype))
     except ManifestError:
@@ -266,7 +266,7 @@ def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
 
 
 def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:
-    """What a node costs; what it computes from weights alone is computed once, while the graph is loaded."""
+    """Count the costs of a node; results from weights alone are computed once, while the graph is loaded."""
     read = list(dict.fromkeys(values_read(node)))
     tensors = {str(value.name): value.const_value for value in read if value.is_initializer()}
     weights = {name: tensor.nbytes for name, tensor in tensors.items() if tensor is not None}
@@ -292,7 +292,7 @@ def values_read(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
 
 
 def _captured(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    """What a graph inside a node reads of the graph around it."""
+    """Return the values that a graph inside a node reads of the graph around it."""
     own = {*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)}
     inner = [value for node in graph for value in values_read(node)]
     yield from (value for value in (*inner, *graph.outputs) if value not in own)

@@ -17,7 +17,7 @@ from graphkiln_backend.passes.graph_file import save
 
 @dataclass(frozen=True)
 class PruneOutputs:
-    """Drops outputs, and what only they need.
+    """Drop outputs, and the nodes that only they need.
 
     Attributes:
         outputs: Names of those to keep.
@@ -56,7 +56,7 @@ class PruneOutputs:
 
 
 def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> float:
-    """Writes a graph that computes only some outputs.
+    """Write a graph that computes only some outputs.
 
     Args:
         graph_path: The graph.

@@ -1,4 +1,4 @@
-"""Which passes a graph goes through, in order."""
+"""The passes that rewrite a graph, in order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from graphkiln_backend.passes.scores import Softmax, TopK
 
 @dataclass(frozen=True)
 class PadIntoConv:
-    """Moves constant zero padding of the spatial axes into the convolution behind it."""
+    """Move constant zero padding of the spatial axes into the convolution behind it."""
 
     name: str = "pad-into-conv"
     summary: str = "zero padding into the convolution behind it"
@@ -47,12 +47,12 @@ class PadIntoConv:
         return "" if count(model, "Pad") else "no Pad"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites `Conv(Pad(x))`."""
+        """Rewrite `Conv(Pad(x))`."""
         RewritePass((normalize_pad_format_conv_rule, fuse_pad_into_conv_rule))(model)
         return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
-        """Says how many Pads stay: not zeros, or not before a convolution."""
+        """Report the Pads that stay: of other values, or before no convolution."""
         left = count(model, "Pad")
         return f"{left} stand before no convolution, or pad with other values" if left else ""
 
@@ -62,7 +62,7 @@ class PadIntoConv:
 
 @dataclass(frozen=True)
 class FoldBatchNorm:
-    """Folds batch norms into the convolution or matrix product before them."""
+    """Fold batch norms into the convolution or matrix product before them."""
 
     name: str = "fold-batch-norm"
     summary: str = "batch norms into the convolutions before them"
@@ -75,7 +75,7 @@ class FoldBatchNorm:
         return "" if norms else "no batch norm"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites the weights."""
+        """Rewrite the weights."""
         rules = (
             fuse_batchnorm_into_conv_rule,
             fuse_batchnorm_into_conv_transpose_rule,
@@ -85,7 +85,7 @@ class FoldBatchNorm:
         return Edge()
 
     def ensures(self, model: onnx_ir.Model) -> str:
-        """None is left that stands behind a convolution; those behind something else cannot be folded."""
+        """Report the batch norms that stay: those behind no convolution cannot be folded."""
         left = count(model, "BatchNormalization")
         return f"{left} stand behind no convolution" if left else ""
 
@@ -95,7 +95,7 @@ class FoldBatchNorm:
 
 @dataclass(frozen=True)
 class CleanUp:
-    """Removes casts, transposes, reshapes, expands and identities without effect; computes equal things once."""
+    """Remove casts, transposes, reshapes, expands and identities without effect; compute equal things once."""
 
     name: str = "clean-up"
     summary: str = "casts, transposes and reshapes without effect"
@@ -105,7 +105,7 @@ class CleanUp:
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites until nothing changes."""
+        """Rewrite until nothing changes."""
         rules = (
             common.cast_cast_rule,
             common.no_op_cast_rule,
@@ -134,12 +134,12 @@ class CleanUp:
 
 
 def _repeats(graph: onnx_ir.Graph) -> bool:
-    """Whether two outputs of a body are one value, which ONNX Runtime's loops compute wrongly."""
+    """Return true where two outputs of a body are one value, which ONNX Runtime's loops compute wrongly."""
     return len(set(graph.outputs)) < len(graph.outputs)
 
 
 def _eliminate_identities(model: onnx_ir.Model) -> None:
-    """Outputs keep their names, also two of one value: the elimination would give both the same."""
+    """Eliminate identities, restoring the names of outputs: two outputs of one value would get the same."""
     names = [value.name for value in model.graph.outputs]
     IdentityEliminationPass()(model)
     if [value.name for value in model.graph.outputs] != names:
@@ -216,7 +216,7 @@ def _is_of_last_axis(value: Any, x: Any) -> bool:
 
 @dataclass(frozen=True)
 class FuseLayerNorm:
-    """Finds layer norms of the last axis that are written out, and makes them one node."""
+    """Replace layer norms of the last axis that are written out by one node."""
 
     name: str = "fuse-layer-norm"
     summary: str = "layer norms that are written out into one node"
@@ -227,7 +227,7 @@ class FuseLayerNorm:
         return "" if means and count(model, "Sqrt") else "no mean with a square root"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrites the means, then the norms, then what is added to them."""
+        """Rewrite the means, then the norms, then what is added to them."""
         for rule in (_MeanOfSum, _Scaled, _Shifted):
             RewritePass((rule.rule(),))(model)  # type: ignore[no-untyped-call]
             CommonSubexpressionEliminationPass()(model)  # a mean that was written twice is one from here on
@@ -291,7 +291,7 @@ def edge_passes(
 
 
 def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
-    """Leaves passes out by name.
+    """Leave passes out by name.
 
     Raises:
         ConversionError: There is no such pass.

@@ -37,7 +37,7 @@ class Casts:
     """
 
     def __init__(self, model: onnx_ir.Model, low: onnx_ir.DataType, keep: Collection[onnx_ir.Value] = ()) -> None:
-        """Values to keep are of the lower type and stay so."""
+        """Keep some values of the lower type as they are."""
         self._graph = model.graph
         self._keep = keep
         self.low = low
@@ -45,13 +45,13 @@ class Casts:
         self._names = set(_names(model.graph))
 
     def lower_inputs(self) -> None:
-        """Gives the graph's fp32 inputs the lower type."""
+        """Give the graph's fp32 inputs the lower type."""
         for value in self._graph.inputs:
             if value.dtype == onnx_ir.DataType.FLOAT:
                 value.dtype = self.low
 
     def lower(self, node: onnx_ir.Node) -> None:
-        """Gives a node inputs and outputs of the lower type."""
+        """Give a node inputs and outputs of the lower type."""
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == onnx_ir.DataType.FLOAT:
                 node.replace_input_with(index, self._as(value, self.low))
@@ -60,14 +60,14 @@ class Casts:
                 value.dtype = self.low
 
     def raise_inputs(self, node: onnx_ir.Node) -> None:
-        """Gives a node (and the graphs inside it) fp32 where it would read the low type."""
+        """Give a node (and the graphs inside it) fp32 where it would read the low type."""
         for inner in _with_inner(node):
             for index, value in enumerate(inner.inputs):
                 if value is not None and value.dtype == self.low and self._is_outer(value) and value not in self._keep:
                     inner.replace_input_with(index, self._as(value, onnx_ir.DataType.FLOAT))
 
     def retype_outputs(self, dtype: onnx_ir.DataType) -> None:
-        """Gives the graph's floating-point outputs a type; they keep their names."""
+        """Give the graph's floating-point outputs a type; they keep their names."""
         for position, value in enumerate(list(self._graph.outputs)):
             is_float = value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value not in self._keep
             if is_float and value.dtype != dtype:
@@ -78,7 +78,7 @@ class Casts:
                 self._graph.outputs[position] = result
 
     def round_output(self, node: onnx_ir.Node, value: onnx_ir.Value) -> None:
-        """Lets a node compute an fp32 value, and rounds it for all who read it."""
+        """Let a node compute an fp32 value, and round it for its readers."""
         value.dtype = onnx_ir.DataType.FLOAT
         uses = list(value.uses())
         rounded = onnx_ir.node("Cast", [value], {"to": self.low})
@@ -136,7 +136,7 @@ class Casts:
 
 
 def _names(graph: onnx_ir.Graph) -> Iterator[str]:
-    """Of all values, in the graphs inside it, too."""
+    """Yield the names of all values, in nested graphs, too."""
     produced = (value for node in graph.all_nodes() for value in node.outputs)
     for value in (*graph.inputs, *graph.initializers.values(), *produced):
         yield str(value.name)
@@ -179,7 +179,7 @@ _BF16_OPSET = 22  # the first in which convolutions and poolings take bf16
 
 @dataclass(frozen=True)
 class LowerPrecision:
-    """Lowers the nodes that a level allows.
+    """Lower the nodes that a level allows.
 
     Attributes:
         target: Precision of the lowered nodes, fp16 or bf16.
@@ -202,12 +202,12 @@ class LowerPrecision:
         return "" if self.candidates(model) else "nothing may be lowered"
 
     def candidates(self, model: onnx_ir.Model) -> list[str]:
-        """Names of the nodes that the level lowers, in the graph's order."""
+        """Return the names of the nodes that the level lowers, in the graph's order."""
         name_nodes(model)
         return [str(node.name) for node in model.graph if self._lowers(node)]
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Retypes nodes and weights, and puts casts where the types meet."""
+        """Change the types of nodes and weights, with casts in between."""
         if self.target is Precision.BF16 and (model.opset_imports.get("") or 0) < _BF16_OPSET:
             version_converter.convert_version(model, _BF16_OPSET, fallback=True)
         ShapeInferencePass()(model)
@@ -226,7 +226,7 @@ class LowerPrecision:
         return edge
 
     def ensures(self, model: onnx_ir.Model) -> str:
-        """Says how many products run in the type; none is a failure of the request, not a detail."""
+        """Report the products that run in the type: none means that the request failed."""
         lowered, total = lowered_products(model, self.target)
         return f"{lowered}/{total} products in {self.target}"
 
@@ -266,14 +266,14 @@ class LowerPrecision:
 
 
 def lowered_products(model: onnx_ir.Model, target: Precision) -> tuple[int, int]:
-    """How many convolutions and matrix products take a type, and how many there are."""
+    """Count the convolutions and matrix products that take a type, and all of them."""
     products = [node for node in model.graph if node.op_type in PRODUCTS]
     lowered = [node for node in products if node.inputs[0] is not None and node.inputs[0].dtype == LOW_TYPES[target]]
     return len(lowered), len(products)
 
 
 def name_nodes(model: onnx_ir.Model) -> None:
-    """Gives nodes without a name one, so that they can be kept by it."""
+    """Give nodes without a name one, so that users can name them."""
     taken = {node.name for node in model.graph}
     for number, node in enumerate(model.graph):
         if not node.name:
@@ -282,7 +282,7 @@ def name_nodes(model: onnx_ir.Model) -> None:
 
 
 def matches(node: onnx_ir.Node, patterns: Iterable[str]) -> bool:
-    """Whether the name or the type of a node is one of some patterns (`*`, `?`)."""
+    """Return true where the name or the type of a node matches a pattern (`*`, `?`)."""
     words = (str(node.name), node.op_type)
     return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
 

@@ -13,7 +13,7 @@ from graphkiln_backend.passes.edge import Edge
 
 @dataclass(frozen=True)
 class Rename:
-    """Renames inputs and outputs.
+    """Rename inputs and outputs.
 
     Attributes:
         inputs: Old name -> new name.

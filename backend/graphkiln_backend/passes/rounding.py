@@ -1,4 +1,4 @@
-"""Where a graph rounds what it computes to 16 bits, and how often in a row."""
+"""Rounding to 16 bits in a graph: its type, and how often in a row."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, *LOW_TYPES.values())
 
 
 def emulate(model: onnx_ir.Model, target: Precision) -> None:
-    """Lets a graph of a lower precision run where only fp32 kernels exist."""
+    """Let a graph of a lower precision run where only fp32 kernels exist."""
     compute_in_fp32(model, LOW_TYPES[target])
 
 
 def compute_in_fp32(model: onnx_ir.Model, dtype: onnx_ir.DataType, operators: Collection[str] | None = None) -> int:
-    """Lets nodes of a type compute in fp32: their inputs are cast to it, and their outputs back.
+    """Let nodes of a type compute in fp32: cast their inputs to it, and their outputs back.
 
     Args:
         model: Changed in place; its types are known.
@@ -60,7 +60,7 @@ def compute_in_fp32(model: onnx_ir.Model, dtype: onnx_ir.DataType, operators: Co
 
 
 def infer_types(model: onnx_ir.Model) -> list[onnx_ir.Value]:
-    """Gives every value of the main graph a type, also where ONNX's own inference gives up.
+    """Give every value of the main graph a type, also where ONNX's own inference gives up.
 
     It does so for whole graphs, because of one node: a convolution in bf16 before opset 22, say.
 
@@ -78,7 +78,7 @@ def infer_types(model: onnx_ir.Model) -> list[onnx_ir.Value]:
 
 
 def forget_types(values: Iterable[onnx_ir.Value]) -> None:
-    """Takes guessed types back: a file may not state them, a quantized operator's output is no float after all."""
+    """Remove guessed types: a file must not state them, and the output of a quantized operator is no float."""
     for value in values:
         value.type = None
 
@@ -109,7 +109,7 @@ _LOW = frozenset(LOW_TYPES.values())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """How a graph rounds what it computes.
+    """Rounding of the values that a graph computes.
 
     Attributes:
         precision: What it computes in.
@@ -121,7 +121,7 @@ class Rounding:
 
     @classmethod
     def of(cls, model: onnx_ir.Model) -> Rounding:
-        """Of a graph, whose types are inferred; guesses do not stay in it."""
+        """Read it from a graph. Types are inferred; guesses do not stay in the graph."""
         guessed = infer_types(model)
         rounding = cls(precision=computed_precision(model), depth=rounding_depth(model))
         forget_types(guessed)

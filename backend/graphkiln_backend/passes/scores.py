@@ -1,4 +1,4 @@
-"""What a classifier's scores become inside the graph: probabilities, or the best classes."""
+"""Postprocessing of a classifier's scores inside the graph: probabilities, or the best classes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.passes.splicing import append
 
 @dataclass(frozen=True)
 class Softmax:
-    """Turns scores into probabilities, along the last axis of the first output."""
+    """Turn scores into probabilities, along the last axis of the first output."""
 
     name: str = "softmax"
     summary: str = "scores to probabilities"
@@ -27,7 +27,7 @@ class Softmax:
         return "the output is a Softmax already" if producer is not None and producer.op_type == "Softmax" else ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Appends a Softmax."""
+        """Append a Softmax."""
         value = model.graph.outputs[0]
         name = str(value.name)
         append(model, value, "Softmax", {"axis": -1}, shape=value.shape)
@@ -44,7 +44,7 @@ class Softmax:
 
 @dataclass(frozen=True)
 class TopK:
-    """Returns the k largest scores of the first output and their indices, instead of all scores.
+    """Return the k largest scores of the first output and their indices, instead of all scores.
 
     Attributes:
         k: How many.
@@ -61,7 +61,7 @@ class TopK:
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Replaces the first output by two.
+        """Replace the first output by two.
 
         Raises:
             ConversionError: It has fewer scores.

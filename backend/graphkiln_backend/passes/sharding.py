@@ -1,4 +1,4 @@
-"""Cuts the matrix products of a graph into shards: columns of one weight, rows of the next, and a sum behind it.
+"""Tensor parallelism: cut matrix products into columns of one weight, rows of the next, and a sum after it.
 
 From the columns of a product's weight a cut is followed forwards and backwards through the nodes in between, such as
 activations and attention heads, until it ends in the rows of another weight, whose product is a partial sum. What
@@ -46,7 +46,7 @@ _WORTH_TABLE_BYTES = 1 << 20  # of a table: looking up in a smaller one in every
 
 
 def cut_tables(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
-    """Cuts the tables of a graph, in place.
+    """Cut the tables of a graph, in place.
 
     Args:
         model: The graph.
@@ -62,7 +62,7 @@ def cut_tables(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[on
 
 
 def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
-    """Whether a node reads rows of a large table whose columns can be divided."""
+    """Return true for a node that reads rows of a large table whose columns can be divided."""
     if node.op_type != "Gather" or node.attributes.get_int("axis") not in (None, 0):
         return False
     table, numbers = node.inputs[0], node.inputs[1]
@@ -76,7 +76,7 @@ def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
 
 
 def _cut_table(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
-    """Gives a lookup its columns, and pads what it finds."""
+    """Give a lookup its columns, and pad the result."""
     table: Any = node.inputs[0]
     array = table.const_value.numpy()
     width = array.shape[1]
@@ -88,7 +88,7 @@ def _cut_table(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int
 
 
 def pad_columns(model: onnx_ir.Model, node: onnx_ir.Node, begin: int, end: int, *, width: int, rank: int) -> Value:
-    """Puts the columns that a shard computes where they stand in the whole, with zeros around them.
+    """Pad the columns that a shard computes with zeros to the width of the whole.
 
     Args:
         model: The graph.
@@ -117,7 +117,7 @@ def pad_columns(model: onnx_ir.Model, node: onnx_ir.Node, begin: int, end: int, 
 
 
 def state_shapes(model: onnx_ir.Model) -> None:
-    """Replaces computed shapes of Reshapes by weights, in place; what only they needed goes.
+    """Replace computed shapes of Reshapes by weights, in place, and remove the nodes that computed them.
 
     Args:
         model: The graph, its shapes inferred.
@@ -166,7 +166,7 @@ _WORTH_BYTES = 8 << 20
 
 
 def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
-    """Cuts the large products of a graph that stay whole, in place.
+    """Cut the large products of a graph that stay whole, in place.
 
     Args:
         model: The graph.
@@ -181,7 +181,7 @@ def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onn
 
 
 def is_head(node: onnx_ir.Node) -> bool:
-    """Whether a node multiplies with a large matrix of weights that no other node reads."""
+    """Return true for a product with a large matrix of weights that no other node reads."""
     if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
         return False
     matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -193,7 +193,7 @@ def is_head(node: onnx_ir.Node) -> bool:
 
 
 def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
-    """Gives a product its columns and the bias of these, and pads what it computes."""
+    """Give a product its columns and their bias, and pad the result."""
     columns = 0 if node.attributes.get_int("transB") == 1 else 1
     width = int(node.inputs[1].const_value.shape[columns])  # type: ignore[union-attr, arg-type]
     begin, end = width * shard // shards, width * (shard + 1) // shards
@@ -228,7 +228,7 @@ class Sharded:
 
 @dataclass(slots=True)
 class Region:
-    """What belongs together: the cuts through activations, and what follows for each node.
+    """Connected cuts through activations, and their effects on nodes.
 
     Attributes:
         cuts: Through activations.
@@ -277,7 +277,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
 
 
 def _check_draws(model: onnx_ir.Model) -> None:
-    """Refuses graphs whose shards would each draw other random numbers.
+    """Refuse graphs whose shards would draw different random numbers.
 
     Raises:
         LoweringError: A node draws them without a seed.
@@ -329,7 +329,7 @@ def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_i
 
 
 def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
-    """The region that begins with the columns of a product; raises `CannotShard` where there is none."""
+    """Find the region that begins with the columns of a product; raises `CannotShard` for none."""
     seed = node.outputs[0]
     *_, size = dims(seed)
     reasons = []
@@ -348,7 +348,7 @@ def _block(size: object, blocks: int) -> int:
 
 
 def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
-    """Carries a cut on until nothing new follows."""
+    """Propagate a cut until nothing new follows."""
     region = Region(cuts={seed: cut})
     touched: dict[onnx_ir.Node, None] = {}
     waiting = [seed]
@@ -381,7 +381,7 @@ def _around(model: onnx_ir.Model, value: Value) -> Iterator[onnx_ir.Node]:
 
 
 def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) -> None:
-    """Gives every node the weights of one shard; equal parts of one weight are kept once."""
+    """Give every node the weights of one shard; equal parts of one weight are kept once."""
     made: dict[tuple[str, str], Value] = {}
     for node, effects in region.effects.items():
         for number, array, key in _new_weights(node, effects, shards, shard):
@@ -419,14 +419,14 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
 
 
 def _nothing(node: onnx_ir.Node, number: int) -> Any:
-    """What adds nothing in the place of a weight: zeros, or what is dequantized to zeros."""
+    """Return a neutral summand in place of a weight: zeros, or integers that are dequantized to zeros."""
     zeros = np.zeros_like(_tensor(node, number).numpy())  # type: ignore[union-attr]
     point = _tensor(node, 2) if node.op_type == "DequantizeLinear" and len(node.inputs) > 2 else None
     return zeros if point is None else zeros + point.numpy()
 
 
 def _local(size: object, shards: int) -> int | None:
-    """What a shard has of a dimension that is cut; of one that varies nobody knows."""
+    """Return a shard's size of a dimension that is cut, None for one that varies."""
     return size // shards if isinstance(size, int) else None
 
 
@@ -436,6 +436,6 @@ def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
 
 
 def _add_up(model: onnx_ir.Model, value: Value) -> str:
-    """Puts an `AllReduce` behind a partial sum, which gets another name; that name."""
+    """Add an `AllReduce` after a partial sum; return the new name of the partial sum."""
     insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), PARTIAL)
     return str(value.name)

@@ -1,4 +1,4 @@
-"""How a cut through one tensor of a node cuts its others: the rules by which products are sharded.
+"""Propagation of cuts through a node: the rules by which products are sharded.
 
 A tensor is cut along an axis into as many equal parts as there are shards. Where that axis holds several blocks one
 after another, each block is cut: queries, keys and values in one weight, or the heads of each sample of a batch.

@@ -1,4 +1,4 @@
-"""Puts nodes before a graph's inputs, behind its outputs and behind values inside, all of which keep their names."""
+"""Insertion of nodes before a graph's inputs, after its outputs and after values inside; all keep their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prepend(
     shape: onnx_ir.Shape | None,
     dtype: onnx_ir.DataType | None = None,
 ) -> onnx_ir.Node:
-    """Puts a node between an input of the graph and everything that reads it; the input keeps its name.
+    """Insert a node between an input of the graph and its readers; the input keeps its name.
 
     Args:
         model: The graph.
@@ -50,7 +50,7 @@ def append(
     constants: list[onnx_ir.Value] | None = None,
     outputs: int = 1,
 ) -> onnx_ir.Node:
-    """Puts a node behind an output of the graph; its first result takes the output's place and name.
+    """Insert a node after an output of the graph; its first result takes the output's place and name.
 
     Args:
         model: The graph.
@@ -73,7 +73,7 @@ def append(
 
 
 def insert_behind(model: onnx_ir.Model, value: onnx_ir.Value, node: onnx_ir.Node, suffix: str) -> onnx_ir.Value:
-    """Puts a node behind a value: what the node computes takes its name, its place among outputs, and all who read it.
+    """Insert a node after a value; its first result takes the value's name, place among outputs, and readers.
 
     Args:
         model: The graph.

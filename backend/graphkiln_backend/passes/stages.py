@@ -1,4 +1,4 @@
-"""Cuts a graph into parts that are computed one behind the other: stages, and within a stage at every all-reduce.
+"""Division of a graph into parts that are computed one after another: stages, cut at every all-reduce.
 
 A part computes with the same nodes as the whole graph. What passes from part to part keeps its name.
 """
@@ -75,7 +75,7 @@ def find_parts(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[PartTensors, 
 
 
 def write_part(model: onnx_ir.Model, part: PartTensors, target: Path) -> None:
-    """Writes a part as a graph of its own.
+    """Write a part as a separate graph.
 
     Args:
         model: The whole graph; not changed.
@@ -114,6 +114,6 @@ def _groups(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[list[tuple[int, 
 
 
 def _read_names(nodes: Sequence[onnx_ir.Node]) -> dict[str, None]:
-    """What nodes read of others and of the graph's inputs, in order."""
+    """Return the names that nodes read of others and of the graph's inputs, in order."""
     values = (value for node in nodes for value in values_read(node))
     return {str(value.name): None for value in values if not value.is_initializer()}

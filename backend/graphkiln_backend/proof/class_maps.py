@@ -1,4 +1,4 @@
-"""Whether two graphs give the same class to each pixel."""
+"""Agreement of two graphs on the class of each pixel."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def decide_pixels(
     noise: float,
     metric: Metric | None = None,
 ) -> TaskDecision:
-    """Compares the classes of all pixels.
+    """Compare the classes of all pixels.
 
     A pixel that differs is a near tie where the reference scores its two classes no further apart than the noise is:
     that of fp32 where it is given, or what fp32 was seen to change here, as far as the row lets the numbers differ.
@@ -67,7 +67,7 @@ def decide_pixels(
 
 
 def pixel_controls(task: Segmentation, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """Copies of the reference that no working check lets pass: the map moved, two classes swapped.
+    """Make copies of the reference that a working check refuses: the map moved, two classes swapped.
 
     The map moves by a pixel, or as far as it takes to change more pixels than the row allows.
     """
@@ -101,7 +101,7 @@ def _swap(task: Segmentation, array: AnyArray, first: int, second: int) -> AnyAr
 def _margins(
     task: Segmentation, reference: Arrays, differ: npt.NDArray[np.bool_], after: _Classes
 ) -> npt.NDArray[np.float64]:
-    """How far the reference scores its own class above the other one, for each pixel that differs.
+    """Return the margin of the reference's own class over the other one, for each pixel that differs.
 
     A map of classes alone does not tell: as far as can be.
     """

@@ -1,4 +1,4 @@
-"""Compares a graph's outputs with a reference, output by output."""
+"""Comparison of a graph's outputs with a reference, output by output."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTROL_SCALE = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputError:
-    """How far one output is from its reference.
+    """Error of one output beside its reference.
 
     Attributes:
         name: The output.
@@ -57,7 +57,7 @@ class OutputError:
         return row.at_least(ROUNDINGS * self.rounding)
 
     def within(self, row: Limits) -> bool:
-        """Whether the error is inside the limits."""
+        """Return true for an error inside the limits."""
         limits = self.limits(row)
         worst_fits = limits.worst_element is None or self.worst_element <= limits.worst_element
         agrees = self.disagreement <= 1 - limits.top1_agreement
@@ -72,7 +72,7 @@ class OutputError:
 
 
 def compare(reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray]) -> tuple[OutputError, ...]:
-    """Measures every output of the reference.
+    """Measure every output of the reference.
 
     Args:
         reference: Trusted outputs by name.
@@ -93,7 +93,7 @@ def prove(
     reading: Reading | None = None,
     samples: int | None = None,
 ) -> Verification:
-    """Holds outputs to the policy, and the check itself to a negative control.
+    """Compare outputs within the limits of the policy, and test the check itself by a negative control.
 
     Args:
         reference: Trusted outputs by name, `[samples, ...]` each.
@@ -219,7 +219,7 @@ def _fault(name: str, fault: str) -> OutputError:
 
 
 def _check_says_something(reference: Mapping[str, AnyArray]) -> None:
-    """Refuses a reference that is no number anywhere: every graph that fails as it does would equal it."""
+    """Refuse a reference without any number: every graph that fails as it does would equal it."""
     for name, array in reference.items():
         if _is_float(array) and array.size and np.isnan(array.astype(np.float64)).all():
             raise VerificationError(
@@ -230,7 +230,7 @@ def _check_says_something(reference: Mapping[str, AnyArray]) -> None:
 
 
 def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
-    """Perturbs a copy beyond the limit and makes sure that the same check refuses it."""
+    """Perturb a copy beyond the limit and require that the same check refuses it."""
     reference = {name: array for name, array in reference.items() if _can_be_perturbed(array)}
     perturbed = {name: _perturb(array, limits) for name, array in reference.items()}
     passed = [error.name for error in compare(reference, perturbed) if error.within(limits)]
@@ -243,7 +243,7 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
 
 
 def _can_be_perturbed(array: AnyArray) -> bool:
-    """Whether there is an element; of floating-point numbers, one that is neither zero nor infinite nor NaN."""
+    """Return true where there is an element to perturb: of floats, one that is neither zero nor infinite nor NaN."""
     if not _is_float(array):
         return array.size > 0
     exact = array.astype(np.float64)
@@ -276,7 +276,7 @@ def _exchange(array: AnyArray, limits: Limits) -> AnyArray:
 
 
 def _all_alike(reference: Mapping[str, AnyArray]) -> bool:
-    """Whether outputs without floating-point numbers are the same for each of several samples: they decide nothing."""
+    """Return true for outputs without floats that are the same for several samples: they decide nothing."""
     arrays = [as_text(array) for array in reference.values()]
     if any(_is_float(array) or array.ndim == 0 or len(array) < 2 for array in arrays):
         return False

@@ -1,4 +1,4 @@
-"""Whether two sets of scores decide alike: top-1 agreement, with its confidence interval."""
+"""Agreement of two sets of scores: top-1 agreement, with its confidence interval."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from graphkiln_backend.proof.ranks import scatter_scores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """What labeled samples say of the reference, and of what is judged.
+    """A metric on labeled samples, of the reference and of the judged graph.
 
     Attributes:
         name: mAP, mIoU, recall@1.
@@ -45,7 +45,7 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskDecision:
-    """How much of what users read stayed the same.
+    """Agreement of two graphs on the results that users read.
 
     Attributes:
         what: What was counted, and by which rule.
@@ -68,7 +68,7 @@ class TaskDecision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Whether enough of them agree and no metric fell; where labels may decide, one that can fall does alone."""
+        """Return true where enough agree and no metric fell; where labels may decide, the metric alone decides."""
         if self.metric:
             if self.metric.before - self.metric.after > limits.tasks.metric_drop + _ROUNDING:
                 return False
@@ -100,7 +100,7 @@ _ROUNDING = 1e-9  # of a difference of two shares
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """How often the top-1 class stayed the same.
+    """Agreement of two graphs on the top-1 class.
 
     Attributes:
         samples: How many samples were compared.
@@ -117,7 +117,7 @@ class Decision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Whether enough samples agree, or an accuracy that could fall did not, or the samples are inconclusive."""
+        """Return true where enough samples agree, an accuracy that could fall did not, or samples are inconclusive."""
         if self.inconclusive or self.agreeing >= limits.top1_agreement * self.samples:
             return True
         if self.accuracy is None or limits.metric_drop is None:
@@ -179,7 +179,7 @@ def decide(
     noise: float,
     targets: npt.NDArray[np.int64] | None = None,
 ) -> Decision:
-    """Compares the top-1 classes of two sets of scores.
+    """Compare the top-1 classes of two sets of scores.
 
     Args:
         reference: Trusted scores `[samples, classes]`, two classes at least.

@@ -1,4 +1,4 @@
-"""Whether two graphs detect the same things: their detections are matched, whatever their order, and then compared.
+"""Agreement of two graphs on detections: matched in any order, and then compared.
 
 Detections that fp32 can hardly tell apart change places, and one that is about as good as the last of a full list may
 leave it. So rows are brought into the order of the reference first; what has no partner there is a difference, unless
@@ -58,7 +58,7 @@ def pairwise_iou(boxes: Floats, others: Floats) -> Floats:
 
 
 def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np.int64]:
-    """Pairs detections, the best first, with the one of the same class that overlaps most and is within the limits.
+    """Pair detections, the best first, with that of the same class that overlaps most within the limits.
 
     Returns:
         For each detection of the reference the row of its partner, or -1; `[detections]`.
@@ -107,14 +107,14 @@ def tied_points(reference: Found, judged: Found, row: int, partner: int, limits:
 
 
 def points_tolerance(box: Floats, limits: TaskLimits) -> float:
-    """Pixels that a keypoint may move in a box: as far as its corners may."""
+    """Return the pixels that a keypoint may move in a box: as far as its corners may."""
     if limits.box_pixels is not None:
         return limits.box_pixels
     return (1 - limits.box_iou) * float(max(box[2] - box[0], box[3] - box[1], 1.0))
 
 
 def _visible(boxes: Floats) -> Floats:
-    """Boxes that are a pixel wide and high at least: what was cut to a line at the border overlaps nothing."""
+    """Select boxes of at least a pixel in width and height: one cut to a line at the border overlaps nothing."""
     lacking = np.clip(1 - (boxes[:, 2:] - boxes[:, :2]), 0, None) / 2
     return np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], axis=1)
 
@@ -124,7 +124,7 @@ def _areas(boxes: Floats) -> Floats:
 
 
 def _alike(reference: Found, judged: Found, row: int, partner: int, limits: TaskLimits) -> bool:
-    """Whether masks and keypoints are those of the same thing, too."""
+    """Return true where masks and keypoints are those of the same thing, too."""
     if reference.masks is not None and judged.masks is not None:
         overlap = _mask_iou(reference.masks[row], judged.masks[partner], limits.score)
         if overlap < limits.box_iou:
@@ -142,7 +142,7 @@ def _have_moved(points: Floats, others: Floats, allowed: float) -> npt.NDArray[n
 
 
 def _mask_iou(reference: Floats, judged: Floats, noise: float) -> float:
-    """Of the pixels above one half; one that the noise can turn counts as the same."""
+    """Compute the IoU of the pixels above one half; one that noise can turn counts as the same."""
     inside = reference >= _MASK_LEVEL
     other = np.where(np.abs(reference - _MASK_LEVEL) <= noise, inside, judged >= _MASK_LEVEL)
     union = int(np.sum(inside | other))
@@ -170,7 +170,7 @@ class _Alignment:
     score_difference: float = 0.0
 
     def add(self, image: int) -> None:
-        """Matches the detections of one image."""
+        """Match the detections of one image."""
         task, limits = self.task, self.limits
         expected, judged = found_on(task, self.reference, image), found_on(task, self.outputs, image)
         partners = match(expected, judged, limits.tasks)
@@ -205,7 +205,7 @@ class _Alignment:
 
 
 def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
-    """Whether both hold detections as the task describes them; if not, the comparison of numbers says what is wrong."""
+    """Return true where both hold detections as the task describes them; else compare their numbers."""
     names = output_names(task)
     if not all(name in arrays for name in names for arrays in (reference, outputs)):
         return False
@@ -220,7 +220,7 @@ def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
 def match_detections(
     task: Detection, reference: Arrays, outputs: Arrays, limits: Limits, metric: Metric | None = None
 ) -> tuple[dict[str, AnyArray], TaskDecision]:
-    """Brings detections into the order of the reference.
+    """Bring detections into the order of the reference.
 
     Args:
         task: Which outputs they are.
@@ -251,7 +251,7 @@ def match_detections(
 
 
 def why_undecided(task: Detection, reference: Arrays, limits: Limits) -> str:
-    """Why the detections of a reference cannot tell a right graph from a wrong one, or empty where they can.
+    """Explain why detections cannot tell a right graph from a wrong one; empty where they can.
 
     Nothing was found; or half of the images have full lists of nearly equal scores, as random weights give, and which
     of the many candidates are on such a list is chance.
@@ -283,7 +283,7 @@ def found_on(task: Detection, outputs: Arrays, image: int) -> Found:
 
 
 def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """Copies of the reference that no working check lets pass, each with what was done to it.
+    """Make copies of the reference that a working check refuses, each with a description of its change.
 
     The best detection of every image that has one is changed: its box moved by a pixel (or by more where the row allows
     a pixel), its class swapped, its mask or its keypoints moved, it left out.
@@ -318,7 +318,7 @@ def _undecided(
 
 
 def _is_exact(limits: Limits) -> bool:
-    """Whether nothing may change: such rows judge detections that decide nothing, too."""
+    """Return true for limits of 0: such rows judge detections that decide nothing, too."""
     return limits.top1_agreement == 1.0
 
 

@@ -1,4 +1,4 @@
-"""How good a graph's outputs are where it is known what is on the images: COCO mAP, mIoU, recall@1."""
+"""Metrics on labeled images: COCO mAP, mIoU, recall@1."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNKNOWN = -1  # the class of pixels that are not counted, because nobody knows t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objects:
-    """What is on one image.
+    """Objects on one image.
 
     Attributes:
         boxes: x1, y1, x2, y2 in pixels of the model's input, `[objects, 4]`.

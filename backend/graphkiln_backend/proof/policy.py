@@ -21,7 +21,7 @@ _WORST_ROUNDINGS = 4.0  # A single element may be this many times as far off as 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskLimits:
-    """How far what is read from the outputs of a task may be from the reference; beside the limits of the numbers.
+    """Limits of the results that users read from the outputs of a task, beside those of the numbers.
 
     Attributes:
         box_iou: Two detections are the same one from this intersection over union of their boxes, and of their masks.
@@ -75,7 +75,7 @@ class Limits:
     tasks: TaskLimits = FP32_TASKS
 
     def at_least(self, relative_l2: float) -> Limits:
-        """This row, or a looser one where it is tighter than what the type of an output can hold."""
+        """Return this row, or a looser one where it is tighter than the precision of an output's type."""
         if relative_l2 <= self.relative_l2:
             return self
         worst = self.worst_element and max(self.worst_element, _WORST_ROUNDINGS * relative_l2)
@@ -155,7 +155,7 @@ def limits_beside_fp64(limits: Limits, noise: float) -> Limits | None:
 
 
 def fp64_may_tell(relative_l2: float) -> bool:
-    """Whether fp64 may find an export right that is that far from its source in fp32.
+    """Return true where fp64 may find an export right that is that far from its source in fp32.
 
     Each of them may be off by what another engine may be off, and no more: two that are further apart are not both near
     fp64, and computing it takes minutes for a large model.

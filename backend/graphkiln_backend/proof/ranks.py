@@ -1,4 +1,4 @@
-"""Whether two rankings of classes are equally good: an embedded top-k, judged by the scores of its classes.
+"""Comparison of two rankings of classes: an embedded top-k, judged by the scores of its classes.
 
 Two graphs that differ by rounding order near ties differently. A class in another place is as wrong as its score is far
 from the one that belongs there.
@@ -17,7 +17,7 @@ Arrays = Mapping[str, AnyArray]
 
 
 def score_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Arrays, Arrays]:
-    """Replaces class indices on both sides by the scores that the reference gives to those classes.
+    """Replace class indices on both sides by the scores that the reference gives to those classes.
 
     A class outside the reference's best k has at most the score of the last of them, and gets that.
 
@@ -40,7 +40,7 @@ def score_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple
 
 
 def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
-    """Spreads the scores of the best k over all classes; every other class gets the last of them.
+    """Spread the scores of the best k over all classes; every other class gets the last of them.
 
     Args:
         scores: Best first, `[samples, k]`.
@@ -56,7 +56,7 @@ def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArra
 
 
 def _are_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> bool:
-    """Whether the outputs hold a class index for each of the reference's scores."""
+    """Return true where the outputs hold a class index for each of the reference's scores."""
     expected, judged = reference[ranking.indices], outputs[ranking.indices]
     alike = expected.shape == judged.shape == reference[ranking.scores].shape and expected.dtype == judged.dtype
     return alike and bool(expected.size) and int(judged.min()) >= 0

@@ -1,4 +1,4 @@
-"""Judges what users read from a version's outputs: detections, class maps, vectors."""
+"""Judgment of the results that users read from outputs: detections, class maps, vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CONTROL_SCALE = 3.0  # A control is turned by this many times the angle that th
 
 
 def cosines(vectors: AnyArray, others: AnyArray) -> npt.NDArray[np.float64]:
-    """Of vectors of the same row, `[samples]`; 1 for two that are zero, 0 where one of them is."""
+    """Compute the cosines of vectors of the same row, `[samples]`; 1 for two that are zero, 0 for one."""
     left, right = vectors.astype(np.float64), others.astype(np.float64)
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     alike = np.all(left == right, axis=1).astype(np.float64)
@@ -34,7 +34,7 @@ def cosines(vectors: AnyArray, others: AnyArray) -> npt.NDArray[np.float64]:
 def decide_vectors(
     task: Embedding, reference: Arrays, outputs: Arrays, limits: Limits, metric: Metric | None = None
 ) -> TaskDecision:
-    """Compares the directions of vectors, sample by sample: the error of a batch hides a single vector that turned.
+    """Compare the directions of vectors by sample: the error of a batch hides a single vector that turned.
 
     Args:
         task: Which output holds them.
@@ -80,7 +80,7 @@ Arrays = Mapping[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgment:
-    """What the outputs of a task say.
+    """Decision on the outputs of a task.
 
     Attributes:
         outputs: Those to judge, in the order of the reference: for the comparison of numbers.
@@ -100,7 +100,7 @@ def judge(
     noise: float = 0.0,
     targets: TaskTargets | None = None,
 ) -> Judgment:
-    """Compares what users read.
+    """Compare the results that users read.
 
     Args:
         task: What the version answers; None, and a classification, are judged elsewhere.
@@ -127,19 +127,19 @@ def judge(
 
 
 def why_undecided(task: Task | None, reference: Arrays, limits: Limits) -> str:
-    """Why a reference of detections cannot tell a right graph from a wrong one, or empty where it can."""
+    """Explain why a reference of detections cannot tell a right graph from a wrong one; empty where it can."""
     if not isinstance(task, Detection) or not can_match(task, reference, reference):
         return ""
     return detections.why_undecided(task, reference, limits)
 
 
 def is_judged(task: Task | None) -> bool:
-    """Whether a task has decisions of its own here."""
+    """Return true for a task whose results are judged here."""
     return isinstance(task, Detection | Segmentation | Embedding)
 
 
 def check_controls(task: Task | None, reference: Arrays, limits: Limits) -> tuple[str, ...]:
-    """Changes copies of the reference so that users would see it, and makes sure that the same judgment refuses them.
+    """Change copies of the reference visibly, and require that the same judgment refuses them.
 
     Returns:
         What was done to each; none where the samples hold nothing that could be changed.
@@ -175,7 +175,7 @@ def _controls(task: Task | None, reference: Arrays, limits: Limits) -> Iterator[
 
 
 def _readable(task: Task | None, reference: Arrays, outputs: Arrays) -> bool:
-    """Whether both hold what the task names, in the same shapes and at least one sample of it."""
+    """Return true where both hold the outputs that the task names, in the same shapes, and at least one sample."""
     if task is None:
         return False
     if isinstance(task, Detection):
