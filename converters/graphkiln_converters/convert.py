@@ -35,7 +35,7 @@ from graphkiln_backend.graph.task import (
 )
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64

@@ -15,9 +15,9 @@ from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
-from graphkiln_backend.passes.renaming import Rename
 from graphkiln_backend.repository.config import BACKEND, config_text
 from graphkiln_converters.sources.base import SourceOptions, open_source
 

@@ -29,7 +29,7 @@ from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes import pipeline
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.version import read_version
 from graphkiln_converters import convert as rewriting

@@ -128,7 +128,7 @@ class SubsetBuilder:
             LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
             GraphkilnError: The session fails its proof.
         """
-        from graphkiln_backend.passes.outputs import (
+        from graphkiln_backend.passes.edge_passes import (
             keep_outputs,  # a second of imports, which most servers need not pay
         )
 

@@ -19,7 +19,7 @@ from onnxscript.rewriter.rules.common import (
     transpose_b_matmul_add_to_gemm_rule,
 )
 
-from graphkiln_backend.passes.base import count
+from graphkiln_backend.passes.base import Pass, count
 from graphkiln_backend.passes.edge import Edge
 
 
@@ -53,11 +53,11 @@ class _ConvAdd(RewriteRuleClassBase):
 
 
 @dataclass(frozen=True)
-class AddIntoProducer:
+class AddIntoProducer(Pass):
     """Add constants in the convolution or matrix product that comes before them."""
 
-    name: str = "add-into-producer"
-    summary: str = "constant additions into the convolution or product before them"
+    name = "add-into-producer"
+    summary = "constant additions into the convolution or product before them"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """An Add."""
@@ -74,7 +74,3 @@ class AddIntoProducer:
         )
         RewritePass(rules)(model)
         return Edge()
-
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - residual additions stay
-        """Nothing."""
-        return ""

@@ -1,4 +1,4 @@
-"""Protocol of a pass, requires -> call -> ensures, and the loop that runs passes.
+"""Base of passes, requires -> call -> ensures, and the loop that runs passes.
 
 A pass rewrites a graph in place and returns what it did to the graph's edge. `requires` says why there is nothing to
 do, `ensures` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import onnx
 import onnx_ir
@@ -32,30 +32,23 @@ _RUNTIME_OPERATORS = frozenset(
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
-class Pass(Protocol):
+class Pass:
     """One rewrite of a graph."""
 
-    @property
-    def name(self) -> str:
-        """Name on the command line."""
-        ...
+    name: ClassVar[str]  # on the command line
+    summary: ClassVar[str]  # a few words for users
 
-    @property
-    def summary(self) -> str:
-        """A few words for users."""
-        ...
-
-    def requires(self, model: onnx_ir.Model) -> str:
+    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always run
         """Return the reason why there is nothing to do for this graph, or empty."""
-        ...
+        return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrite the graph in place; return the change of its inputs and outputs, `Edge()` for none."""
-        ...
+        raise NotImplementedError
 
-    def ensures(self, model: onnx_ir.Model) -> str:
+    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always reach all
         """Return what the pass could not do, or empty."""
-        ...
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ import onnx_ir
 from graphkiln_backend.graph.axes import Relation, reshape_places
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.signature import BATCH
+from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.node_axes import relate
 
@@ -29,18 +30,11 @@ Value = onnx_ir.Value
 
 
 @dataclass(frozen=True, slots=True)
-class VaryBatch:
+class VaryBatch(Pass):
     """Let the batch vary that a graph was saved with."""
 
-    @property
-    def name(self) -> str:
-        """See `Pass.name`."""
-        return "vary-batch"
-
-    @property
-    def summary(self) -> str:
-        """See `Pass.summary`."""
-        return "lets the batch vary that was saved with the graph"
+    name = "vary-batch"
+    summary = "lets the batch vary that was saved with the graph"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """See `Pass.requires`."""

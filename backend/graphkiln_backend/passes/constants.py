@@ -10,6 +10,7 @@ import onnx_ir
 from onnx_ir.passes.common import DeduplicateInitializersPass, InlinePass, LiftConstantsToInitializersPass
 from onnxscript import optimizer
 
+from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.training_mode import DRAWING
 
@@ -103,15 +104,11 @@ _MOST_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)
-class FoldConstants:
+class FoldConstants(Pass):
     """Compute what no input changes, and lift constants to initializers, where other passes look for them."""
 
-    name: str = "fold-constants"
-    summary: str = "compute what no input changes"
-
-    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - every graph may hold constants
-        """Nothing."""
-        return ""
+    name = "fold-constants"
+    summary = "compute what no input changes"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Folds; results of more than 2^20 elements are left to be computed, they would only swell the file."""
@@ -129,11 +126,11 @@ class FoldConstants:
 
 
 @dataclass(frozen=True)
-class ShareWeights:
+class ShareWeights(Pass):
     """Keep equal weights once. After the folds: a weight that others use cannot be folded into."""
 
-    name: str = "share-weights"
-    summary: str = "equal weights are kept once"
+    name = "share-weights"
+    summary = "equal weights are kept once"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """Weights."""
@@ -143,7 +140,3 @@ class ShareWeights:
         """Compare all of the same shape and type."""
         DeduplicateInitializersPass()(model)
         return Edge()
-
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
-        """Nothing."""
-        return ""

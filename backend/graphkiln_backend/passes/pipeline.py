@@ -26,21 +26,17 @@ from graphkiln_backend.passes.addition import AddIntoProducer
 from graphkiln_backend.passes.base import Pass, count
 from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.input_embedding import EmbedPreprocess
-from graphkiln_backend.passes.layout import Nhwc
-from graphkiln_backend.passes.outputs import PruneOutputs
-from graphkiln_backend.passes.renaming import Rename
-from graphkiln_backend.passes.scores import Softmax, TopK
+from graphkiln_backend.passes.edge_passes import EmbedPreprocess, Nhwc, PruneOutputs, Rename, Softmax, TopK
 
 # Pad into convolution: zeros that a Pad node writes into memory become the convolution's own padding.
 
 
 @dataclass(frozen=True)
-class PadIntoConv:
+class PadIntoConv(Pass):
     """Move constant zero padding of the spatial axes into the convolution behind it."""
 
-    name: str = "pad-into-conv"
-    summary: str = "zero padding into the convolution behind it"
+    name = "pad-into-conv"
+    summary = "zero padding into the convolution behind it"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """A Pad."""
@@ -61,11 +57,11 @@ class PadIntoConv:
 
 
 @dataclass(frozen=True)
-class FoldBatchNorm:
+class FoldBatchNorm(Pass):
     """Fold batch norms into the convolution or matrix product before them."""
 
-    name: str = "fold-batch-norm"
-    summary: str = "batch norms into the convolutions before them"
+    name = "fold-batch-norm"
+    summary = "batch norms into the convolutions before them"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """A batch norm, and none that has its statistics from the request: the rules do not look at that."""
@@ -94,15 +90,11 @@ class FoldBatchNorm:
 
 
 @dataclass(frozen=True)
-class CleanUp:
+class CleanUp(Pass):
     """Remove casts, transposes, reshapes, expands and identities without effect; compute equal things once."""
 
-    name: str = "clean-up"
-    summary: str = "casts, transposes and reshapes without effect"
-
-    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
-        """Nothing."""
-        return ""
+    name = "clean-up"
+    summary = "casts, transposes and reshapes without effect"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrite until nothing changes."""
@@ -127,10 +119,6 @@ class CleanUp:
         if any(_repeats(graph) for graph in model.graph.subgraphs()):
             OutputFixPass()(model)
         return Edge()
-
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
-        """Nothing."""
-        return ""
 
 
 def _repeats(graph: onnx_ir.Graph) -> bool:
@@ -215,11 +203,11 @@ def _is_of_last_axis(value: Any, x: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class FuseLayerNorm:
+class FuseLayerNorm(Pass):
     """Replace layer norms of the last axis that are written out by one node."""
 
-    name: str = "fuse-layer-norm"
-    summary: str = "layer norms that are written out into one node"
+    name = "fuse-layer-norm"
+    summary = "layer norms that are written out into one node"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """A square root and a mean (or a sum, of which OneFlow makes its means)."""
@@ -232,10 +220,6 @@ class FuseLayerNorm:
             RewritePass((rule.rule(),))(model)  # type: ignore[no-untyped-call]
             CommonSubexpressionEliminationPass()(model)  # a mean that was written twice is one from here on
         return Edge()
-
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - other norms stay as they are
-        """Nothing."""
-        return ""
 
 
 # Always run, unless they are skipped; none changes an output.

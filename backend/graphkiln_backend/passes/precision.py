@@ -20,6 +20,7 @@ from onnxscript import version_converter
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
@@ -178,7 +179,7 @@ _BF16_OPSET = 22  # the first in which convolutions and poolings take bf16
 
 
 @dataclass(frozen=True)
-class LowerPrecision:
+class LowerPrecision(Pass):
     """Lower the nodes that a level allows.
 
     Attributes:
@@ -194,8 +195,8 @@ class LowerPrecision:
     keep: tuple[str, ...] = ()
     keep_nodes: Collection[str] = field(default_factory=frozenset)
     edges: bool = False
-    name: str = "lower-precision"
-    summary: str = "convolutions and products in fp16 or bf16"
+    name = "lower-precision"
+    summary = "convolutions and products in fp16 or bf16"
 
     def requires(self, model: onnx_ir.Model) -> str:
         """A node that may be lowered."""

@@ -262,9 +262,9 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
         )
     _cut_weights(model, region, shards, shard)
     for value, cut in region.cuts.items():
-        value.shape = onnx_ir.Shape(
-            _local(size, shards) if axis == cut.axis else size for axis, size in enumerate(value.shape or ())
-        )
+        sizes: list[Any] = list(value.shape or ())
+        sizes[cut.axis] = sizes[cut.axis] // shards if isinstance(sizes[cut.axis], int) else None
+        value.shape = onnx_ir.Shape(sizes)
     partial = [_add_up(model, node.outputs[0]) for node, effects in region.effects.items() if effects.reduced]
     padded = [cut(model, shards, shard, region.effects) for cut in (cut_tables, cut_heads)]
     tables = [value for values in padded for value in values]
@@ -289,22 +289,6 @@ def _check_draws(model: onnx_ir.Model) -> None:
                 attempts=(f"{node.op_type} {node.name} draws random numbers, and each shard would draw its own",),
                 hint="choose `pipeline`, or give the graph the numbers as an input",
             )
-
-
-def left_whole(graph_path: Path, shards: int) -> dict[str, str]:
-    """The products that every shard computes whole, by name: why they cannot be cut.
-
-    Args:
-        graph_path: The graph.
-        shards: How many there are.
-
-    Raises:
-        LoweringError: It cannot be read.
-    """
-    model = load_for_splitting(graph_path)
-    state_shapes(model)
-    _, reasons = find_regions(model, shards)
-    return {str(node.name): reason for node, reason in reasons.items() if not is_head(node)}
 
 
 def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_ir.Node, str]]:
@@ -423,11 +407,6 @@ def _nothing(node: onnx_ir.Node, number: int) -> Any:
     zeros = np.zeros_like(_tensor(node, number).numpy())  # type: ignore[union-attr]
     point = _tensor(node, 2) if node.op_type == "DequantizeLinear" and len(node.inputs) > 2 else None
     return zeros if point is None else zeros + point.numpy()
-
-
-def _local(size: object, shards: int) -> int | None:
-    """Return a shard's size of a dimension that is cut, None for one that varies."""
-    return size // shards if isinstance(size, int) else None
 
 
 def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:

@@ -21,9 +21,9 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.images.formats import image_files
 from graphkiln_backend.passes.base import run_passes
+from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
-from graphkiln_backend.passes.renaming import Rename
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe

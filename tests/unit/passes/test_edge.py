@@ -19,12 +19,8 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes.base import Pass, run_passes
 from graphkiln_backend.passes.edge import Edge
-from graphkiln_backend.passes.input_embedding import EmbedPreprocess
-from graphkiln_backend.passes.layout import Nhwc
-from graphkiln_backend.passes.outputs import PruneOutputs
+from graphkiln_backend.passes.edge_passes import EmbedPreprocess, Nhwc, PruneOutputs, Rename, Softmax, TopK
 from graphkiln_backend.passes.precision import LowerPrecision
-from graphkiln_backend.passes.renaming import Rename
-from graphkiln_backend.passes.scores import Softmax, TopK
 
 SPEC = Preprocess(mean=(0.1, 0.5, 0.9), std=(0.2, 0.3, 0.4))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.input_embedding import EmbedPreprocess
+from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 
 CHW = "(float[b,3,4,5] x) => (float[b,3,4,5] y) { y = Relu(x) }"
 HWC = "(float[b,4,5,3] x) => (float[b,4,5,3] y) { y = Relu(x) }"

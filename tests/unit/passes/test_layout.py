@@ -8,7 +8,7 @@ from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.layout import Nhwc
+from graphkiln_backend.passes.edge_passes import Nhwc
 
 MIXED = """(float[b,3,4,5] image, float[b,7] row) => (float[b,3,4,5] map, float[b,7] other) {
     map = Relu(image)

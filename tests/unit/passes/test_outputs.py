@@ -13,7 +13,7 @@ from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.outputs import PruneOutputs, keep_outputs
+from graphkiln_backend.passes.edge_passes import PruneOutputs, keep_outputs
 
 THREE = """(float[b,3] x) => (float[b,3] scores, float[b,3] loss, float[b,3] features) {
     features = Relu(x)

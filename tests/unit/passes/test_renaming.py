@@ -7,7 +7,7 @@ import pytest
 from graphs import compute, draw, graph
 
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.renaming import Rename
+from graphkiln_backend.passes.edge_passes import Rename
 
 TWO = "(float[b,3] x, float[b,3] z) => (float[b,3] y, float[b,3] w) { y = Add(x, z) w = Sub(y, z) }"
 

@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.scores import Softmax, TopK
+from graphkiln_backend.passes.edge_passes import Softmax, TopK
 
 SCORES = "(float[b,5] x) => (float[b,5] y, float[b,5] other) { y = Relu(x) other = Neg(x) }"
 MATRIX = arrays(np.float32, (3, 5), elements=st.floats(-80, 80, width=32))
