@@ -22,8 +22,8 @@ from running import Server, Serving
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError
-from graphkiln_backend.lowering.parallel.measured_speed import CPU_CORE
 from graphkiln_backend.lowering.parallel.parts import count_costs
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE
 from graphkiln_backend.lowering.parallel.split import find_stages
 from graphkiln_client import Client
 

@@ -99,7 +99,7 @@ class Deployment:
         resources = replace(resources, instances=config.processes)
         spread = None
         if settings.parallel:
-            from graphkiln_backend.lowering.spreading import spread_model  # which few models need
+            from graphkiln_backend.lowering.parallel.spreading import spread_model  # which few models need
 
             spread = spread_model(
                 settings.parallel, settings, version, resources, saved=saved, largest_batch=max(sizes)

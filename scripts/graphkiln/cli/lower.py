@@ -69,7 +69,7 @@ def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
         GraphkilnError: The version or its configuration is not usable.
     """
     from graphkiln_backend.graph.errors import LoweringError
-    from graphkiln_backend.lowering.parallel.timing import keep_times, measure_nodes
+    from graphkiln_backend.lowering.parallel.speed import keep_times, measure_nodes
 
     deployment = read_deployment(folder, ["parallel="], artifacts)  # measured whole, however it is spread
     version = deployment.version

@@ -16,7 +16,8 @@ from tiny import run, write_source
 from graphkiln.cli.verify import prove_split, requested_split
 from graphkiln_backend.graph.errors import LoweringError, VerificationError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering import deployment, spreading
+from graphkiln_backend.lowering import deployment
+from graphkiln_backend.lowering.parallel import spreading
 from graphkiln_backend.lowering.parallel.building import PipelineSession
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y) { h = MatMul(x, w) r = Tanh(h) y = MatMul(r, v) }"

@@ -12,7 +12,7 @@ from graphs import draw, graph
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts
-from graphkiln_backend.lowering.parallel.measured_speed import CPU_CORE
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE
 from graphkiln_backend.lowering.parallel.split import find_cuts, find_stages
 from graphkiln_backend.passes.node_costs import bind_sizes, count_costs, load_for_splitting
 

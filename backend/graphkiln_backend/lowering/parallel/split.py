@@ -25,8 +25,8 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeTimes
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.parallel.measured_speed import CPU_CORE, PCIE_GPU, MeasuredSpeed, Speed
 from graphkiln_backend.lowering.parallel.places import counted
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, PCIE_GPU, MeasuredSpeed, Speed
 
 Floats = npt.NDArray[np.float64]
 CountCosts = Callable[[int], GraphCosts]  # number of shards -> the costs of one of them

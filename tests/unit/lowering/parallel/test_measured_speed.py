@@ -13,8 +13,8 @@ import split_graphs
 
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeCost, NodeTimes
-from graphkiln_backend.lowering.parallel.measured_speed import CPU_CORE, MeasuredSpeed, Speed, find_times, graph_digest
 from graphkiln_backend.lowering.parallel.parts import count_costs
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, MeasuredSpeed, Speed, find_times, graph_digest
 from graphkiln_backend.lowering.parallel.split import find_stages
 from graphkiln_backend.repository.version import ModelVersion
 

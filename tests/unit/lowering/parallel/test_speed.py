@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
-from graphkiln_backend.lowering.parallel.measured_speed import Speed
+from graphkiln_backend.lowering.parallel.speed import Speed
 
 COSTS = GraphCosts(
     nodes=(

@@ -14,10 +14,9 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
-from graphkiln_backend.lowering.parallel import timing
-from graphkiln_backend.lowering.parallel.measured_speed import find_times
+from graphkiln_backend.lowering.parallel import speed as timing
 from graphkiln_backend.lowering.parallel.parts import count_costs
-from graphkiln_backend.lowering.parallel.timing import keep_times, measure_nodes
+from graphkiln_backend.lowering.parallel.speed import find_times, keep_times, measure_nodes
 from graphkiln_backend.repository.version import ModelVersion
 
 

@@ -12,9 +12,9 @@ from graphkiln_backend.graph.device import Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
-from graphkiln_backend.lowering.parallel.measured_speed import find_times
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.places import check_apart, count_copies, find_places
+from graphkiln_backend.lowering.parallel.speed import find_times
 from graphkiln_backend.lowering.parallel.split import Split, plan_split
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Settings
