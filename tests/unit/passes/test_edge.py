@@ -206,14 +206,6 @@ class TestInverse:
         np.testing.assert_array_equal(pixels[0, 0, 0], [255, 0, 255])
 
 
-def test_changes_are_undone_in_reverse_order() -> None:
-    first = Edge(to_source_feeds=lambda feeds: {"a": feeds["b"]}, to_graph_feeds=lambda feeds: {"b": feeds["a"]})
-    second = Edge(to_source_feeds=lambda feeds: {"b": feeds["c"]}, to_graph_feeds=lambda feeds: {"c": feeds["b"]})
-    edge = first.then(second)
-    assert list(edge.to_source_feeds({"c": draw(1)})) == ["a"]
-    assert list(edge.to_graph_feeds({"a": draw(1)})) == ["c"]
-
-
 class TestNames:
     def test_the_first_renaming_and_then_the_second(self) -> None:
         first = Edge(inputs={"a": "b"}, outputs={"y": "z"})

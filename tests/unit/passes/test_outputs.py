@@ -46,12 +46,6 @@ def test_what_only_the_others_need_goes(kept: tuple[str, ...], left: list[str]) 
     assert edge.kept == set(kept)
 
 
-def test_weights_of_what_is_dropped_go_as_well() -> None:
-    model = three()
-    run_passes(model, [PruneOutputs(("features",))])
-    assert not model.graph.initializers
-
-
 def test_inputs_that_no_output_needs_stay() -> None:
     """A client that feeds them must not fail because an output was dropped."""
     model = graph("(float[b,3] x, float[b,3] z) => (float[b,3] y, float[b,3] w) { y = Relu(x) w = Relu(z) }")
