@@ -129,7 +129,7 @@ class Decoder(Closeable):
     def _load(self, image: bytes) -> _Decoded:
         begun = time.thread_time()
         try:
-            return load_sample(image, self._spec, turn=self._budget.take)
+            return load_sample(image, self._spec, budget=self._budget.take)
         except Exception as error:  # noqa: BLE001 - reported with its request
             return error
         finally:

@@ -26,22 +26,20 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images import decoding as module
+from graphkiln_backend.images import jpeg_scans
 from graphkiln_backend.images.decoding import (
     arrange,
-    check_pixels,
-    check_scans,
-    count_scans,
     describe,
     load_sample,
     open_image,
     prepare,
-    refuse_format,
-    refuse_path,
     to_color,
     upright_size,
 )
 from graphkiln_backend.images.encoded import PixelBudget
 from graphkiln_backend.images.formats import FORMATS
+from graphkiln_backend.images.jpeg_scans import check_scans, count_scans
+from graphkiln_backend.images.refusals import check_pixels, refuse_format, refuse_path
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -447,7 +445,7 @@ class TestTurn:
         content = encoded(Image.new("RGB", (40, 30)))
         (tmp_path / "a.png").write_bytes(content)
         spec = Preprocess(resize=resize, dtype=DType.UINT8)
-        sample = load_sample(content if given is bytes else tmp_path / "a.png", spec, turn=turn)
+        sample = load_sample(content if given is bytes else tmp_path / "a.png", spec, budget=turn)
         assert events == [pixels, "over"]
         np.testing.assert_array_equal(sample, load_sample(content, spec))
 
@@ -456,10 +454,10 @@ class TestTurn:
         damaged = encoded(Image.effect_noise((40, 30), 80))[:300]
         for _ in range(2):
             with pytest.raises(InvalidInput, match="cannot be decoded"):
-                load_sample(damaged, RAW, turn=budget.take)
+                load_sample(damaged, RAW, budget=budget.take)
 
     def test_pixels_lie_in_memory_already(self) -> None:
-        load_sample(np.zeros((3, 4, 3), np.uint8), RAW, turn=None)  # type: ignore[arg-type]
+        load_sample(np.zeros((3, 4, 3), np.uint8), RAW, budget=None)  # type: ignore[arg-type]
 
 
 class TestAsPeopleHaveThem:
@@ -614,29 +612,29 @@ class TestCheckScans:
 
     @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
     def test_more_scans_than_the_limit(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_MOST_SCANS", 12)
+        monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 12)
         self.check(with_more_scans(2))
         with pytest.raises(ValueError, match="13 scans of 16x16"):
             self.check(with_more_scans(3), kind=kind)
 
     def test_fewer_scans_of_a_large_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_MOST_PIXELS", 12 * 100 * 100)
+        monkeypatch.setattr(jpeg_scans, "_MOST_PIXELS", 12 * 100 * 100)
         self.check(with_more_scans(2), 100)
         with pytest.raises(ValueError, match="12 scans of 101x101"):
             self.check(with_more_scans(2), 101)
 
     def test_the_limits(self) -> None:
         """What libjpeg-turbo's tools and NVIDIA DALI allow, and 24 of the largest image."""
-        assert (module._MOST_SCANS, module._MOST_PIXELS) == (500, 1 << 32)
+        assert (jpeg_scans._MOST_SCANS, jpeg_scans._MOST_PIXELS) == (500, 1 << 32)
 
     def test_other_formats_have_no_scans(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_MOST_SCANS", 5)
+        monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 5)
         self.check(with_more_scans(1), kind="TIFF")
 
 
 @pytest.mark.parametrize("given", [bytes, Path])
 def test_it_is_refused_before_it_is_decoded(tmp_path: Path, given: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_SCANS", 12)
+    monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 12)
     content = with_more_scans(3)
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(InvalidInput, match="would take too long: 13 scans of 24x16"):
