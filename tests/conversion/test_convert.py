@@ -222,14 +222,14 @@ class Fault:
     name: str = "fault"
     summary: str = "a planted fault"
 
-    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+    def why_skip(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         self.fault(model)
         return Edge()
 
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+    def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
         return ""
 
 

@@ -59,8 +59,8 @@ class AddIntoProducer(Pass):
     name = "add-into-producer"
     summary = "constant additions into the convolution or product before them"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """An Add."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without an Add."""
         return "" if count(model, "Add") else "no Add"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:

@@ -1,7 +1,7 @@
-"""Base of passes, requires -> call -> ensures, and the loop that runs passes.
+"""Base of passes, why_skip -> call -> remark, and the loop that runs passes.
 
-A pass rewrites a graph in place and returns what it did to the graph's edge. `requires` says why there is nothing to
-do, `ensures` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
+A pass rewrites a graph in place and returns what it did to the graph's edge. `why_skip` says why there is nothing to
+do, `remark` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
 the fault of a pass with a name.
 
 Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
@@ -38,16 +38,16 @@ class Pass:
     name: ClassVar[str]  # on the command line
     summary: ClassVar[str]  # a few words for users
 
-    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always run
-        """Return the reason why there is nothing to do for this graph, or empty."""
+    def why_skip(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always run
+        """Return why to skip this graph, which the pass has nothing to do for; empty to run."""
         return ""
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrite the graph in place; return the change of its inputs and outputs, `Edge()` for none."""
         raise NotImplementedError
 
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always reach all
-        """Return what the pass could not do, or empty."""
+    def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always reach all
+        """Return what the pass could not do, or how much it did; empty for nothing to say."""
         return ""
 
 
@@ -105,13 +105,13 @@ def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> Rewritten:
 
 def _run(model: onnx_ir.Model, graph_pass: Pass) -> tuple[PassReport, Edge]:
     before, begun, edge = model.graph.num_nodes(), time.perf_counter(), Edge()
-    note = graph_pass.requires(model)
+    note = graph_pass.why_skip(model)
     ran = not note
     if ran:
         try:
             edge = graph_pass(model)
             _tidy(model)
-            note = graph_pass.ensures(model)
+            note = graph_pass.remark(model)
         except ConversionError:
             raise
         except Exception as error:

@@ -36,8 +36,8 @@ class VaryBatch(Pass):
     name = "vary-batch"
     summary = "lets the batch vary that was saved with the graph"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """See `Pass.requires`."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """See `Pass.why_skip`."""
         fixed = [value for value in model.graph.inputs if isinstance(_first_dim(value), int)]
         return "" if fixed else "the batch varies already"
 
@@ -53,8 +53,8 @@ class VaryBatch(Pass):
             _name_batch(value, axis)
         return Edge()
 
-    def ensures(self, model: onnx_ir.Model) -> str:
-        """See `Pass.ensures`."""
+    def remark(self, model: onnx_ir.Model) -> str:
+        """See `Pass.remark`."""
         fixed = [str(value.name) for value in model.graph.outputs if _first_dim(value) != BATCH]
         return f"the batch is not the first dimension of {', '.join(fixed)}" if fixed else ""
 

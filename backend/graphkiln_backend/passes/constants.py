@@ -119,8 +119,8 @@ class FoldConstants(Pass):
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
         return Edge()
 
-    def ensures(self, model: onnx_ir.Model) -> str:
-        """No Constant node is left in the main graph."""
+    def remark(self, model: onnx_ir.Model) -> str:
+        """Report the Constant nodes that stay in the main graph."""
         left = sum(node.op_type == "Constant" for node in model.graph)
         return f"{left} constants left" if left else ""
 
@@ -132,8 +132,8 @@ class ShareWeights(Pass):
     name = "share-weights"
     summary = "equal weights are kept once"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """Weights."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without weights."""
         return "" if model.graph.initializers else "no weights"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:

@@ -33,8 +33,8 @@ class PruneOutputs(Pass):
     name = "prune-outputs"
     summary = "outputs that are not requested, and what only they need"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """An output that is not kept.
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph whose outputs are all kept.
 
         Raises:
             ConversionError: An output to keep does not exist.
@@ -77,7 +77,7 @@ def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> fl
         raise LoweringError(f"cannot read {graph_path}", attempts=(str(error),)) from error
     prune = PruneOutputs(tuple(outputs))
     try:
-        prune.requires(model)
+        prune.why_skip(model)
     except ConversionError as error:
         raise LoweringError(f"cannot cut {graph_path}", attempts=(str(error),)) from error
     before = model.graph.num_nodes()
@@ -102,8 +102,8 @@ class Rename(Pass):
     name = "rename"
     summary = "inputs to INPUT_<i>, outputs to OUTPUT_<i>"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A name that changes."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph whose names are the new ones already."""
         values = (*model.graph.inputs, *model.graph.outputs)
         new = {**self.inputs, **self.outputs}
         return "" if any(new.get(str(value.name), value.name) != value.name for value in values) else "named so already"
@@ -131,8 +131,8 @@ class Rename(Pass):
             outputs=self.outputs,
         )
 
-    def ensures(self, model: onnx_ir.Model) -> str:
-        """Every new name is there."""
+    def remark(self, model: onnx_ir.Model) -> str:
+        """Report the new names that are missing."""
         found = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
         missing = {*self.inputs.values(), *self.outputs.values()} - found
         return f"missing: {', '.join(sorted(missing))}" if missing else ""
@@ -155,8 +155,8 @@ class Nhwc(Pass):
     name = "nhwc"
     summary = "images in and out as [batch, height, width, channels]"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A tensor of rank 4 at the edge."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without an input or output of rank 4."""
         ranks = [_rank(value) for value in (*model.graph.inputs, *model.graph.outputs)]
         return "" if 4 in ranks else "no input or output of rank 4"
 
@@ -206,8 +206,8 @@ class EmbedPreprocess(Pass):
     name = "input-uint8-nhwc"
     summary = "raw image bytes in; cast, normalize and layout inside"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """One input, of rank 4 and floating-point; and no padding that pixels cannot hold."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip all but one input, of rank 4 and floating-point; and padding that pixels cannot hold."""
         letterbox = self.preprocess.letterbox
         if letterbox and letterbox.padding is None and self.preprocess.mean:
             return "the letterbox pads with zeros after the normalization, which are no pixels"
@@ -243,8 +243,8 @@ class EmbedPreprocess(Pass):
             to_graph_preprocess=_geometry,
         )
 
-    def ensures(self, model: onnx_ir.Model) -> str:
-        """The input takes bytes."""
+    def remark(self, model: onnx_ir.Model) -> str:
+        """Report an input that does not take bytes."""
         return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input does not take bytes"
 
     def _normalized(self, images: AnyArray) -> AnyArray:
@@ -276,8 +276,8 @@ class Softmax(Pass):
     name = "softmax"
     summary = "scores to probabilities"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A first output that is not one already."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph whose first output is one already."""
         producer = model.graph.outputs[0].producer()
         return "the output is a Softmax already" if producer is not None and producer.op_type == "Softmax" else ""
 

@@ -38,8 +38,8 @@ class PadIntoConv(Pass):
     name = "pad-into-conv"
     summary = "zero padding into the convolution behind it"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A Pad."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without a Pad."""
         return "" if count(model, "Pad") else "no Pad"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
@@ -47,7 +47,7 @@ class PadIntoConv(Pass):
         RewritePass((normalize_pad_format_conv_rule, fuse_pad_into_conv_rule))(model)
         return Edge()
 
-    def ensures(self, model: onnx_ir.Model) -> str:
+    def remark(self, model: onnx_ir.Model) -> str:
         """Report the Pads that stay: of other values, or before no convolution."""
         left = count(model, "Pad")
         return f"{left} stand before no convolution, or pad with other values" if left else ""
@@ -63,8 +63,8 @@ class FoldBatchNorm(Pass):
     name = "fold-batch-norm"
     summary = "batch norms into the convolutions before them"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A batch norm, and none that has its statistics from the request: the rules do not look at that."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without batch norms, or with one in training mode: the rules do not look at that."""
         norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
         if any("training_mode" in node.attributes and node.attributes["training_mode"].as_int() for node in norms):
             return "batch norms in training mode"
@@ -80,7 +80,7 @@ class FoldBatchNorm(Pass):
         RewritePass(rules)(model)
         return Edge()
 
-    def ensures(self, model: onnx_ir.Model) -> str:
+    def remark(self, model: onnx_ir.Model) -> str:
         """Report the batch norms that stay: those behind no convolution cannot be folded."""
         left = count(model, "BatchNormalization")
         return f"{left} stand behind no convolution" if left else ""
@@ -209,8 +209,8 @@ class FuseLayerNorm(Pass):
     name = "fuse-layer-norm"
     summary = "layer norms that are written out into one node"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A square root and a mean (or a sum, of which OneFlow makes its means)."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without a square root, or without a mean (or a sum, of which OneFlow makes its means)."""
         means = count(model, "ReduceMean") + count(model, "ReduceSum")
         return "" if means and count(model, "Sqrt") else "no mean with a square root"
 

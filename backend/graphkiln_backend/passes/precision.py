@@ -198,8 +198,8 @@ class LowerPrecision(Pass):
     name = "lower-precision"
     summary = "convolutions and products in fp16 or bf16"
 
-    def requires(self, model: onnx_ir.Model) -> str:
-        """A node that may be lowered."""
+    def why_skip(self, model: onnx_ir.Model) -> str:
+        """Skip a graph without a node that may be lowered."""
         return "" if self.candidates(model) else "nothing may be lowered"
 
     def candidates(self, model: onnx_ir.Model) -> list[str]:
@@ -226,7 +226,7 @@ class LowerPrecision(Pass):
         casts.retype_outputs(casts.low if self.edges else onnx_ir.DataType.FLOAT)
         return edge
 
-    def ensures(self, model: onnx_ir.Model) -> str:
+    def remark(self, model: onnx_ir.Model) -> str:
         """Report the products that run in the type: none means that the request failed."""
         lowered, total = lowered_products(model, self.target)
         return f"{lowered}/{total} products in {self.target}"

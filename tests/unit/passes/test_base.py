@@ -23,19 +23,19 @@ class Planted:
     act: Callable[[onnx_ir.Model], object] = field(default=lambda _: None)
     name: str = "planted"
     summary: str = "what a test says"
-    required: str = ""
-    ensured: str = ""
+    reason: str = ""
+    said: str = ""
     edge: Edge = field(default_factory=Edge)
 
-    def requires(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
-        return self.required
+    def why_skip(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return self.reason
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         self.act(model)
         return self.edge
 
-    def ensures(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
-        return self.ensured
+    def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002
+        return self.said
 
 
 def model() -> onnx_ir.Model:
@@ -85,14 +85,14 @@ def test_nodes_are_put_in_order_again() -> None:
 
 def test_a_pass_with_nothing_to_do_is_not_called() -> None:
     edge = Edge(inputs={"x": "z"})
-    rewritten = run_passes(model(), [Planted(retype, required="nothing here", ensured="left", edge=edge)])
+    rewritten = run_passes(model(), [Planted(retype, reason="nothing here", said="left", edge=edge)])
     (report,) = rewritten.reports
     assert (report.ran, report.note, report.nodes_after) == (False, "nothing here", 3)
     assert rewritten.edge.inputs == {}
 
 
 def test_what_a_pass_left_is_noted() -> None:
-    (report,) = run_passes(model(), [Planted(ensured="2 stay")]).reports
+    (report,) = run_passes(model(), [Planted(said="2 stay")]).reports
     assert (report.ran, report.note) == (True, "2 stay")
 
 

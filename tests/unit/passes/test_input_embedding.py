@@ -114,7 +114,7 @@ def test_it_is_not_embedded_twice() -> None:
 
 
 def test_a_graph_that_takes_no_bytes_is_told() -> None:
-    assert EmbedPreprocess(Preprocess()).ensures(graph(CHW)) == "the input does not take bytes"
+    assert EmbedPreprocess(Preprocess()).remark(graph(CHW)) == "the input does not take bytes"
 
 
 def test_feeds_of_the_source_are_those_of_the_client() -> None:
