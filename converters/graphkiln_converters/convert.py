@@ -1,7 +1,8 @@
 """Convert a source model to a version that is proven to compute the same; write nothing where that fails.
 
 The story from top to bottom: check the recipe, open the source, export its graph, choose the task, run the passes,
-make samples, prove, lower to another precision and prove again, describe the version, write it.
+make samples, prove, lower to another precision and prove again, describe the version, write it. The edge of a graph is
+its inputs and outputs: an `Edge` says how the passes changed those.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from tempfile import TemporaryDirectory
 import onnx_ir
 
 from graphkiln_backend.graph.decoding import decode
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError, UndecidedError, VerificationError
 from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
@@ -43,8 +43,8 @@ from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
 from graphkiln_converters.detection.options import DetectorOptions
-from graphkiln_converters.precision import check_lowers, check_quantizer, loosened, lower_and_prove
-from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_converters.precision import check_lowers, check_quantizer, lower_and_prove, with_own_limit
+from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
@@ -111,47 +111,71 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one."""
-    names = [str(value.name) for value in graph.graph.outputs]
+    names = [str(value.name) for value in graph.graph.outputs]  # the source's: before the passes rename them
     recorded = recorded_samples(recipe, model, names)
     _log.info("rewriting the graph")
-    rewritten = rewrite(graph, recipe, model.preprocess)
+    rewritten = rewrite(graph, recipe, model.preprocess)  # changes `graph` in place
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
-    lowers_inputs = recipe.lower_edges and recipe.precision is Precision.BF16
-    if lowers_inputs and preprocess is not None and preprocess.dtype is not DType.UINT8:
-        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
+    # What the source computes in sets the limits: read before `save_runnable`, which may let nodes compute in fp32.
     rounding = Rounding.of(graph)
-    check_lowers(recipe, rounding.precision)
+    check_lowers(recipe, rounding.precision, preprocess)
     notes = save_runnable(graph, target)
 
     _log.info("proving the outputs")
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(sample.at(edge) for sample in recorded), *sampler.samples(recipe)]
-    limits = loosened(export_limits(rounding.precision, rounding.depth), recipe)
-    try:
-        fp32 = _prove(model, target, rewritten, samples, limits)
-    except VerificationError as error:
-        if isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
-            raise
-        # A second opinion: the error may be the source's own fp32. Recorded outputs cannot be computed again.
-        precise, noise = sampler.beside_fp64([] if recorded else samples)
-        looser = limits_beside_fp64(limits, noise)
-        if looser is None:
-            raise
-        fp32 = _prove(model, target, rewritten, precise, looser)
-    if recipe.precision in (Precision.FP32, rounding.precision):
-        return replace(fp32, precision=rounding.precision, notes=notes)
+    limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe)
+    batch_sizes = other_batch_sizes(model.batch_size)
+    proof = _prove_export(target, samples, limits, batch_sizes, None if recorded else sampler)
+    proven = ProvenGraph(
+        graph=target,
+        proof=proof,
+        rewritten=rewritten,
+        verification=proof.verification,
+        notes=notes,
+        precision=rounding.precision,
+    )
+    if recipe.precision in (Precision.FP32, proven.precision):  # fp32, the default, leaves the source's own precision
+        return proven
 
     _log.info("lowering to %s", recipe.precision)
     calibration = sampler.calibration(recipe) if recipe.precision is Precision.INT8 else {}
-    return lower_and_prove(replace(fp32, notes=notes), recipe, samples, calibration)
+    return lower_and_prove(proven, recipe, samples, calibration, batch_sizes)
 
 
-def _prove(
-    model: SourceModel, graph: Path, rewritten: Rewritten, samples: list[ReferenceSamples], limits: Limits
-) -> ProvenGraph:
-    """Prove a graph in the source's precision, with other batch sizes than it was exported with."""
-    proof = prove_graph(graph, samples, limits, batch_sizes=other_batch_sizes(model.batch_size))
-    return ProvenGraph(graph=graph, proof=proof, rewritten=rewritten, verification=proof.verification)
+def _prove_export(
+    file: Path,
+    samples: list[ReferenceSamples],
+    limits: Limits,
+    batch_sizes: tuple[int, ...],
+    sampler: Sampler | None,
+) -> Proof:
+    """Prove a graph beside its source; where that fails narrowly, beside what the source computes in fp64.
+
+    Args:
+        file: The graph.
+        samples: As for `prove_graph`.
+        limits: As for `prove_graph`.
+        batch_sizes: As for `prove_graph`.
+        sampler: Computes the outputs of `samples` again; None for recorded ones, which nothing computes again.
+
+    Raises:
+        VerificationError: The outputs changed.
+    """
+    try:
+        return prove_graph(file, samples, limits, batch_sizes=batch_sizes)
+    except VerificationError as error:
+        if sampler is None or isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
+            raise
+        # A second opinion: the error may be the source's own fp32.
+        exact = sampler.beside_fp64(samples)
+        if exact is None:
+            raise
+        samples_in_fp64, source_error = exact
+        looser = limits_beside_fp64(limits, source_error)
+        if looser is None:
+            raise
+        return prove_graph(file, samples_in_fp64, looser, batch_sizes=batch_sizes)
 
 
 # Files that the recipe names: checked first, because it may take minutes until they are read.
@@ -322,6 +346,17 @@ def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
     return labels
 
 
+def notes_of(model: SourceModel) -> tuple[str, ...]:
+    """Remarks about a source, for the log and the manifest."""
+    notes = model.notes
+    if model.whole:
+        notes = (*notes, f"served whole, with max_batch_size 0: {model.whole}")
+    if RANDOM_WEIGHTS in model.description:
+        random = "the weights are random: the graph computes what its source does, which means nothing"
+        notes = (*notes, f"{random} (--weights FILE or --pretrained)")
+    return notes
+
+
 # The task: the source's own, or the requested one where the outputs fit it; and labels that fit.
 
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
@@ -436,11 +471,11 @@ def warn_without_preprocess(model: SourceModel) -> None:
 # The passes.
 
 
-def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
+def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
     """Rewrite an exported graph in place.
 
     Args:
-        model: The graph, with the source's names.
+        graph: The graph, with the source's names.
         recipe: Inputs and outputs of the rewritten graph, and the passes to skip.
         preprocess: How an image becomes the source's input, or None.
 
@@ -454,7 +489,7 @@ def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
             hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
         )
     at_edge = edge_passes(
-        model,
+        graph,
         outputs=recipe.outputs,
         keep_names=recipe.keep_names,
         preprocess=preprocess if embedded else None,
@@ -462,7 +497,7 @@ def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
         top_k=recipe.top_k,
         nhwc=recipe.layout == "nhwc",
     )
-    rewritten = run_passes(model, without((*OPTIMIZATIONS, *at_edge), recipe.skip))
+    rewritten = run_passes(graph, without((*OPTIMIZATIONS, *at_edge), recipe.skip))
     for report in rewritten.reports:
         if report.name == EmbedPreprocess.name and not report.ran:
             raise ConversionError(
@@ -471,23 +506,12 @@ def rewrite(model: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     return rewritten
 
 
-# The version: what its manifest and its configuration say.
-
-
 def remaining_preprocess(model: SourceModel, edge: Edge) -> Preprocess | None:
     """Preprocessing that is left for the client of a rewritten graph."""
     return edge.to_graph_preprocess(model.preprocess) if model.preprocess else None
 
 
-def notes_of(model: SourceModel) -> tuple[str, ...]:
-    """Remarks about a source, for the log and the manifest."""
-    notes = model.notes
-    if model.whole:
-        notes = (*notes, f"served whole, with max_batch_size 0: {model.whole}")
-    if RANDOM_WEIGHTS in model.description:
-        random = "the weights are random: the graph computes what its source does, which means nothing"
-        notes = (*notes, f"{random} (--weights FILE or --pretrained)")
-    return notes
+# The version: what its manifest and its configuration say.
 
 
 def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:

@@ -24,7 +24,7 @@ from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantiz
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.engines.timing import fastest_runs_s
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
     EngineUnavailable,
@@ -34,6 +34,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import load, save
@@ -48,17 +49,25 @@ from graphkiln_converters.recipe import Recipe
 _log = logging.getLogger("graphkiln.converters")
 
 
-def loosened(limits: Limits, recipe: Recipe) -> Limits:
-    """A row of the policy, loosened by the recipe."""
+def with_own_limit(limits: Limits, recipe: Recipe) -> Limits:
+    """A row of the policy, with the error that the recipe allows in place of its own."""
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
 
-def check_lowers(recipe: Recipe, source: Precision) -> None:
-    """Refuse another precision for a source that computes in 16 bits: its fp32 outputs are not known.
+def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | None) -> None:
+    """Refuse a lower precision that could not be proven, or whose inputs no client could make.
+
+    Args:
+        recipe: Precision of the graph, and of its inputs.
+        source: What the source computes in. From 16 bits nothing is lowered: the outputs in fp32 are not known.
+        preprocess: What is left for the client, or None.
 
     Raises:
         ConversionError: The recipe requests one.
     """
+    lowers_inputs = recipe.lower_edges and recipe.precision is Precision.BF16
+    if lowers_inputs and preprocess is not None and preprocess.dtype is not DType.UINT8:
+        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
     if source.is_half and recipe.precision not in (Precision.FP32, source):
         raise ConversionError(
             f"--precision {recipe.precision}: the source computes in {source}, and only fp32 is lowered",
@@ -112,7 +121,11 @@ class LoweredGraph:
 
 
 def lower_and_prove(
-    fp32: ProvenGraph, recipe: Recipe, samples: Sequence[ReferenceSamples], calibration: Arrays
+    fp32: ProvenGraph,
+    recipe: Recipe,
+    samples: Sequence[ReferenceSamples],
+    calibration: Arrays,
+    batch_sizes: tuple[int, ...],
 ) -> ProvenGraph:
     """Lower the proven fp32 graph and prove it again, against the source.
 
@@ -121,6 +134,7 @@ def lower_and_prove(
         recipe: Precision, and nodes that stay fp32.
         samples: Samples of the first proof.
         calibration: Feeds to calibrate an int8 graph on, `[samples, ...]` by name.
+        batch_sizes: As for `prove_graph`.
 
     Raises:
         ConversionError: Nothing was lowered.
@@ -129,20 +143,20 @@ def lower_and_prove(
     target = fp32.graph.parent / recipe.precision / fp32.graph.name
     target.parent.mkdir()
     trial = target.parent / "trial" / target.name
-    limits = loosened(BY_PRECISION[recipe.precision], recipe)
+    limits = with_own_limit(BY_PRECISION[recipe.precision], recipe)
 
     def lower(target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
         if recipe.precision is Precision.INT8:
             return quantize_graph(fp32.graph, recipe, calibration, target, keep, whole=samples[0].whole)
         return lower_graph(fp32.graph, recipe, target, keep)
 
-    def prove(lowered: LoweredGraph) -> Proof:
-        at_edge = [sample.at(lowered.rewritten.edge) for sample in samples]
-        return prove_graph(lowered.emulated, at_edge, limits, fp32.proof.noise)
+    def prove_lowered(lowered: LoweredGraph) -> Proof:
+        changed = [group.at(lowered.rewritten.edge) for group in samples]
+        return prove_graph(lowered.emulated, changed, limits, fp32.proof.largest_difference, batch_sizes)
 
-    def passes(keep: Sequence[str]) -> bool:
+    def passes_proof(keep: Sequence[str]) -> bool:
         try:
-            prove(lower(trial, keep))
+            prove_lowered(lower(trial, keep))
         except VerificationError:
             return False
         except ConversionError:
@@ -152,7 +166,7 @@ def lower_and_prove(
     if recipe.search_keep:
         trial.parent.mkdir()
         names = _candidates(fp32.graph, recipe)
-        keep = smallest_kept(names, passes)
+        keep = smallest_kept(names, passes_proof)
         shutil.rmtree(trial.parent)
         _log.info("%d of %d nodes stay fp32: %s", len(keep), len(names), ", ".join(keep[:5]) or "none")
         lowered = lower(target, keep)
@@ -161,7 +175,7 @@ def lower_and_prove(
         lowered = lower(target)
         notes = lowered.notes
     _log.info("proving the lowered graph")
-    proof = prove(lowered)
+    proof = prove_lowered(lowered)
     speed = compare_speed(fp32.graph, lowered.graph, proof.golden) if recipe.precision is Precision.INT8 else ""
     return ProvenGraph(
         graph=lowered.graph,

@@ -83,13 +83,13 @@ class Proof:
         verification: The worst verdict, and that of the gradients.
         errors: Relative L2 error by output, the worst of all sizes.
         signature: The graph's.
-        noise: Largest difference of an element.
+        largest_difference: Of an element, at any size.
         golden: Samples that the server replays.
     """
 
     verification: tuple[Verification, ...]
     errors: dict[str, float]
-    noise: float
+    largest_difference: float
     signature: Signature
     golden: GoldenSamples
 
@@ -141,36 +141,36 @@ def prove_graph(
         VerificationError: An output is outside its limits, or the graph does not run.
         UndecidedError: The source's answers on the samples cannot tell a right graph from a wrong one.
     """
-    empty = [_why_empty(sample, limits) for sample in samples]
+    empty = [_why_empty(group, limits) for group in samples]
     if empty and all(empty):  # every graph that detects nothing would pass
         raise _undecided(empty[0])
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
     with OnnxRuntimeEngine().build_reference(graph) as session:
-        for sample in samples:
-            sizes = () if sample.whole else batch_sizes
-            for outputs in (_run(session, sample.feeds, size) for size in sizes or (0,)):
-                verdicts += _verdicts(sample, outputs, limits, noise, sizes)
-                aligned = judge(sample.task, sample.outputs, outputs, limits).outputs
-                largest = max([largest, *(_difference(array, aligned[name]) for name, array in sample.outputs.items())])
-                for error in compare(sample.outputs, aligned):
+        for group in samples:
+            sizes = () if group.whole else batch_sizes
+            for outputs in (_run(session, group.feeds, size) for size in sizes or (0,)):
+                verdicts += _verdicts(group, outputs, limits, noise, sizes)
+                aligned = judge(group.task, group.outputs, outputs, limits).outputs
+                largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
+                for error in compare(group.outputs, aligned):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
         worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
         return Proof(
             verification=tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts)),
             errors=errors,
-            noise=largest,
+            largest_difference=largest,
             signature=session.signature,
             golden=_golden(session, samples[0]),
         )
 
 
-def _why_empty(sample: ReferenceSamples, limits: Limits) -> str:
+def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
     """Reason why samples without detections decide nothing; empty where something is detected."""
-    task = sample.task
-    empty = isinstance(task, Detection) and not np.any(sample.outputs.get(task.counts, 1))
-    return why_undecided(task, sample.outputs, limits) if empty else ""
+    task = group.task
+    empty = isinstance(task, Detection) and not np.any(group.outputs.get(task.counts, 1))
+    return why_undecided(task, group.outputs, limits) if empty else ""
 
 
 def _undecided(reason: str) -> UndecidedError:
@@ -191,11 +191,11 @@ def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
 
 
 def _verdicts(
-    sample: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
+    group: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
 ) -> list[Verification]:
     """Verdicts on the outputs, and on the gradients, which have a separate row of the policy."""
-    expected, expected_gradients = _split(sample.outputs, sample.gradients)
-    found, found_gradients = _split(outputs, sample.gradients)
+    expected, expected_gradients = _split(group.outputs, group.gradients)
+    found, found_gradients = _split(outputs, group.gradients)
     try:
         verdicts = [
             prove(
@@ -204,17 +204,17 @@ def _verdicts(
                 limits,
                 batch_sizes=batch_sizes,
                 noise=noise,
-                targets=sample.targets,
-                reading=sample.ranking or sample.task,
-                samples=1 if sample.whole else None,
+                targets=group.targets,
+                reading=group.ranking or group.task,
+                samples=1 if group.whole else None,
             )
         ]
-        if sample.gradients:
-            row = gradient_limits(limits, sample.gradient_noise)
+        if group.gradients:
+            row = gradient_limits(limits, group.gradient_noise)
             verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
     except VerificationError as error:
         # A failure on samples that decide nothing is no verdict on the graph.
-        if reason := why_undecided(sample.task, sample.outputs, limits):
+        if reason := why_undecided(group.task, group.outputs, limits):
             raise _undecided(reason) from error
         raise
     return verdicts
@@ -228,14 +228,14 @@ def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
     )
 
 
-def _golden(session: Session, sample: ReferenceSamples) -> GoldenSamples:
-    if sample.whole:
-        outputs = session.run(sample.feeds)
-        return GoldenSamples(inputs=sample.feeds, source_outputs=sample.outputs, graph_outputs=outputs, whole=True)
-    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in sample.feeds.items()}
+def _golden(session: Session, group: ReferenceSamples) -> GoldenSamples:
+    if group.whole:
+        outputs = session.run(group.feeds)
+        return GoldenSamples(inputs=group.feeds, source_outputs=group.outputs, graph_outputs=outputs, whole=True)
+    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in group.feeds.items()}
     return GoldenSamples(
         inputs=feeds,
-        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in sample.outputs.items()},
+        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in group.outputs.items()},
         graph_outputs=session.run(feeds),
     )
 

@@ -69,7 +69,7 @@ class Sampler:
             return self._whole_samples(recipe)
         own = recipe.samples
         first = self._referenced(self._read(own) if own else self._usual_feeds(), self._targets(own) if own else None)
-        _, *ends = sizes_to_try(self.model.inputs)
+        _, *ends = sizes_to_try(self.model.inputs)  # the usual sizes come first: `first` has them
         return [first, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
 
     def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
@@ -99,32 +99,33 @@ class Sampler:
             )
         return self._read(recipe.calibration)
 
-    def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float]:
+    def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float] | None:
         """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
 
+        Args:
+            samples: One set at least.
+
         Returns:
-            The samples, in the types that they had, and the largest relative L2 error of an output; no samples where
-            the source cannot be computed in fp64.
+            The samples, in the types that they had, and the largest relative L2 error of an output; None where the
+            source cannot be computed in fp64.
         """
-        if self.model.whole or not samples:
-            return [], 0.0
+        if self.model.whole:
+            return None
         try:
-            precise = [self._in_fp64(sample) for sample in samples]
+            precise = [self._in_fp64(group) for group in samples]
         except GraphkilnError:
-            return [], 0.0
+            return None
         errors = [
             error.relative_l2
-            for sample, exact in zip(samples, precise, strict=True)
+            for group, exact in zip(samples, precise, strict=True)
             # Independent of the order of detections.
-            for error in compare(exact.outputs, judge(sample.task, exact.outputs, sample.outputs, EXPORT).outputs)
+            for error in compare(exact.outputs, judge(group.task, exact.outputs, group.outputs, EXPORT).outputs)
         ]
         return precise, max(errors)
 
-    def _in_fp64(self, sample: ReferenceSamples) -> ReferenceSamples:
-        exact = self._outputs(self.model.run_in_fp64, sample.feeds)
-        return replace(
-            sample, outputs={name: exact[name].astype(array.dtype) for name, array in sample.outputs.items()}
-        )
+    def _in_fp64(self, group: ReferenceSamples) -> ReferenceSamples:
+        exact = self._outputs(self.model.run_in_fp64, group.feeds)
+        return replace(group, outputs={name: exact[name].astype(array.dtype) for name, array in group.outputs.items()})
 
     def _read(self, path: Path) -> Arrays:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))

@@ -135,7 +135,7 @@ def export_limits(precision: Precision, depth: int) -> Limits:
     return replace(row, name=f"export {precision}", relative_l2=min(row.relative_l2, error), worst_element=worst)
 
 
-def limits_beside_fp64(limits: Limits, noise: float) -> Limits | None:
+def limits_beside_fp64(limits: Limits, source_error: float) -> Limits | None:
     """The row of an export whose reference is its source computed in fp64; None where fp32 means little for the source.
 
     Two computations in fp32 differ by more than the row allows where the source's own roundings grow (many layers,
@@ -144,13 +144,15 @@ def limits_beside_fp64(limits: Limits, noise: float) -> Limits | None:
 
     Args:
         limits: The row beside the source in fp32.
-        noise: How far the source's own fp32 is from its fp64, relative L2.
+        source_error: How far the source's own fp32 is from its fp64, relative L2.
     """
-    allowed = NOISE_FACTOR * noise
+    allowed = NOISE_FACTOR * source_error
     if not limits.relative_l2 < allowed <= OTHER_ENGINE.relative_l2:
         return None
     return replace(
-        limits, name=f"{limits.name} beside fp64, from which its own fp32 is {noise:.1e} off", relative_l2=allowed
+        limits,
+        name=f"{limits.name} beside fp64, from which its own fp32 is {source_error:.1e} off",
+        relative_l2=allowed,
     )
 
 

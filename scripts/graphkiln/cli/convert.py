@@ -63,7 +63,7 @@ def convert(
         return
     from graphkiln_converters.recipe_file import read_recipe
 
-    options = parse_options(ctx.obj)
+    options = parse_options(ctx.obj)  # filled by `RecipeCommand` below
     if "=" in source and ":" not in source.partition("=")[0]:
         overrides = [source, *(overrides or ())]
     elif source:

@@ -247,6 +247,16 @@ class TestLowered:
         assert speed.startswith("rate of int8 to that of fp32, on ")
 
 
+@pytest.mark.parametrize(("saved", "proven"), [(1, (3, 5)), (3, (1, 5))])
+def test_neither_proof_has_the_batch_that_was_saved(
+    store: Path, monkeypatch: pytest.MonkeyPatch, saved: int, proven: tuple[int, ...]
+) -> None:
+    made = TextSource.of(TEXT, (IMAGE,), WEIGHTS, batch_size=saved)
+    monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
+    verification = Manifest.read(run(store, precision="fp16") / "manifest.json").verification
+    assert [verdict.batch_sizes for verdict in verification] == [proven, proven]
+
+
 class Rough(TextSource):
     """Its own fp32 is off by a share of each output; a graph that is off, too, is so otherwise."""
 

@@ -70,7 +70,7 @@ def proven(folder: Path, weights: dict[str, Any]) -> ProvenGraph:
 
 def lower(folder: Path, weights: dict[str, Any], **fields: Any) -> ProvenGraph:
     calibration = {"x": draw(64, 8, seed=6)}
-    return lower_and_prove(proven(folder, weights), recipe(**fields), samples(weights), calibration)
+    return lower_and_prove(proven(folder, weights), recipe(**fields), samples(weights), calibration, (1, 3))
 
 
 class TestHalf:

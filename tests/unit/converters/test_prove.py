@@ -50,7 +50,7 @@ class TestProof:
         assert set(proof.errors) == {"y", "slope"}
         assert proof.errors["slope"] == 0
         assert [spec.name for spec in proof.signature.inputs] == ["x"]
-        assert 0 <= proof.noise < 1e-5
+        assert 0 <= proof.largest_difference < 1e-5
 
     def test_the_golden_samples_are_the_first_ones(self, path: Path) -> None:
         golden = prove_graph(path, [samples(), samples(seed=1)], EXPORT).golden
@@ -65,7 +65,7 @@ class TestProof:
         proof = prove_graph(path, [samples(), off], EXPORT)
         assert proof.errors["slope"] == pytest.approx(5e-6, rel=0.1)
         assert proof.verification[0].relative_l2 == pytest.approx(5e-6, rel=0.1)
-        assert proof.noise == pytest.approx(np.abs(off.outputs["slope"]).max() * 5e-6, rel=0.2)
+        assert proof.largest_difference == pytest.approx(np.abs(off.outputs["slope"]).max() * 5e-6, rel=0.2)
 
     @pytest.mark.parametrize("at", [0, 1])
     def test_outputs_that_changed_are_refused(self, path: Path, at: int) -> None:
@@ -104,7 +104,7 @@ class TestProof:
         x = np.array([[0, 1], [1, 0]], np.float32)
         y = np.array([[-np.inf, 0], [0, -np.inf]], np.float32)
         off = ReferenceSamples(feeds={"x": x}, outputs={"y": y, "z": 2 * x * np.float32(1 + 5e-6)})
-        assert prove_graph(tmp_path / "model.onnx", [off], EXPORT).noise == pytest.approx(1e-5, rel=0.1)
+        assert prove_graph(tmp_path / "model.onnx", [off], EXPORT).largest_difference == pytest.approx(1e-5, rel=0.1)
 
 
 class TestGradients:
@@ -145,7 +145,7 @@ class TestDetections:
         outputs = {name: source[name] for name in self.OUTPUTS}
         sample = ReferenceSamples(feeds=feeds, outputs=outputs, task=self.TASK)
         proof = prove_graph(folder / "model.onnx", [sample], EXPORT)
-        assert max(proof.errors.values()) == proof.noise == 0, "as users read them"
+        assert max(proof.errors.values()) == proof.largest_difference == 0, "as users read them"
         return proof.verification[0].verdict
 
     def tied(self) -> dict[str, AnyArray]:

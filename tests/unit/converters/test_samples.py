@@ -401,8 +401,10 @@ class Precise(TextSource):
 def test_samples_beside_fp64_keep_their_types() -> None:
     made, _ = sampler(Precise.of(TEXT, (PICTURE,)))
     samples = made.samples(recipe())
-    precise, noise = made.beside_fp64(samples)
-    assert noise == pytest.approx(1 / 3, rel=1e-5)
+    exact_samples = made.beside_fp64(samples)
+    assert exact_samples is not None
+    precise, source_error = exact_samples
+    assert source_error == pytest.approx(1 / 3, rel=1e-5)
     for sample, exact in zip(samples, precise, strict=True):
         for name, array in sample.outputs.items():
             assert exact.outputs[name].dtype == array.dtype
