@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from importlib.metadata import version
 from itertools import count
 from typing import Any
@@ -36,12 +37,32 @@ WAITING_S = 60.0  # how long an actor may take to begin before that is logged: R
 CRASHED = "ended its worker: it crashed or was killed"
 OUT_OF_MEMORY = "ended its worker: its node ran out of memory"
 _LOOK_S = 1.0
-_STEPS_S = 2.0  # between two looks at whether a worker goes on
+_HEARTBEAT_S = 2.0  # between two looks at whether a worker goes on
 _SUSPENDED_S = 30.0  # the driver looks more often
 _CLOSE_S = 5.0
 # Calls at a time in an actor: each unit, one that watches, one that closes.
 _CALLS = UNITS_PER_WORKER + 2
 _log = logging.getLogger("graphkiln.scoring")
+
+
+class _Stage(Enum):
+    """What a call has a worker do."""
+
+    START = auto()
+    COMPUTE = auto()
+    COMMIT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that has not returned.
+
+    Attributes:
+        attempt: Number of the attempt; None for the start.
+    """
+
+    stage: _Stage
+    attempt: int | None = None
 
 
 @dataclass(slots=True)
@@ -50,19 +71,19 @@ class _Member:
 
     Attributes:
         actor: Ray's handle.
-        steps_call: The call that returns whether it goes on.
-        calls: Calls of attempts, by number, and whether each is the commit; the start is number 0.
+        heartbeat_call: The call that returns whether it goes on.
+        calls: The others, by Ray's reference to what they return.
         since: When it was seen to go on, by `time.monotonic`; before it is placed, when it was asked for.
-        steps: What it had done by then; None before it is placed.
+        progress: What it had done by then, as a number; None before it is placed.
         ready: Whether it was ever ready.
     """
 
     actor: Any
     node: Node
-    steps_call: Any
-    calls: dict[Any, tuple[int, bool]]
+    heartbeat_call: Any
+    calls: dict[Any, _Call]
     since: float = field(default_factory=time.monotonic)
-    steps: int | None = None
+    progress: int | None = None
     ready: bool = False
 
 
@@ -103,11 +124,11 @@ class RayFleet(Closeable):
         self._members.clear()
 
     def assign(self, worker: str, number: int, attempt: Attempt) -> None:
-        """Have an attempt computed, then committed."""
+        """Have an attempt computed; `_commit_next` has it committed once that call has returned."""
         member = self._members[worker]
         if not member.calls:
             member.since = time.monotonic()
-        member.calls[member.actor.compute.remote(number, attempt)] = (number, False)
+        member.calls[member.actor.compute.remote(number, attempt)] = _Call(_Stage.COMPUTE, number)
 
     def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
         """Return what has happened since; meanwhile workers are started where there is room.
@@ -116,7 +137,7 @@ class RayFleet(Closeable):
             ScoringError: No node can take part.
         """
         self._look_at_nodes()
-        owners = {call: name for name, each in self._members.items() for call in (each.steps_call, *each.calls)}
+        owners = {call: name for name, each in self._members.items() for call in (each.heartbeat_call, *each.calls)}
         waited = [*owners, *self._examining]
         if not waited:
             time.sleep(timeout_s)
@@ -132,28 +153,37 @@ class RayFleet(Closeable):
                 outcomes.append(outcome)
         return outcomes + self._end_hanging(patience_s)
 
-    def _collect(self, name: str, call: Any) -> Outcome | None:
-        """Take in a call that has returned."""
+    def _collect(self, name: str, reference: Any) -> Outcome | None:
+        """Take in a call that has returned; None where nothing follows from it yet."""
         member = self._members[name]
         try:
-            returned = ray.get(call)
+            returned = ray.get(reference)
         except RayActorError as error:
             return self._end(name, self._lost(name, member, error))
         except OutOfMemoryError:
             return self._end(name, Ended(worker=name, blame=Blame.ROWS, reason=OUT_OF_MEMORY))
         except RayError as error:
             return self._end(name, Ended(worker=name, blame=Blame.WORKER, reason=f"its actor failed: {error}"))
-        if call == member.steps_call:
-            if returned != member.steps:
-                member.steps, member.since = returned, time.monotonic()
-            member.steps_call = member.actor.steps.remote(_STEPS_S)
+        if reference == member.heartbeat_call:
+            if returned != member.progress:
+                member.progress, member.since = returned, time.monotonic()
+            member.heartbeat_call = member.actor.progress.remote(_HEARTBEAT_S)
             return None
-        number, _ = member.calls.pop(call)
-        if returned is None:
-            member.calls[member.actor.commit.remote(number)] = (number, True)
+        call = member.calls.pop(reference)
+        if call.stage is _Stage.COMPUTE and returned is None:  # computed; a probe or a failure has an outcome instead
+            self._commit_next(member, call)
             return None
         outcome = self._greet(member, returned) if isinstance(returned, Ready) else returned
         return self._end(name, outcome) if isinstance(outcome, Ended) else outcome
+
+    def _commit_next(self, member: _Member, computed: _Call) -> None:
+        """Have a worker commit what it has computed.
+
+        In a call of its own, so that it is known what the worker was at should it end now. Its result may be written
+        then, or not: the unit is tried again, and the destination refuses a second result of it.
+        """
+        reference = member.actor.commit.remote(computed.attempt)
+        member.calls[reference] = _Call(_Stage.COMMIT, computed.attempt)
 
     def _greet(self, member: _Member, ready: Ready) -> Ready | Ended:
         """Take in a worker that is ready, unless it has another model than the driver."""
@@ -185,7 +215,7 @@ class RayFleet(Closeable):
         self._watched = now
         ended: list[Outcome] = []
         for name, member in list(self._members.items()):
-            if member.steps is None or not member.calls:
+            if member.progress is None or not member.calls:
                 continue  # Ray has not placed it yet, or it has nothing to do
             if (silent_s := now - member.since) > (patience_s if member.ready else START_S):
                 reason = f"hung for {silent_s:.0f} s"
@@ -201,7 +231,8 @@ class RayFleet(Closeable):
             self._failures[member.node.id] += 1
             if self._failures[member.node.id] >= MOST_FAILURES:
                 self._refuse(member.node, f"{MOST_FAILURES} of its workers failed: {ended.reason}")
-        committing = frozenset(number for number, is_commit in member.calls.values() if is_commit)
+        commits = [call.attempt for call in member.calls.values() if call.stage is _Stage.COMMIT]
+        committing = frozenset(attempt for attempt in commits if attempt is not None)
         return replace(ended, committing=committing)
 
     def _start(self, node: Node, room: Room) -> None:
@@ -209,8 +240,9 @@ class RayFleet(Closeable):
         options = {"num_cpus": room.cores, "num_gpus": room.gpus, "max_concurrency": _CALLS, "max_restarts": 0}
         actor_class = ray.remote(WorkerActor).options(scheduling_strategy=on_node(node.id), **options)
         actor: Any = actor_class.remote(name, replace(self._request, cores_per_worker=room.cores))
-        calls = {actor.start.remote(): (0, False)}
-        self._members[name] = _Member(actor=actor, node=node, steps_call=actor.steps.remote(0.0), calls=calls)
+        calls = {actor.start.remote(): _Call(_Stage.START)}
+        heartbeat = actor.progress.remote(0.0)
+        self._members[name] = _Member(actor=actor, node=node, heartbeat_call=heartbeat, calls=calls)
 
     def _look_at_nodes(self) -> None:
         """See which nodes came and went, and fill the room that there is."""
@@ -269,7 +301,7 @@ class RayFleet(Closeable):
 
     def _warn_of_waiting(self, now: float) -> None:
         """Log once that workers do not begin: Ray has room for them by its size, and lends that to others."""
-        waiting = [each for each in self._members.values() if each.steps is None and now - each.since > WAITING_S]
+        waiting = [each for each in self._members.values() if each.progress is None and now - each.since > WAITING_S]
         if waiting and not self._warned:
             self._warned = True
             nodes = ", ".join(dict.fromkeys(each.node.name for each in waiting))

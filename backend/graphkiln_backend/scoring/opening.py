@@ -20,7 +20,7 @@ from graphkiln_backend.scoring.sources.files import FileSource
 from graphkiln_backend.scoring.sources.places import delta_location
 from graphkiln_backend.storage.address import RemoteAddress
 
-SCHEMES = ("postgresql://", "postgres://")
+POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 FORMS = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
 FORMATS = ("", "parquet", "delta")  # what `--format` may be; empty for the destination's own
 _OBJECTS = {"s3", "gs"}
@@ -43,7 +43,7 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
         raise ScoringError(f"--format {format} is not known", hint=f"one of {', '.join(filter(None, FORMATS))}")
     if ledger and (format == "delta" or not text.startswith(_CONDITIONAL)):
         raise ScoringError(f"{redact(text)} decides by itself which attempt counts", hint="leave out --ledger")
-    if text.startswith(SCHEMES):
+    if text.startswith(POSTGRES_SCHEMES):
         if format:
             raise ScoringError(f"a table of PostgreSQL has its own form, not {format}", hint="leave out --format")
         return _table_at(text)
@@ -86,9 +86,6 @@ def _table_at(text: str) -> Destination:
     return TableDestination(Database(address), table)
 
 
-_POSTGRES = ("postgresql://", "postgres://")
-
-
 def open_source(request: ScoreRequest) -> Source:
     """The source of a run.
 
@@ -98,7 +95,7 @@ def open_source(request: ScoreRequest) -> Source:
     if taken := [name for name in RESERVED if name in request.keep_columns]:
         raise ScoringError(f"the output has its own column '{taken[0]}'", hint="rename it in the input")
     columns = Columns(image=request.image_column, id=request.id_column, kept=request.keep_columns)
-    if request.source.startswith(_POSTGRES):
+    if request.source.startswith(POSTGRES_SCHEMES):
         from graphkiln_backend.scoring.sources.postgres import TableSource
 
         return TableSource(request.source, request.query, columns)

@@ -87,7 +87,7 @@ class Attempt:
 
 
 class Cause(StrEnum):
-    """Reasons of attempts that came to nothing."""
+    """Reasons of attempts that came to nothing while their worker goes on; where it is gone, `Blame` says why."""
 
     CHANGED = "changed"  # the input is no longer what was planned
     UNREADABLE = "unreadable"  # the unit cannot be read at all
@@ -95,7 +95,7 @@ class Cause(StrEnum):
     STORE = "store"  # the destination cannot be written just now
     REFUSED = "refused"  # the destination will never take such a result
     ROWS = "rows"  # computing its rows failed, and the session is sound
-    COMMIT = "commit"  # the worker ended while the result was written
+    COMMIT = "commit"  # the worker ended while the result was written: the one cause that the driver itself gives
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +126,7 @@ class Ready:
 
 
 class Blame(StrEnum):
-    """Possible reasons of the end of a worker."""
+    """Possible reasons of the end of a worker, and so of all its attempts; see `Cause` for one that goes on."""
 
     ROWS = "rows"  # it ended or hung while its node lives: a row may have done it
     WORKER = "worker"  # it computes wrongly, or cannot start: its rows have nothing to do with it

@@ -56,7 +56,7 @@ _MOST_TRIES = {
     Cause.STORE: 1000,
     Cause.COMMIT: 5,
 }
-LONGEST_WAIT_S = 60.0  # before a unit is tried again; half a second at first, and twice as long each time
+LONGEST_WAIT_S = 60.0  # before a unit is tried again; a second at first, and twice as long each time
 MOST_STORE_FAILURES = 4  # in a row, with no commit between them; a worker has been patient with the store each time
 MOST_FAILED_UNITS = 5  # in a row: then it is not the units
 _HINT = "what was committed stays; run the same command to go on"
@@ -80,7 +80,7 @@ class RowSearch:
     """
 
     def __init__(self, rows: int) -> None:
-        self._suspects = Span(start=0, stop=rows)
+        self._candidates = Span(start=0, stop=rows)
         self._confirmed = 0
         self.guilty: int | None = None
         """Position of the guilty row, once it is known."""
@@ -95,28 +95,28 @@ class RowSearch:
     @property
     def probe(self) -> Span:
         """Rows to compute next."""
-        start, stop = self._suspects.start, self._suspects.stop
-        return self._suspects if stop - start == 1 else Span(start=start, stop=(start + stop) // 2)
+        start, stop = self._candidates.start, self._candidates.stop
+        return self._candidates if stop - start == 1 else Span(start=start, stop=(start + stop) // 2)
 
     def survived(self) -> None:
         """Take in that the worker computed the probe."""
-        if len(self._suspects) == 1:
+        if len(self._candidates) == 1:
             self.inconclusive = True
         else:
-            self._suspects = Span(start=self.probe.stop, stop=self._suspects.stop)
+            self._candidates = Span(start=self.probe.stop, stop=self._candidates.stop)
 
     def ended(self) -> None:
         """Take in that the worker ended while it computed the probe."""
-        self._suspects = self.probe
-        if len(self._suspects) == 1:
+        self._candidates = self.probe
+        if len(self._candidates) == 1:
             self._confirmed += 1
             if self._confirmed == CONFIRMATIONS:
-                self.guilty = self._suspects.start
+                self.guilty = self._candidates.start
 
 
 @dataclass(slots=True)
-class _Case:
-    """A unit on its way to its result.
+class _UnitState:
+    """What is known of a unit until it has its result.
 
     Attributes:
         quarantined: Its guilty rows by position, with the reason.
@@ -145,7 +145,7 @@ class _Case:
         else:
             self.search = RowSearch(self.unit.rows)
 
-    def conclude(self) -> int | None:
+    def end_search(self) -> int | None:
         """End a search that is over; the position of the row that it has found, if any."""
         if self.search is None or not self.search.is_over:
             return None
@@ -170,7 +170,7 @@ class _Case:
 class _Running:
     """An attempt under way, and whether its worker computes nothing else meanwhile."""
 
-    case: _Case
+    state: _UnitState
     worker: str
     alone: bool
 
@@ -191,8 +191,8 @@ class Schedule:
         self._units, self._report, self.summary = units, report, summary
         self._exhausted = False
         self._numbers = count(1)
-        self._retries: list[tuple[float, int, _Case]] = []
-        self._suspects: deque[_Case] = deque()
+        self._retries: list[tuple[float, int, _UnitState]] = []
+        self._suspects: deque[_UnitState] = deque()
         self._running: dict[int, _Running] = {}
         self._busy: dict[str, set[int]] = {}
         self._nodes: dict[str, str] = {}
@@ -221,13 +221,13 @@ class Schedule:
         busy = self._busy[worker]
         if any(self._running[number].alone for number in busy):
             return None
-        if self._suspects and self._keeps_free(worker, busy=bool(busy)):
+        if self._suspects and self._reserve_if_needed(worker, busy=bool(busy)):
             return None if busy else self._begin(self._suspects.popleft(), worker, alone=True)
         self._reserved.discard(worker)
         if len(busy) >= UNITS_PER_WORKER:
             return None
-        case = self._next_case(now)
-        return self._begin(case, worker, alone=False) if case else None
+        state = self._next_unit(now)
+        return self._begin(state, worker, alone=False) if state else None
 
     def handle(self, outcome: Outcome, now: float) -> None:
         """Draw the conclusions from what happened.
@@ -241,9 +241,9 @@ class Schedule:
                 self._report(WorkerReady(worker=outcome.worker, facts=outcome.facts))
             case Done(report=None):
                 running = self._remove(outcome.attempt)
-                if running.case.search:
-                    running.case.search.survived()
-                self._try_again(running.case)
+                if running.state.search:
+                    running.state.search.survived()
+                self._try_again(running.state)
             case Done(report=UnitReport() as report):
                 self._remove(outcome.attempt)
                 self._commit(outcome.worker, report)
@@ -252,8 +252,14 @@ class Schedule:
             case Ended():
                 self._end(outcome, now)
 
-    def _keeps_free(self, worker: str, *, busy: bool) -> bool:
-        """Reserve a worker for suspects: half of the workers at most, one at least."""
+    def _reserve_if_needed(self, worker: str, *, busy: bool) -> bool:
+        """Reserve a busy worker for suspects, if there are more of them than reserved workers.
+
+        Half of the workers are reserved at most, one at least.
+
+        Returns:
+            Whether the worker is for suspects: it is idle, or reserved and takes nothing new before it is idle.
+        """
         if worker in self._reserved or not busy:
             return True
         if len(self._reserved) >= min(len(self._suspects), max(1, len(self._nodes) // 2)):
@@ -261,22 +267,22 @@ class Schedule:
         self._reserved.add(worker)
         return True
 
-    def _next_case(self, now: float) -> _Case | None:
+    def _next_unit(self, now: float) -> _UnitState | None:
         if self._retries and self._retries[0][0] <= now:
             return heapq.heappop(self._retries)[2]
         unit = None if self._exhausted else next(self._units, None)
         self._exhausted = unit is None
-        return _Case(unit=unit) if unit else None
+        return _UnitState(unit=unit) if unit else None
 
-    def _begin(self, case: _Case, worker: str, *, alone: bool) -> tuple[int, Attempt]:
+    def _begin(self, state: _UnitState, worker: str, *, alone: bool) -> tuple[int, Attempt]:
         number = next(self._numbers)
-        self._running[number] = _Running(case=case, worker=worker, alone=alone)
+        self._running[number] = _Running(state=state, worker=worker, alone=alone)
         self._busy[worker].add(number)
         attempt = Attempt(
-            unit=case.unit,
-            quarantined=dict(case.quarantined),
-            probe=case.search.probe if case.search else None,
-            outages_are_errors=case.failures[Cause.SOURCE] >= MOST_OUTAGES,
+            unit=state.unit,
+            quarantined=dict(state.quarantined),
+            probe=state.search.probe if state.search else None,
+            outages_are_errors=state.failures[Cause.SOURCE] >= MOST_OUTAGES,
         )
         return number, attempt
 
@@ -290,19 +296,19 @@ class Schedule:
         self._report(UnitCommitted(worker=worker, report=report))
 
     def _fail(self, running: _Running, cause: Cause, reason: str, now: float) -> None:
-        case = running.case
-        case.failures[cause] += 1
+        state = running.state
+        state.failures[cause] += 1
         if cause is Cause.ROWS:
-            self._count_retry(case, reason)
-            case.blame(alone=running.alone, reason=reason)
-            self._try_again(case)
-        elif case.failures[cause] >= _MOST_TRIES[cause]:
-            self._give_up(case, reason)
+            self._count_retry(state, reason)
+            state.blame(alone=running.alone, reason=reason)
+            self._try_again(state)
+        elif state.failures[cause] >= _MOST_TRIES[cause]:
+            self._give_up(state, reason)
         else:
             if cause is Cause.STORE:
                 self._count_store_failure(reason)
-            self._count_retry(case, reason)
-            self._queue(case, now + min(LONGEST_WAIT_S, 0.5 * 2.0 ** case.failures[cause]))
+            self._count_retry(state, reason)
+            self._queue(state, now + min(LONGEST_WAIT_S, 0.5 * 2.0 ** state.failures[cause]))
 
     def _end(self, outcome: Ended, now: float) -> None:
         node = self._nodes.pop(outcome.worker, "")
@@ -315,43 +321,43 @@ class Schedule:
             if number in outcome.committing:  # all of its rows were computed
                 self._fail(running, Cause.COMMIT, outcome.reason, now)
                 continue
-            self._count_retry(running.case, outcome.reason)
+            self._count_retry(running.state, outcome.reason)
             if outcome.blame is Blame.ROWS:
-                running.case.blame(alone=running.alone, reason=outcome.reason)
-            self._try_again(running.case, now)
+                running.state.blame(alone=running.alone, reason=outcome.reason)
+            self._try_again(running.state, now)
 
     def _remove(self, number: int) -> _Running:
         running = self._running.pop(number)
         self._busy[running.worker].discard(number)
         return running
 
-    def _try_again(self, case: _Case, now: float = 0.0) -> None:
+    def _try_again(self, state: _UnitState, now: float = 0.0) -> None:
         """Queue a unit again, with what its search has found."""
-        if (position := case.conclude()) is not None:
-            unit = case.unit
-            self._report(RowQuarantined(unit_id=unit.id, path=unit.path, position=position, reason=case.reason))
-        if case.hopeless:
-            self._give_up(case, case.hopeless)
+        if (position := state.end_search()) is not None:
+            unit = state.unit
+            self._report(RowQuarantined(unit_id=unit.id, path=unit.path, position=position, reason=state.reason))
+        if state.hopeless:
+            self._give_up(state, state.hopeless)
         else:
-            self._queue(case, now)
+            self._queue(state, now)
 
-    def _queue(self, case: _Case, due: float) -> None:
-        if case.suspect:
-            self._suspects.append(case)
+    def _queue(self, state: _UnitState, due: float) -> None:
+        if state.suspect:
+            self._suspects.append(state)
         else:
-            heapq.heappush(self._retries, (due, next(self._numbers), case))
+            heapq.heappush(self._retries, (due, next(self._numbers), state))
 
-    def _count_retry(self, case: _Case, reason: str) -> None:
+    def _count_retry(self, state: _UnitState, reason: str) -> None:
         self.summary.retries += 1
-        self._report(UnitRetried(unit_id=case.unit.id, path=case.unit.path, reason=reason))
+        self._report(UnitRetried(unit_id=state.unit.id, path=state.unit.path, reason=reason))
 
     def _count_store_failure(self, reason: str) -> None:
         self._store_failures += 1
         if self._store_failures >= MOST_STORE_FAILURES:
             raise ScoringError(f"the destination cannot be written: {reason}", hint=_HINT)
 
-    def _give_up(self, case: _Case, reason: str) -> None:
-        failed = UnitFailed(unit_id=case.unit.id, path=case.unit.path, reason=reason)
+    def _give_up(self, state: _UnitState, reason: str) -> None:
+        failed = UnitFailed(unit_id=state.unit.id, path=state.unit.path, reason=reason)
         self.failed.append(failed)
         self._report(failed)
         self._failed_units += 1

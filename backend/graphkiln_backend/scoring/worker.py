@@ -60,12 +60,12 @@ _READ_WAITS_S = (1.0, 4.0)  # between attempts to read a row before it is given 
 _EXAMPLE = 300  # characters of an error that is reported as an example
 _SAMPLES = 4  # of a proof, at most. A fault of the machine shows in any of them.
 _ROWS_PER_SAMPLE = 100  # four samples for each unit of 48 rows were 8% of all that was computed
+# The first that fits counts: the last one is a base class of all others.
 _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (
     (InputChanged, Cause.CHANGED),
     (SourceUnavailable, Cause.SOURCE),
     (UnitUnreadable, Cause.UNREADABLE),
     (StoreError, Cause.STORE),
-    (WorkerUnfit, Cause.ROWS),
     (ScoringError, Cause.REFUSED),
 )
 
@@ -111,10 +111,10 @@ class WorkerActor:
             return self._explain(number, error)
         return Done(worker=self._name, attempt=number, report=report)
 
-    def steps(self, wait_s: float) -> int:
-        """Return a number that changes while anything goes on, after a while."""
+    def progress(self, wait_s: float) -> int:
+        """Return, after a while, a number that has grown if anything went on: the heartbeat of the worker."""
         time.sleep(wait_s)
-        return self._worker.steps if self._worker else 0
+        return self._worker.progress if self._worker else 0
 
     def close(self) -> None:
         """Free the session, and remove what was kept."""
@@ -127,20 +127,23 @@ class WorkerActor:
         return self._worker
 
     def _explain(self, number: int, error: BaseException) -> Failed | Ended:
+        if isinstance(error, WorkerUnfit):
+            return self._unfit(error)
         cause = cause_of(error)
-        if cause is Cause.ROWS and not isinstance(error, WorkerUnfit):
+        if cause is Cause.ROWS:  # unless the worker itself is to blame
             try:
                 self._started.prove()
             except WorkerUnfit as found:
-                error = found
-        if isinstance(error, WorkerUnfit):
-            return Ended(worker=self._name, blame=Blame.WORKER, reason=str(error))
+                return self._unfit(found)
         reason = f"raised {type(error).__name__}: {error}" if cause is Cause.ROWS else str(error)
         return Failed(worker=self._name, attempt=number, cause=cause, reason=reason)
 
+    def _unfit(self, error: WorkerUnfit) -> Ended:
+        return Ended(worker=self._name, blame=Blame.WORKER, reason=str(error))
+
 
 def cause_of(error: BaseException) -> Cause:
-    """Classify the error of an attempt; anything unknown may be a row's doing."""
+    """Classify the error of an attempt in a worker that is fit; anything unknown may be a row's doing."""
     return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.ROWS)
 
 
@@ -166,7 +169,7 @@ class Worker(Closeable):
 
     Attributes:
         facts: Description for the driver.
-        steps: Grows while anything goes on.
+        progress: Grows while anything goes on.
 
     Raises:
         GraphkilnError: The model cannot be lowered here, or computes wrongly.
@@ -174,7 +177,7 @@ class Worker(Closeable):
 
     def __init__(self, request: ScoreRequest) -> None:
         begun = time.monotonic()
-        self.steps = 0
+        self.progress = 0
         self._source, self._destination = open_source(request), open_destination(request)
         self._vanishing = scratch_folder(Scratch.MODEL)
         self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
@@ -220,10 +223,10 @@ class Worker(Closeable):
         begun, unit = time.monotonic(), attempt.unit
         first = attempt.probe.start if attempt.probe else 0
         quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
-        outages: list[SourceUnavailable] = []
+        outages: list[SourceUnavailable] = []  # `_load_patiently` adds to it: of each row that was given up
         scored = self._scorer.score(self._rows(attempt, outages), quarantined)
         rows = len(scored.table)
-        if len(outages) > min(rows - 1, max(1, rows // 10)):  # it is the source, and not some of its rows
+        if len(outages) > _most_error_rows(rows):  # it is the source, and not some of its rows
             raise outages[0]
         if attempt.probe:
             return None
@@ -257,9 +260,13 @@ class Worker(Closeable):
         )
 
     def _commit(self, result: Result) -> bool:
-        """Write a result, patiently; True where another attempt had written it before."""
+        """Write a result, patiently.
+
+        Returns:
+            Whether it has a twin: a result that an earlier attempt had written without living to report it.
+        """
         for wait_s in (*_COMMIT_WAITS_S, 0.0):
-            self.steps += 1
+            self.progress += 1
             try:
                 self._destination.commit(result)
             except CommitConflict:
@@ -285,7 +292,7 @@ class Worker(Closeable):
                 raise
             except (GraphkilnError, OSError) as error:
                 raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
-            self.steps += 1
+            self.progress += 1
             yield replace(row, load=partial(self._load, row, attempt, outages))
 
     def _load(self, row: Row, attempt: Attempt, outages: list[SourceUnavailable]) -> bytes:
@@ -297,19 +304,24 @@ class Worker(Closeable):
                 raise
             return self._load_patiently(row, outages)
         finally:
-            self.steps += 1
+            self.progress += 1
 
     def _load_patiently(self, row: Row, outages: list[SourceUnavailable]) -> bytes:
         """Read a row some more times while others are read: what only happens now and then is over by then."""
         for wait_s in _READ_WAITS_S:
             time.sleep(wait_s)
-            self.steps += 1
+            self.progress += 1
             try:
                 return row.load()
             except SourceUnavailable as error:
                 last = error
         outages.append(last)
         raise ScoringError(f"{last}, again and again") from last
+
+
+def _most_error_rows(rows: int) -> int:
+    """How many rows of a unit may become errors because they cannot be read: a tenth of them, but never all."""
+    return min(rows - 1, max(1, rows // 10))
 
 
 class Prover:

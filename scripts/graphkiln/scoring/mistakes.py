@@ -10,7 +10,7 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG, object_name
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.opening import open_source
+from graphkiln_backend.scoring.opening import POSTGRES_SCHEMES, open_source
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.sources.places import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.scoring.units import ID_DIGITS
@@ -19,7 +19,6 @@ from graphkiln_backend.storage.address import RemoteAddress
 # Results and notes of a destination, and what is being written.
 _OURS = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
 _SHOWN = 3
-_DATABASES = ("postgresql://", "postgres://")
 
 
 def check_places(request: ScoreRequest) -> None:
@@ -28,7 +27,7 @@ def check_places(request: ScoreRequest) -> None:
     Raises:
         ScoringError: They do, or it does.
     """
-    if request.source.startswith(_DATABASES):  # one database may hold both, each in its own tables
+    if request.source.startswith(POSTGRES_SCHEMES):  # one database may hold both, each in its own tables
         return
     (where, source), (there, destination) = _located(request.source), _located(request.destination)
     if where == there:

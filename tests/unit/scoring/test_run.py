@@ -97,7 +97,7 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
 ) -> None:
     monkeypatch.setattr(schedule, "FIRST_S", 5.0)
     monkeypatch.setattr(schedule, "FLOOR_S", 5.0)
-    monkeypatch.setattr(fleet, "_STEPS_S", 0.25)
+    monkeypatch.setattr(fleet, "_HEARTBEAT_S", 0.25)
     planted = dict.fromkeys(range(0, 60, 10), b"no image")
     planted |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
     request = make_request(make_images(tmp_path / "in", 60, planted), tmp_path / "out", rows_per_unit=20)

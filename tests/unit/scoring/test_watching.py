@@ -35,7 +35,7 @@ def fleet(told: list[Event], monkeypatch: pytest.MonkeyPatch) -> RayFleet:
 
 def lose(fleet: RayFleet, times: int, *, ready: bool = False) -> None:
     for _ in range(times):
-        member = module._Member(actor=None, node=NODE, steps_call=None, calls={}, ready=ready)
+        member = module._Member(actor=None, node=NODE, heartbeat_call=None, calls={}, ready=ready)
         assert fleet._lost("worker", member, RayActorError(error_msg="no memory\nlong")).blame is Blame.ROWS
 
 
@@ -51,7 +51,7 @@ def test_after_many_in_a_row_the_node_is_refused_with_the_reason(fleet: RayFleet
 
 def test_a_worker_that_was_ready_counts_anew(fleet: RayFleet, told: list[Event]) -> None:
     lose(fleet, MOST_LOST - 1)
-    fleet._members["worker"] = module._Member(actor=None, node=NODE, steps_call=None, calls={})
+    fleet._members["worker"] = module._Member(actor=None, node=NODE, heartbeat_call=None, calls={})
     ready = Ready(worker="worker", facts=replace(facts("node"), configuration="configuration"))
     fleet._greet(fleet._members["worker"], ready)
     assert fleet._members["worker"].ready
@@ -62,9 +62,9 @@ def test_a_worker_that_was_ready_counts_anew(fleet: RayFleet, told: list[Event])
 
 def test_workers_whose_cores_others_use_are_told_once(fleet: RayFleet, caplog: pytest.LogCaptureFixture) -> None:
     """A Ray that is shared, or one that this process has started and uses itself: nothing would happen, in silence."""
-    for name, since, steps in (("worker-1", 1.0, None), ("worker-2", 1.0, 0), ("worker-3", 50.0, None)):
+    for name, since, progress in (("worker-1", 1.0, None), ("worker-2", 1.0, 0), ("worker-3", 50.0, None)):
         fleet._members[name] = module._Member(
-            actor=None, node=NODE, steps_call=None, calls={}, since=since, steps=steps
+            actor=None, node=NODE, heartbeat_call=None, calls={}, since=since, progress=progress
         )
     fleet._warn_of_waiting(60.0)
     assert caplog.messages == []
@@ -95,7 +95,11 @@ def test_what_ray_says_of_a_worker_becomes_a_reason(fleet: RayFleet, monkeypatch
 
         monkeypatch.setattr(module.ray, "get", fail)
         fleet._members["w"] = module._Member(
-            actor=Actor(), node=NODE, steps_call="steps", calls={"one": (1, False), "two": (2, True)}, ready=True
+            actor=Actor(),
+            node=NODE,
+            heartbeat_call="heartbeat",
+            calls={"one": module._Call(module._Stage.COMPUTE, 1), "two": module._Call(module._Stage.COMMIT, 2)},
+            ready=True,
         )
         ended = fleet._collect("w", "one")
         assert ended == Ended(worker="w", blame=blame, reason=reason, committing=frozenset([2]))
@@ -108,12 +112,12 @@ def test_a_worker_that_stands_still_is_ended_and_one_that_goes_on_is_not(
     monkeypatch.setattr(module.ray, "kill", lambda _: None)
     now = time.monotonic()
     for name, since, calls in (
-        ("still", now - 100, {"one": (1, False)}),
+        ("still", now - 100, {"one": module._Call(module._Stage.COMPUTE, 1)}),
         ("idle", now - 100, {}),
-        ("on", now, {"c": (2, True)}),
+        ("on", now, {"c": module._Call(module._Stage.COMMIT, 2)}),
     ):
         fleet._members[name] = module._Member(
-            actor=Actor(), node=NODE, steps_call="steps", calls=dict(calls), since=since, steps=7, ready=True
+            actor=Actor(), node=NODE, heartbeat_call="heartbeat", calls=dict(calls), since=since, progress=7, ready=True
         )
     (ended,) = fleet._end_hanging(60.0)
     assert isinstance(ended, Ended)

@@ -219,11 +219,11 @@ def test_what_is_no_exception_reaches_the_driver() -> None:
 def test_an_actor_computes_a_probe_and_commits_a_unit_with_its_quarantined_rows(worker: Worker, unit: Unit) -> None:
     actor = WorkerActor("worker-1", make_request(Path("in"), Path("out")))
     actor._worker = worker
-    before = actor.steps(0.0)
+    before = actor.progress(0.0)
     assert actor.compute(1, Attempt(unit=unit, probe=Span(start=2, stop=4))) == Done(
         worker="worker-1", attempt=1, report=None
     )
-    assert actor.steps(0.0) > before
+    assert actor.progress(0.0) > before
     assert actor.compute(2, Attempt(unit=unit, quarantined={3: "hung for 60 s"})) is None
     done = actor.commit(2)
     assert isinstance(done, Done)

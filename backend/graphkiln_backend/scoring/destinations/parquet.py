@@ -138,7 +138,7 @@ class ParquetDestination:
                 )
 
     def claim(self, run_id: str) -> Lock:
-        """A numbered note."""
+        """The lock `_claim.json`."""
         return Lock(self._store, run_id)
 
     def committed_ids(self) -> Iterator[str]:
