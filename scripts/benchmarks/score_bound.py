@@ -118,4 +118,4 @@ def _score_all(scorer: Scorer, files: Sequence[Path]) -> list[Scored]:
     rows = [Row(id=path.name, load=path.read_bytes) for path in files]
     units = [rows[number::_UNITS] for number in range(_UNITS)]
     with ThreadPoolExecutor(_UNITS) as pool:
-        return list(pool.map(scorer.score, units))
+        return list(pool.map(scorer.answer, units))

@@ -133,10 +133,10 @@ def _count(destination: Path) -> Counter[str]:
 
 def _drive(request: ScoreRequest) -> None:
     """The driver's process: a line per commit."""
-    from graphkiln_backend.scoring.driver import score
+    from graphkiln_backend.scoring.driver import score_data_set
     from graphkiln_backend.scoring.events import UnitCommitted
 
-    score(request, lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None)
+    score_data_set(request, lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None)
 
 
 if __name__ == "__main__":

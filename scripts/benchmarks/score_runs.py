@@ -26,7 +26,7 @@ import psutil
 from score_requests import PREPROCESS, request_for
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.scoring.driver import score
+from graphkiln_backend.scoring.driver import score_data_set
 from graphkiln_backend.scoring.events import UnitCommitted
 from graphkiln_backend.scoring.scorer import StageTimes
 
@@ -120,7 +120,7 @@ def run_graphkiln(job: Job) -> RunReport:
 
     request = request_for(job.model, job.source, job.destination, job.cache, job.cores, rows=job.rows)
     with memory:
-        summary = score(replace(request, workers=job.workers), note)
+        summary = score_data_set(replace(request, workers=job.workers), note)
         ended = time.monotonic()
     stages = asdict(reduce(add, times, StageTimes()))
     return RunReport(

@@ -27,7 +27,7 @@ def test_the_answers_are_the_servers(
     model = read_model(request, cache, 2)
     proven = model.build(cache)
     with proven.session, model.scorer(proven, request, 2, cache) as scorer, Client(server.url) as client:
-        table = scorer.score([Row(id=str(path), load=path.read_bytes) for path in images]).table
+        table = scorer.answer([Row(id=str(path), load=path.read_bytes) for path in images]).table
         answers = [client.model("digits").classify(path, top_k=10, softmax=softmax) for path in images]
     for row, answer in zip(table.to_pylist(), answers, strict=True):
         assert row["id"] == answer.source

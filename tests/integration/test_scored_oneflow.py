@@ -75,7 +75,7 @@ def test_its_classes_are_named_and_its_saved_files_are_its_digest(tmp_path: Path
     proven = found.build(cache)
     rows = [Row(id=str(seed), load=lambda seed=seed: image(seed)) for seed in range(6)]  # type: ignore[misc]
     with proven.session, found.scorer(proven, request, 1, cache) as scorer:
-        table = scorer.score(rows).table.to_pylist()
+        table = scorer.answer(rows).table.to_pylist()
         for seed, row in enumerate(table):
             sample: AnyArray = load_sample(image(seed), SPEC)[None]
             (scores,) = proven.session.run({"INPUT_0": sample}).values()

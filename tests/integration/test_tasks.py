@@ -67,7 +67,7 @@ def check_scored(store: Path, url: str, cache: ArtifactCache) -> None:
         model = read_model(request, cache, 1)
         proven = model.build(cache)
         with proven.session, model.scorer(proven, request, 1, cache) as scorer:
-            tables[name] = scorer.score(rows).table.to_pylist()
+            tables[name] = scorer.answer(rows).table.to_pylist()
     with Client(url) as client:
         for row, found in zip(tables["detector"], client.model("detector").detect_many(IMAGES), strict=True):
             assert row["boxes"] == [each.to_dict()["box"] for each in found]

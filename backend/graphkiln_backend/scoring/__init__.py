@@ -4,6 +4,9 @@
 
 A unit is a range of the input, about a thousand rows. Its id is a digest of what it reads and of everything that
 changes an answer, and its result is committed under that id in one step: an attempt that was made twice leaves one
-result, and the same command goes on where it was interrupted. Ray places, restarts and schedules; only `driver` and
-`run` know it.
+result, and the same command goes on where it was interrupted. Ray places and starts the workers; only `cluster` and
+`fleet` import it.
+
+To be read in this order: `driver`, `plan`, `schedule`, `fleet`, `worker`, `scorer`, `destinations.base`. The caller is
+`graphkiln.scoring.running`, which looks for mistakes in the request first and writes the record of the run at its end.
 """

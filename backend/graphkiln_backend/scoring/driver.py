@@ -1,4 +1,7 @@
-"""A run, from the request to the summary: read the model, lock the destination, plan, score what is left, account."""
+"""A run, from the request to the summary: read the model, lock the destination, plan, score what is left, account.
+
+`graphkiln.scoring.running` calls `score_data_set`, after it has looked for mistakes in the request.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,20 @@ from graphkiln_backend.system.signals import raising_once
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAIT_S = 0.5
 
-# Writes what a run leaves beside its results while the destination is still locked. Called with the error that ends
-# the run, or None where every row is accounted for.
-Conclude = Callable[[Destination, Lock, BaseException | None], None]
+# Writes the notes that a run leaves beside its results, while the destination is still locked. Called with the error
+# that ends the run, or None where every row is accounted for.
+WriteNotes = Callable[[Destination, Lock, BaseException | None], None]
 
 
-def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conclude = lambda *_: None) -> Summary:
+def score_data_set(
+    request: ScoreRequest, report: Report = lambda _: None, write_notes: WriteNotes = lambda *_: None
+) -> Summary:
     """Score a data set. Returns only when every row of the input is accounted for in the destination.
 
     Args:
         request: What to score, with what, and where the answers go.
         report: Called with what happens.
-        conclude: Called once, when the destination was locked and unless another run took it over.
+        write_notes: Called once, when the destination was locked and unless another run took it over.
 
     Raises:
         RunInterrupted: Ctrl-C or SIGTERM, in the main thread.
@@ -55,7 +60,7 @@ def score(request: ScoreRequest, report: Report = lambda _: None, conclude: Conc
         model = read_run_model(request, folder.path)
         destination = open_destination(request)
         destination.prepare()
-        with destination.claim(run_id) as lock, _concluded(destination, lock, conclude):
+        with destination.claim(run_id) as lock, _leaving_notes(destination, lock, write_notes):
             summary = _score(model, destination, lock, folder.path / PLAN, run_id=run_id, report=report)
     report(RunFinished(summary=summary))
     return summary
@@ -179,15 +184,16 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _concluded(destination: Destination, lock: Lock, conclude: Conclude) -> Iterator[None]:
+def _leaving_notes(destination: Destination, lock: Lock, write_notes: WriteNotes) -> Iterator[None]:
+    """Write the notes when the block ends or fails, unless another run took the destination over."""
     try:
         yield
     except ClaimLost:  # the notes beside the results are another run's now
         raise
     except BaseException as error:
-        conclude(destination, lock, error)
+        write_notes(destination, lock, error)
         raise
-    conclude(destination, lock, None)
+    write_notes(destination, lock, None)
 
 
 def _checked(ranges: Iterable[InputRange], lock: Lock) -> Iterator[InputRange]:

@@ -50,6 +50,9 @@ from graphkiln_backend.storage.files import RemoteFiles
 def check_session(replay: Replay | None) -> None:
     """Compute the samples of a session's proof once more. Nothing else may run on it meanwhile.
 
+    A row that fails by itself becomes an error only after that. It does not find a session that answers wrongly without
+    failing: for that `worker.Prover` proves it before each commit.
+
     Args:
         replay: What to prove; None where nothing can be, which proves nothing.
 
@@ -355,8 +358,8 @@ def with_version(request: ScoreRequest) -> ScoreRequest:
 def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
     """The same request with a model folder of this node, and the number of its version.
 
-    The driver does this first: what it finds to be the newest version is the one that every worker takes, also when
-    another one appears meanwhile.
+    Where the request names no version, the driver takes the newest one, and every worker the one that the driver took,
+    also when another one appears meanwhile. `graphkiln.scoring.running` has named one before: see `with_version` there.
 
     Args:
         request: The run.

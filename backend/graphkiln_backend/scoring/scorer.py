@@ -332,13 +332,15 @@ class Scorer(Closeable):
         self.rows_done = 0
         self._returned_at = time.monotonic()
         self._computation, self._reader = computation, reader
+        # Batches and checks take turns. A worker's proofs before a commit do not take it: they run on the same session,
+        # which therefore is a `worker.SharedSession` there, with a lock for each single run.
         self._computing = threading.Lock()
 
     def close(self) -> None:
         """End the threads."""
         self._reader.close()
 
-    def score(self, rows: Iterable[Row], quarantined: Mapping[int, str] | None = None) -> Scored:
+    def answer(self, rows: Iterable[Row], quarantined: Mapping[int, str] | None = None) -> Scored:
         """Answer every row.
 
         Args:

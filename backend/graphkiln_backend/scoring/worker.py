@@ -224,7 +224,7 @@ class Worker(Closeable):
         first = attempt.probe.start if attempt.probe else 0
         quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
         outages: list[SourceUnavailable] = []  # `_load_patiently` adds to it: of each row that was given up
-        scored = self._scorer.score(self._rows(attempt, outages), quarantined)
+        scored = self._scorer.answer(self._rows(attempt, outages), quarantined)
         rows = len(scored.table)
         if len(outages) > _most_error_rows(rows):  # it is the source, and not some of its rows
             raise outages[0]
@@ -332,6 +332,8 @@ class Prover:
     thrown away with its worker. A proof computes a few golden samples, in turns, and holds them by the project's limits
     to what this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that
     it costs about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
+    It does not look at a row that fails by itself while the others of its unit are answered: before that becomes the
+    row's error, `model.check_session` computes all samples.
 
     Args:
         replay: The golden samples on the session; None where nothing can be replayed.
@@ -384,7 +386,10 @@ class Prover:
 
 
 class SharedSession(Closeable):
-    """A session that several threads may use, one after the other."""
+    """A session that several threads may use, one after the other: those that compute units, and those that prove it.
+
+    `Scorer` has a lock of its own around it, which proofs before a commit do not take.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -94,12 +94,13 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     from graphkiln.scoring.metrics import RunMetrics
     from graphkiln.scoring.mistakes import check_places, check_source
     from graphkiln.scoring.run_state import RunState
-    from graphkiln_backend.scoring.driver import score as run
+    from graphkiln_backend.scoring.driver import score_data_set
     from graphkiln_backend.scoring.events import Event
     from graphkiln_backend.scoring.model import with_version
 
     check_places(request)
     check_source(request)
+    # Before the driver, which pins the version for its workers but keeps it to itself: the record names it, too.
     request = with_version(request)
     state, metrics = RunState(), RunMetrics()
 
@@ -109,13 +110,13 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
         if observe:
             observe(progress)
 
-    conclusion = _Conclusion(request, state)
-    run(request, report, conclusion.write)
-    return conclusion.record
+    notes = _Notes(request, state)
+    score_data_set(request, report, notes.write)
+    return notes.record
 
 
-class _Conclusion:
-    """Writes the notes of a run: the rows with an error, and its record."""
+class _Notes:
+    """The notes of a run, which it leaves beside its results: the rows with an error, and its record."""
 
     def __init__(self, request: ScoreRequest, state: RunState) -> None:
         self._request, self._state, self._begun = request, state, datetime.now(UTC)

@@ -148,7 +148,7 @@ class Sampler:
 
     def _score(self, unit: Unit, begin: int, end: int, clock: Callable[[], float]) -> Piece:
         begun = clock()
-        table = self._scorer.score(islice(self._source.rows(unit), begin, end)).table
+        table = self._scorer.answer(islice(self._source.rows(unit), begin, end)).table
         errors = len(table) - table.column("error").null_count
         return Piece(rows=len(table), errors=errors, seconds=max(clock() - begun, 1e-6))
 

@@ -12,7 +12,7 @@ from score_events import RUN
 
 from graphkiln.scoring import extra
 from graphkiln_backend.scoring import driver as backend_run
-from graphkiln_backend.scoring.driver import Conclude
+from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Report
 from graphkiln_backend.scoring.opening import open_destination
@@ -30,15 +30,15 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScoreReque
     monkeypatch.setattr("graphkiln.scoring.metrics.ray_registry", lambda: None)
     requested: list[ScoreRequest] = []
 
-    def play(request: ScoreRequest, report: Report, conclude: Conclude) -> None:
+    def play(request: ScoreRequest, report: Report, write_notes: WriteNotes) -> None:
         requested.append(request)
         Path(request.destination).mkdir(exist_ok=True)
         for event in RUN:
             report(event)
         destination = open_destination(request)
-        conclude(destination, destination.claim("played"), None)
+        write_notes(destination, destination.claim("played"), None)
 
-    monkeypatch.setattr(backend_run, "score", play)
+    monkeypatch.setattr(backend_run, "score_data_set", play)
     return requested
 
 
@@ -67,7 +67,7 @@ def test_a_ledger(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytes
         requests.append(request)
         raise ScoringError("seen")
 
-    monkeypatch.setattr(backend_run, "score", note)
+    monkeypatch.setattr(backend_run, "score_data_set", note)
     words = ("photos", "--model", "store/m:2", "--out", "s3://b/out", "--ledger", "postgresql://h/d")
     assert "seen" in run("score", *words).err
     assert requests[0].ledger == "postgresql://h/d"
@@ -142,11 +142,11 @@ def test_mistakes(run: RunVerb, requests: list[ScoreRequest], words: tuple[str, 
 
 @pytest.mark.usefixtures("requests")
 def test_a_run_that_cannot_be_finished(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: ScoreRequest, report: Report, __: Conclude) -> None:
+    def fail(_: ScoreRequest, report: Report, __: WriteNotes) -> None:
         report(RUN[0])
         raise ScoringError("no worker works", hint="look at node-1")
 
-    monkeypatch.setattr(backend_run, "score", fail)
+    monkeypatch.setattr(backend_run, "score_data_set", fail)
     finished = run("score", *GIVEN)
     assert finished.code == 2
     assert finished.err.endswith("graphkiln: no worker works (look at node-1)\n")

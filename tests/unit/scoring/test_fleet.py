@@ -13,7 +13,7 @@ from ray_cluster import RayNodes, kill, processes_of, ray_nodes
 from scoring_runs import PLANTED, check_each_once, make_images, make_request
 
 from graphkiln_backend.scoring import fleet as module
-from graphkiln_backend.scoring.driver import score
+from graphkiln_backend.scoring.driver import score_data_set
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused, UnitCommitted, WorkerEnded
 
@@ -63,7 +63,7 @@ class Killer:
 def test_workers_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", 4, address=cluster.address)
     killer = Killer(cluster, every=12, seed=5)
-    summary = score(request, killer)
+    summary = score_data_set(request, killer)
     assert (summary.scored, summary.errors) == (400, 0)
     assert check_each_once(tmp_path / "out", 400) == {}
     assert len(killer.kills) >= 5
@@ -84,7 +84,7 @@ def test_a_node_that_joins_gets_a_worker(tmp_path: Path, cluster: RayNodes) -> N
             cluster.add()
 
     before = len(cluster.nodes)
-    score(request, tell)
+    score_data_set(request, tell)
     assert sum(isinstance(each, NodeJoined) for each in told) == before + 1
     check_each_once(tmp_path / "out", 600)
 
@@ -92,7 +92,7 @@ def test_a_node_that_joins_gets_a_worker(tmp_path: Path, cluster: RayNodes) -> N
 def test_workers_are_limited(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 40), tmp_path / "out", 4, address=cluster.address, workers=1)
     told: list[Event] = []
-    score(request, told.append)
+    score_data_set(request, told.append)
     assert len({each.worker for each in told if isinstance(each, UnitCommitted)}) == 1
 
 
@@ -103,7 +103,7 @@ def test_a_node_without_the_model_is_told_by_name(
     monkeypatch.setattr(module, "version", lambda _: "9.9")
     told: list[Event] = []
     with pytest.raises(ScoringError, match=r"no node can take part: .*the driver 9.9: install"):
-        score(request, told.append)
+        score_data_set(request, told.append)
     assert sum(isinstance(each, NodeRefused) for each in told) == len(cluster.nodes)
 
 
@@ -112,7 +112,7 @@ def test_one_poisoned_row_among_three_nodes(tmp_path: Path, cluster: RayNodes) -
     folder = make_images(tmp_path / "in", 80, planted)
     request = replace(make_request(folder, tmp_path / "out", 20), address=cluster.address)
     told: list[Event] = []
-    score(request, told.append)
+    score_data_set(request, told.append)
     errors = check_each_once(tmp_path / "out", 80)
     assert errors.keys() == {"00003.png", "00057.png"}
     assert errors["00057.png"] == module.CRASHED

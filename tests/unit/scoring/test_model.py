@@ -48,7 +48,7 @@ def score(model: ScoringModel, wanted: ScoreRequest, cache: ArtifactCache, value
     proven = model.build(cache)
     try:
         with model.scorer(proven, wanted, 1, cache) as scorer:
-            return scorer.score([row(str(value), gray(value)) for value in values]).table
+            return scorer.answer([row(str(value), gray(value)) for value in values]).table
     finally:
         proven.session.close()
 

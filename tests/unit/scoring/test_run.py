@@ -39,7 +39,7 @@ PROGRAM = """
 import pickle, sys
 from graphkiln_backend.scoring.errors import RunInterrupted
 from graphkiln_backend.scoring.events import UnitCommitted
-from graphkiln_backend.scoring.driver import score
+from graphkiln_backend.scoring.driver import score_data_set
 
 def tell(event):
     if isinstance(event, UnitCommitted):
@@ -47,7 +47,7 @@ def tell(event):
 
 if __name__ == "__main__":
     try:
-        score(pickle.loads(bytes.fromhex(sys.argv[1])), tell)
+        score_data_set(pickle.loads(bytes.fromhex(sys.argv[1])), tell)
     except RunInterrupted as error:
         print(error, flush=True)
         sys.exit(error.exit_code)
@@ -82,12 +82,12 @@ def is_ours(process: psutil.Process, number: int) -> bool:
 
 def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_path: Path, told: list[Event]) -> None:
     request = make_request(make_images(tmp_path / "in", 45, {7: b"no image"}), tmp_path / "out")
-    summary = run.score(request, told.append)
+    summary = run.score_data_set(request, told.append)
     assert (summary.rows, summary.scored, summary.errors) == (45, 44, 1)
     assert check_each_once(tmp_path / "out", 45).keys() == {"00007.png"}
     assert isinstance(told[0], RunPlanned)
     assert isinstance(told[-1], RunFinished)
-    again = run.score(request)
+    again = run.score_data_set(request)
     assert (again.done_before, again.scored, again.errors) == (again.units, 0, 0)
 
 
@@ -101,7 +101,7 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     planted = dict.fromkeys(range(0, 60, 10), b"no image")
     planted |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
     request = make_request(make_images(tmp_path / "in", 60, planted), tmp_path / "out", rows_per_unit=20)
-    summary = run.score(request, told.append)
+    summary = run.score_data_set(request, told.append)
     errors = check_each_once(tmp_path / "out", 60)
     assert errors["00013.png"] == fleet.CRASHED
     assert errors["00027.png"].startswith("hung for ")
@@ -118,7 +118,7 @@ def test_an_image_that_can_never_be_read_is_an_error_at_last(
     """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
     monkeypatch.setattr(schedule, "LONGEST_WAIT_S", 0.0)
     request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
-    summary = run.score(request, told.append)
+    summary = run.score_data_set(request, told.append)
     assert (summary.scored, summary.errors) == (29, 1)
     errors = check_each_once(tmp_path / "out", 30)
     assert errors == {"00007.png": "cannot read it: Input/output error, again and again"}
@@ -141,7 +141,7 @@ def test_a_damaged_row_group_costs_its_own_rows_alone(tmp_path: Path) -> None:
     content = bytearray((tables / "b.parquet").read_bytes())
     content[offset : offset + 8] = bytes(8)
     (tables / "b.parquet").write_bytes(content)
-    summary = run.score(make_request(tables, tmp_path / "out"))
+    summary = run.score_data_set(make_request(tables, tmp_path / "out"))
     assert (summary.rows, summary.scored, summary.errors) == (20, 15, 5)
     rows = results(tmp_path / "out").to_pylist()
     assert {row["id"] for row in rows if row["error"]} == {f"b.parquet:{number}" for number in range(5, 10)}
@@ -158,10 +158,10 @@ def test_an_input_that_is_gone_is_named_and_the_same_command_goes_on(tmp_path: P
             (tables / "b.parquet").rename(tmp_path / "b.parquet")
 
     with pytest.raises(ScoringError, match=r"1 units \(10 rows\) have no result: unit [0-9a-f]{32} of .*/b\.parquet: "):
-        run.score(request, take_away)
+        run.score_data_set(request, take_away)
     assert results(tmp_path / "out").num_rows == 10
     (tmp_path / "b.parquet").rename(tables / "b.parquet")
-    summary = run.score(request)
+    summary = run.score_data_set(request)
     assert (summary.done_before, summary.scored, summary.errors) == (1, 10, 0)
     assert results(tmp_path / "out").num_rows == 20
 
@@ -170,12 +170,12 @@ def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path:
     """Its unit is computed by others; they go wrong by it, too, until the node is not used any more."""
     request = make_request(make_images(tmp_path / "in", 30, {25: b"wrong"}), tmp_path / "out", workers=1)
     with pytest.raises(ScoringError, match=r"no node can take part: .*3 of its workers failed: it no longer computes"):
-        run.score(request, told.append)
+        run.score_data_set(request, told.append)
     assert all(each.unfit for each in told if isinstance(each, WorkerEnded))
     right = make_images(tmp_path / "right", 30)
     (tmp_path / "in" / "00025.png").write_bytes((right / "00025.png").read_bytes())
-    run.score(replace(request, replace=True))
-    run.score(make_request(right, tmp_path / "expected"))
+    run.score_data_set(replace(request, replace=True))
+    run.score_data_set(make_request(right, tmp_path / "expected"))
 
     def scores(folder: str) -> list[object]:
         files = [each for each in (tmp_path / folder).glob("*.parquet") if each.name[0] != "_"]
@@ -188,20 +188,20 @@ def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path:
 def test_input_that_changes_between_runs_is_refused_or_replaced(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "in", 30)
     request = make_request(folder, tmp_path / "out")
-    run.score(request)
+    run.score_data_set(request)
     (folder / "00004.png").unlink()
     with pytest.raises(ScoringError, match="--replace"):
-        run.score(request)
+        run.score_data_set(request)
     (folder / "00004.png").write_bytes((folder / "00005.png").read_bytes())
-    run.score(replace(request, replace=True))
+    run.score_data_set(replace(request, replace=True))
     assert check_each_once(tmp_path / "out", 30) == {}
 
 
 def test_another_model_is_never_mixed_in(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "in", 10)
-    run.score(make_request(folder, tmp_path / "out"))
+    run.score_data_set(make_request(folder, tmp_path / "out"))
     with pytest.raises(ScoringError, match="another model"):
-        run.score(make_request(folder, tmp_path / "out", top_k=3, replace=True))
+        run.score_data_set(make_request(folder, tmp_path / "out", top_k=3, replace=True))
 
 
 def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_is_back(tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_
             os.kill(pids.pop(), signal.SIGKILL)
 
     with pytest.raises(ScoringError, match=r"no node can take part: .*it could not start: .*digits"):
-        run.score(request, remove)
+        run.score_data_set(request, remove)
     (tmp_path / "away").rename(model / "1")
-    assert 0 < run.score(request).done_before < 50
+    assert 0 < run.score_data_set(request).done_before < 50
     assert check_each_once(tmp_path / "out", 200) == {}
 
 
@@ -230,7 +230,7 @@ def test_a_second_driver_is_told_who_writes_there(tmp_path: Path) -> None:
     try:
         assert first.stdout.readline() == "committed\n"
         with pytest.raises(DestinationBusy, match=f"{first.pid}"):
-            run.score(request)
+            run.score_data_set(request)
     finally:
         first.communicate(timeout=120)
     assert first.returncode == 0
@@ -251,7 +251,7 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == [], "nothing is left running"
     begun = time.monotonic()
-    summary = run.score(request)
+    summary = run.score_data_set(request)
     assert 0 < summary.done_before < summary.units, begun
     assert check_each_once(tmp_path / "out", 600) == {}
 
@@ -259,9 +259,9 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
 @pytest.mark.timeout(600)
 def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Path) -> None:
     """Behind the run signals are ignored, as nobody can tell where it ends."""
-    concluding = PROGRAM.replace(", tell)", ", tell, lambda *_: print('concluded', flush=True))")
+    noting = PROGRAM.replace(", tell)", ", tell, lambda *_: print('notes written', flush=True))")
     request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", rows_per_unit=4)
-    first = start(request, f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{concluding}")
+    first = start(request, f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{noting}")
     assert first.stdout is not None
     assert first.stdout.readline() == "committed\n"
     below = psutil.Process(first.pid).children(recursive=True)
@@ -271,7 +271,7 @@ def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Pa
         time.sleep(0.02)
     output, _ = first.communicate(timeout=120)
     assert first.returncode == 130, output
-    assert output.splitlines()[-2] == "concluded"
+    assert output.splitlines()[-2] == "notes written"
     assert "ended by SIGINT" in output
     assert "Traceback" not in output
     _, alive = psutil.wait_procs(below, timeout=30)

@@ -39,34 +39,34 @@ def request_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Score
 
 
 def test_a_second_driver_finds_it_claimed_until_the_first_has_written_all(request_of_nothing: ScoreRequest) -> None:
-    concluded: list[BaseException | None] = []
+    written: list[BaseException | None] = []
 
-    def conclude(destination: Destination, lock: Lock, error: BaseException | None) -> None:
+    def write_notes(destination: Destination, lock: Lock, error: BaseException | None) -> None:
         lock.check()
         with pytest.raises(DestinationBusy):
-            run.score(request_of_nothing)
+            run.score_data_set(request_of_nothing)
         destination.write_note("_run.json", b"first")
-        concluded.append(error)
+        written.append(error)
 
-    run.score(request_of_nothing, conclude=conclude)
-    assert concluded == [None]
-    run.score(request_of_nothing)
+    run.score_data_set(request_of_nothing, write_notes=write_notes)
+    assert written == [None]
+    run.score_data_set(request_of_nothing)
 
 
-def test_a_run_that_fails_concludes_too_before_another_may_begin(
+def test_a_run_that_fails_leaves_notes_too_before_another_may_begin(
     request_of_nothing: ScoreRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "open_source", lambda _: Unlistable())
-    concluded: list[str] = []
+    written: list[str] = []
 
-    def conclude(destination: Destination, _: Lock, error: BaseException | None) -> None:
+    def write_notes(destination: Destination, _: Lock, error: BaseException | None) -> None:
         with pytest.raises(DestinationBusy):
             destination.claim("another")
-        concluded.append(str(error))
+        written.append(str(error))
 
     with pytest.raises(ScoringError, match="cannot be listed"):
-        run.score(request_of_nothing, conclude=conclude)
-    assert concluded == ["a folder cannot be listed"]
+        run.score_data_set(request_of_nothing, write_notes=write_notes)
+    assert written == ["a folder cannot be listed"]
 
 
 def test_one_whose_destination_was_taken_over_writes_nothing_there(
@@ -76,16 +76,16 @@ def test_one_whose_destination_was_taken_over_writes_nothing_there(
         raise ClaimLost("another run took over")
 
     monkeypatch.setattr(Lock, "check", check)
-    concluded: list[object] = []
+    written: list[object] = []
     with pytest.raises(ClaimLost):
-        run.score(request_of_nothing, conclude=lambda *given: concluded.append(given))
-    assert concluded == []
+        run.score_data_set(request_of_nothing, write_notes=lambda *given: written.append(given))
+    assert written == []
 
 
 def test_a_mistake_in_the_model_is_told_before_the_destination_is_touched(request_of_nothing: ScoreRequest) -> None:
     request = replace(request_of_nothing, model=Path(str(request_of_nothing.model) + "s"))
-    concluded: list[object] = []
+    written: list[object] = []
     with pytest.raises(GraphkilnError, match="did you mean"):
-        run.score(request, conclude=lambda *given: concluded.append(given))
+        run.score_data_set(request, write_notes=lambda *given: written.append(given))
     assert not Path(request.destination).exists()
-    assert concluded == []
+    assert written == []

@@ -15,7 +15,7 @@ from graphkiln.scoring import score
 from graphkiln.scoring.metrics import RunMetrics
 from graphkiln.scoring.run_state import Progress
 from graphkiln_backend.scoring import driver as backend_run
-from graphkiln_backend.scoring.driver import Conclude
+from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
 from graphkiln_backend.scoring.events import Event, Report
 from graphkiln_backend.scoring.opening import open_destination
@@ -35,19 +35,19 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
     def prepare(events: tuple[Event, ...] = RUN, error: BaseException | None = None) -> list[ScoreRequest]:
         requests: list[ScoreRequest] = []
 
-        def run(request: ScoreRequest, report: Report, conclude: Conclude) -> None:
+        def run(request: ScoreRequest, report: Report, write_notes: WriteNotes) -> None:
             requests.append(request)
             Path(request.destination).mkdir(exist_ok=True)
             for event in events:
                 report(event)
             destination = open_destination(request)
             lease = destination.claim("played")
-            conclude(destination, lease, error)
+            write_notes(destination, lease, error)
             lease.close()
             if error:
                 raise error
 
-        monkeypatch.setattr(backend_run, "score", run)
+        monkeypatch.setattr(backend_run, "score_data_set", run)
         return requests
 
     return prepare

@@ -52,14 +52,14 @@ def scorer(
 
 
 def means(rows: Sequence[Row], opened: Scorer) -> list[object]:
-    found = opened.score(rows).table.column("mean").to_pylist()
+    found = opened.answer(rows).table.column("mean").to_pylist()
     return [one and one[0] for one in found]
 
 
 def test_answers_rows_in_their_order() -> None:
     session = FakeSession()
     with scorer(session) as opened:
-        table = opened.score(grays(range(10))).table
+        table = opened.answer(grays(range(10))).table
     assert table.column("id").to_pylist() == [str(number) for number in range(10)]
     assert table.column("mean").to_pylist() == [[number] for number in range(10)]
     assert table.column("error").null_count == 10
@@ -71,7 +71,7 @@ def test_answers_rows_in_their_order() -> None:
 def test_only_what_is_written_is_requested() -> None:
     session = FakeSession()
     with scorer(session, outputs=("square",)) as opened:
-        assert opened.score(grays([3])).table.column("square").to_pylist() == [[9]]
+        assert opened.answer(grays([3])).table.column("square").to_pylist() == [[9]]
     assert session.requested == [("square",)]
 
 
@@ -79,7 +79,7 @@ def test_bad_rows_take_no_place_in_a_batch() -> None:
     session = FakeSession()
     rows = [row("bad", b"no image"), *grays([1, 2]), row("worse", OSError("disk")), *grays([3, 4])]
     with scorer(session) as opened:
-        scored = opened.score(rows)
+        scored = opened.answer(rows)
         assert opened.rows_done == 6
     assert session.batches == [4]
     assert scored.table.column("mean").to_pylist() == [None, [1], [2], None, [3], [4]]
@@ -102,7 +102,7 @@ def test_without_a_batch_dimension_rows_are_computed_one_by_one() -> None:
 
 def test_no_rows_are_a_table_of_the_same_columns() -> None:
     with scorer(FakeSession()) as opened:
-        none, some = opened.score([]).table, opened.score(grays([1])).table
+        none, some = opened.answer([]).table, opened.answer(grays([1])).table
     assert none.schema == some.schema
     assert len(none) == 0
 
@@ -122,7 +122,7 @@ class Sizes:
 def test_the_size_of_each_image_stays_with_its_row(fails_on: int) -> None:
     rows = [row("1", gray(1, (9, 5))), row("bad", b"no image"), row("2", gray(2, (7, 4))), row("3", gray(3, (8, 6)))]
     with scorer(FakeSession(fails_on), encoder=Sizes()) as opened:
-        table = opened.score(rows).table
+        table = opened.answer(rows).table
     second = (None, None) if fails_on == 2 else (2, [4, 7])
     assert table.column("mean").to_pylist() == [1, None, second[0], 3]
     assert table.column("size").to_pylist() == [[5, 9], None, second[1], [6, 8]]
@@ -131,25 +131,25 @@ def test_the_size_of_each_image_stays_with_its_row(fails_on: int) -> None:
 class TestFailures:
     def test_a_row_that_fails_takes_no_other_with_it(self) -> None:
         with scorer(FakeSession(fails_on=2)) as opened:
-            table = opened.score(grays(range(4))).table
+            table = opened.answer(grays(range(4))).table
         assert table.column("mean").to_pylist() == [[0], [1], None, [3]]
         assert table.column("error").to_pylist() == [None, None, "cannot compute 2", None]
 
     def test_a_row_that_fails_alone_is_to_blame_where_the_session_is_right(self) -> None:
         with scorer(FakeSession(fails_on=2), batch_size=1) as opened:
-            assert opened.score(grays([2])).table.column("error").to_pylist() == ["cannot compute 2"]
+            assert opened.answer(grays([2])).table.column("error").to_pylist() == ["cannot compute 2"]
 
     def test_a_session_that_computes_something_else_is_to_blame_itself(self) -> None:
         with (
             scorer(FakeSession(fails_on=2), check=wrong) as opened,
             pytest.raises(ExecutionError, match="something else"),
         ):
-            opened.score(grays([1, 2]))
+            opened.answer(grays([1, 2]))
 
     def test_a_unit_whose_input_changed_leaves_the_next_one_alone(self) -> None:
         with scorer(FakeSession()) as opened:
             with pytest.raises(InputChanged):
-                opened.score([*grays(range(30)), row("new", InputChanged("changed"))])
+                opened.answer([*grays(range(30)), row("new", InputChanged("changed"))])
             assert means(grays([1]), opened) == [1]
             assert opened._reader.memory.held_bytes == 0
 
@@ -181,7 +181,7 @@ def test_two_units_at_a_time_share_the_session() -> None:
         yield from grays(range(start, start + 50))
 
     with scorer(session) as opened, ThreadPoolExecutor(2) as pool:
-        first, second = (pool.submit(opened.score, rows(start)) for start in (0, 100))
+        first, second = (pool.submit(opened.answer, rows(start)) for start in (0, 100))
         for future, start in ((first, 0), (second, 100)):
             assert future.result().table.column("mean").to_pylist() == [[one] for one in range(start, start + 50)]
         assert opened.rows_done == 100
@@ -189,7 +189,7 @@ def test_two_units_at_a_time_share_the_session() -> None:
 
 def test_says_what_each_stage_took() -> None:
     with scorer(FakeSession()) as opened:
-        times = opened.score(grays(range(50))).times
+        times = opened.answer(grays(range(50))).times
     taken = (times.read_s, times.decode_s, times.wait_s, times.compute_s, times.encode_s)
     assert all(seconds > 0 for seconds in taken)
     assert times.commit_s == 0

@@ -2,7 +2,7 @@
 
 A unit's result is visible whole or not at all, and once: `commit` is one atomic step of the store, and the second
 attempt of a unit is refused. Beside the results there are notes, whose names begin with `_`, and
-the claim of the run that is writing.
+the lock of the run that is writing.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Destination(Protocol):
         ...
 
     def claim(self, run_id: str) -> Lock:
-        """Keep other drivers away. Called after `prepare`, by a driver, before it reads what is committed.
+        """Take the lock, which keeps other drivers away.
+
+        Called after `prepare`, by a driver, before it reads what is committed.
 
         Args:
             run_id: What the run is called in messages.

@@ -17,7 +17,7 @@ from psycopg import conninfo
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
-# Notes and claims in a table of a database, as a store of files.
+# Notes and the lock in a table of a database, as a store of files.
 #
 # A value of a database has a gigabyte at most, and is held in memory as a whole, here and there: what is larger than a
 # piece is kept in several rows, the second one called `NAME/000001`.

@@ -78,7 +78,7 @@ class DeltaDestination(ParquetDestination):
     """A table, made by the first result.
 
     Args:
-        store: The folder of the table, in which notes and claims are, too.
+        store: The folder of the table, in which notes and the lock are, too.
         location: The same folder, as deltalake names it.
         options: What deltalake must know beside the environment.
     """

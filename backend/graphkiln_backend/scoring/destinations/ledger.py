@@ -164,7 +164,7 @@ class LedgeredDestination(ParquetDestination):
 
     Args:
         store: Where the files are; its `create` is not used.
-        database: Where the ledger says which of them count, and where claims are made.
+        database: Where the ledger says which of them count, and where the lock is.
     """
 
     has_ledger = True

@@ -1,9 +1,10 @@
 """The lock that keeps other drivers away from a destination while a run plans, replaces and finishes there.
 
-It is one object, `_claim.json`, made by exclusive creation and renewed from a thread. It is free again when it was
-released, when its process is seen to be gone on this machine, or when it was not renewed for `LOCK_S` seconds by the
-store's own clock: the clocks of two machines are never compared. Results do not depend on it: a commit is exclusive by
-itself, so that two drivers who both took an expired lock at one moment lose no row and double none.
+A run claims a destination by taking this lock. It is one object, `_claim.json`, made by exclusive creation and renewed
+from a thread. It is free again when it was released, when its process is seen to be gone on this machine, or when it
+was not renewed for `LOCK_S` seconds by the store's own clock: the clocks of two machines are never compared. Results do
+not depend on it: a commit is exclusive by itself, so that two drivers who both took an expired lock at one moment lose
+no row and double none.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from graphkiln_backend.scoring.sources.places import (
 )
 from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
-# Image files: a range is a run of them.
+# Image files: a range is a chunk of them.
 
 KIND = "images"
 
@@ -51,12 +51,12 @@ class ImageReader:
         columns.refuse("image files")
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Runs that end where a path says so: a file that comes or goes changes the run that it is in."""
-        for run in cut(files, rows, lambda file: os.fsencode(file.path)):
-            yield _range(place.text, run)
+        """Chunks that end where a path says so: a file that comes or goes changes the chunk that it is in."""
+        for chunk in cut(files, rows, lambda file: os.fsencode(file.path)):
+            yield _range(place.text, chunk)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The files of a run."""
+        """The files of a chunk."""
         place = locate(unit.path)
         for file in _members(unit):
             path = place.below(file.path).path
@@ -73,10 +73,10 @@ def _members(unit: Unit) -> Iterator[StoredFile]:
         yield StoredFile(path=path, size=size, stamp=stamp)
 
 
-def _range(folder: str, run: list[StoredFile]) -> InputRange:
-    part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in run])
-    size = sum(file.size for file in run)
-    return InputRange(path=checked_text(folder), part=part, identity=digest(part), rows=len(run), size_bytes=size)
+def _range(folder: str, chunk: list[StoredFile]) -> InputRange:
+    part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in chunk])
+    size = sum(file.size for file in chunk)
+    return InputRange(path=checked_text(folder), part=part, identity=digest(part), rows=len(chunk), size_bytes=size)
 
 
 # A table of Delta Lake as a source: the Parquet files that one version of its log counts.

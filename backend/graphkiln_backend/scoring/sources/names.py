@@ -1,4 +1,4 @@
-"""Names of rows, and content-defined runs of them."""
+"""Names of rows, and content-defined chunks of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from graphkiln_backend.scoring.errors import ScoringError
 
 # Content-defined chunking of row names: adding or removing a row changes at most two chunks.
 #
-# A name ends a run when its hash falls into one part of as many as a run should have rows. Runs are then of that
+# A name ends a chunk when its hash falls into one part of as many as a chunk should have rows. Chunks are then of that
 # length on average, most of them shorter, and one in a thousand is seven times as long. A least or greatest length
-# would let each boundary depend on the one before; without, one name that comes or goes changes at most two runs.
+# would let each boundary depend on the one before; without, one name that comes or goes changes at most two chunks.
 # Source: content-defined chunking, as in Muthitacharoen, Chen, Mazières: "A Low-bandwidth Network File System", 2001.
 
 T = TypeVar("T")
@@ -28,11 +28,11 @@ _BLOCK = 256  # names that are hashed together
 
 
 def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
-    """Mark the names that end a run.
+    """Mark the names that end a chunk.
 
     Args:
         names: Names of the rows.
-        rows: How many a run has on average.
+        rows: How many a chunk has on average.
     """
     mixed = np.fromiter(map(crc32, names), np.uint32, len(names))
     # A checksum of consecutive numbers is not spread evenly. Source of the constants: MurmurHash3's finalizer (fmix32).
@@ -46,23 +46,23 @@ def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
 
 
 def cut(members: Iterable[T], rows: int, name: Callable[[T], bytes]) -> Iterator[list[T]]:
-    """The runs of a stream.
+    """The chunks of a stream.
 
     Args:
         members: The rows.
-        rows: How many a run has on average.
+        rows: How many a chunk has on average.
         name: Returns the name of a row.
     """
-    run: list[T] = []
+    chunk: list[T] = []
     unread = iter(members)
     while block := list(islice(unread, _BLOCK)):
         for member, is_end in zip(block, find_ends([name(one) for one in block], rows).tolist(), strict=True):
-            run.append(member)
+            chunk.append(member)
             if is_end:
-                yield run
-                run = []
-    if run:
-        yield run
+                yield chunk
+                chunk = []
+    if chunk:
+        yield chunk
 
 
 _READ_AS_BYTE = re.compile(r"\\+(?=x[89a-f][0-9a-f]|[\udc80-\udcff])")

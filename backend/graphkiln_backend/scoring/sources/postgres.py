@@ -156,13 +156,13 @@ class TableSource:
         self._text, self._query, self._columns = text, query.strip().rstrip(";"), columns
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
-        """Runs of keys that end where a key says so; all of one snapshot."""
+        """Chunks of keys that end where a key says so; all of one snapshot."""
         with self._connected() as connection:
             self._refuse_nulls(connection)
             found = False
-            for run in cut(_distinct(self._keys(connection)), rows, lambda key: key[0].encode()):
+            for chunk in cut(_distinct(self._keys(connection)), rows, lambda key: key[0].encode()):
                 found = True
-                yield self._range(run)
+                yield self._range(chunk)
         if not found:
             raise ScoringError(f"{self._query} gives no rows")
 
@@ -224,10 +224,10 @@ class TableSource:
                 f"the rows of {self._query} from key {first} to {last} have changed since they were planned"
             )
 
-    def _range(self, run: list[Key]) -> InputRange:
-        content = _digest(run)
-        part = encode_part(KIND, (run[0][0], run[-1][0], content))
-        return InputRange(path=self._path, part=part, identity=digest(run[0][0], content), rows=len(run))
+    def _range(self, chunk: list[Key]) -> InputRange:
+        content = _digest(chunk)
+        part = encode_part(KIND, (chunk[0][0], chunk[-1][0], content))
+        return InputRange(path=self._path, part=part, identity=digest(chunk[0][0], content), rows=len(chunk))
 
     @property
     def _path(self) -> str:
@@ -312,9 +312,9 @@ def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
         yield key
 
 
-def _digest(run: Iterable[Key]) -> str:
+def _digest(chunk: Iterable[Key]) -> str:
     hashed = hashlib.sha256()
-    for key in run:
+    for key in chunk:
         hashed.update(_as_bytes(key))
     return hashed.hexdigest()
 

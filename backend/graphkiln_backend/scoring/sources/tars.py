@@ -1,4 +1,4 @@
-"""WebDataset's tars: files that share a key, the name up to its first dot, are a row. A range is a run of rows.
+"""WebDataset's tars: files that share a key, the name up to its first dot, are a row. A range is a chunk of rows.
 
 Hidden files and devices are no rows; a link in the place of an image is an error of its row.
 Source: "The WebDataset Format", https://github.com/webdataset/webdataset.
@@ -97,9 +97,9 @@ class TarReader:
         for key, found in _read_rows(path, file):
             self._note(endings, found)
             members.append((key, self._wanted(found, f"{path.text}: {key}")))
-        runs = cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape"))
+        chunks = cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape"))
         ids = [f"{file.path}/{key}" for key, _ in members]
-        return _Planned(file, [self._range(path, file, run) for run in runs], ids, endings)
+        return _Planned(file, [self._range(path, file, chunk) for chunk in chunks], ids, endings)
 
     def _note(self, endings: set[str], found: Iterable[str]) -> None:
         """Note those that are asked for, and some others to be named: there may be as many as rows."""
@@ -118,11 +118,11 @@ class TarReader:
         wanted = {image, *self._kept.values()}
         return {ending: extent for ending, extent in files.items() if ending in wanted}
 
-    def _range(self, path: Place, file: StoredFile, run: list[tuple[str, Files]]) -> InputRange:
-        part = encode_part(KIND, (file.path, file.stamp, run))
-        size = sum(max(size, 0) for _, files in run for _, size in files.values())
+    def _range(self, path: Place, file: StoredFile, chunk: list[tuple[str, Files]]) -> InputRange:
+        part = encode_part(KIND, (file.path, file.stamp, chunk))
+        size = sum(max(size, 0) for _, files in chunk for _, size in files.values())
         return InputRange(
-            path=checked_text(path.text), part=part, identity=digest(part), rows=len(run), size_bytes=size
+            path=checked_text(path.text), part=part, identity=digest(part), rows=len(chunk), size_bytes=size
         )
 
 
