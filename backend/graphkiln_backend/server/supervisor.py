@@ -2,7 +2,7 @@
 
 1. Prepare a run folder, and start tritonserver in it (`server.launch`). Models load before its ports open; if not every
    model can be loaded, it is started again to serve the others.
-2. Live: print the table of models, and control which versions serve (`server.version_control`).
+2. Live: settle which versions serve (`server.version_control`), print the table of models, and go on controlling them.
 3. Watch (`server.watchdog`): instances that died, hang, compute or load without end, a server that does not respond.
    After a fault the whole server is started again, because Triton (24.10) neither restarts a Python instance that died
    nor reports it as not ready; it responds to every request with an error, for ever. Meanwhile the supervisor responds
@@ -20,8 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
@@ -49,11 +50,21 @@ _log = logging.getLogger("graphkiln.server")
 _RETRY_S = 2.0  # until the next try of a start for which there was no room
 POLL_S = 0.02  # between two looks at the processes until the server is live: its start must be seen at once
 WATCH_S = 0.5  # the same afterwards; the death of a known instance is seen at once
-_REST = 19.0  # looking takes a twentieth of a core at most: hundreds of processes must not slow down their start
+# Times the looking time: looking takes a twentieth of a core at most, as hundreds of processes must start quickly, too.
+_REST = 19.0
 _LONGEST_REST_S = 1.0
 MAX_RESTARTS = 5  # more faults in a row than that are not mended by another restart
 SERVED_S = 5.0  # so much service pays for one fault
 _FIRST_DELAY_S = 0.25
+
+
+class _Again(Enum):
+    SERVE_A_PART = auto()
+
+
+_SERVE_A_PART: Final = _Again.SERVE_A_PART
+# Of one server: the exit code of the supervisor, a fault, or an end because not every model can be loaded.
+_Outcome: TypeAlias = int | Fault | Literal[_Again.SERVE_A_PART]
 
 
 class Supervisor:
@@ -61,12 +72,13 @@ class Supervisor:
 
     Args:
         launch: What to start.
-        on_live: Called with the state of every model, each time that a server has started.
+        on_live: Called with the state of every model, once for each server that became live, when every model serves
+            that can: where a version failed at the start, later, and in another thread.
         on_loading: Called with how far the models are, again and again until then.
         limits: How long things may take.
 
     Attributes:
-        last_words: Why `run` returned a code other than 0, once it has.
+        last_words: Why `run` returned a code other than 0, once it has; empty after 0.
     """
 
     def __init__(
@@ -95,8 +107,9 @@ class Supervisor:
         """Serve until the server ends.
 
         Returns:
-            0 after a signal to stop; otherwise the server's exit code, 128 + N when signal N killed it; 1 when its
-            instances failed again and again.
+            After a signal to stop: 0, 128 + SIGKILL when a second signal ended the server at once, or the server's own
+            code when it failed at its end. Otherwise the server's exit code, 128 + N when signal N killed it; 1 when
+            its instances failed again and again.
 
         Raises:
             ServerSetupError: The server cannot be started as requested.
@@ -109,7 +122,10 @@ class Supervisor:
                     return code
 
     def _serve_when_possible(self, signals: StopSignals) -> int | Fault:
-        """One run of the server: an exit code, or a fault after which to start it again.
+        """Run the server once, or again to serve a part of its models.
+
+        Returns:
+            An exit code, or a fault after which to start it again.
 
         Raises:
             ServerSetupError: The first start fails. A later one is tried again until there is room for it.
@@ -117,7 +133,7 @@ class Supervisor:
         reported = ""
         while True:
             try:
-                if (ended := self._serve(signals)) is not None:
+                if (ended := self._serve(signals)) is not _SERVE_A_PART:
                     return ended
                 _log.warning("not every model can be loaded: starting again, to serve the others")
                 continue
@@ -130,8 +146,8 @@ class Supervisor:
             if not self._wait(_RETRY_S, signals):
                 return 0
 
-    def _serve(self, signals: StopSignals) -> int | Fault | None:
-        """One server from its start to its end; None where it ended because not every model can be loaded."""
+    def _serve(self, signals: StopSignals) -> _Outcome:
+        """Run one server from its start to its end."""
         self._live_at, self._versions = None, None
         with RunFolder() as folder:
             try:
@@ -150,9 +166,7 @@ class Supervisor:
                     if self._versions:
                         self._versions.end()
 
-    def _supervise(
-        self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
-    ) -> int | Fault | None:
+    def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> _Outcome:
         """Look after a running server until it ends, has a fault, or a signal asks to stop."""
         instances = SnapshotReader(folder.instances)
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -168,7 +182,7 @@ class Supervisor:
                     return fault
                 self._count_endless(watchdog.end_endless_loading(seen), folder)
                 if self._live_at:
-                    endless.clear()  # another load may be of other files
+                    endless.clear()  # see `Readiness`: another load may be of other files
                 elif self._is_listening(server):
                     self._announce(folder)
                     watchdog.probe(self._launch.flags)
@@ -193,7 +207,7 @@ class Supervisor:
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
     def _announce(self, folder: RunFolder) -> None:
-        """Begin to serve: the server is live."""
+        """Begin to serve: the server is live. The report follows at once, or once failed versions have a successor."""
         self._live_at = time.monotonic()
         self._was_live = True
         self._unavailable.close()
@@ -232,12 +246,18 @@ class Supervisor:
         if self._versions:
             self._versions.halt()
         with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
-            return drain.run(live=self._live_at is not None)
+            code = drain.run(live=self._live_at is not None)
+            if code:
+                killed = "tritonserver was killed before it was drained"
+                self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
+            return code
 
-    def _judge(self, code: int) -> int | Fault | None:
-        """The meaning of a server's own end: see `_serve`."""
-        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
-            return None
+    def _judge(self, code: int) -> _Outcome:
+        """Find out what a server's own end means."""
+        if code > 0 and self._live_at is None:
+            may_serve_a_part = self._launch.readiness.give_in()
+            if may_serve_a_part:
+                return _SERVE_A_PART
         fault = describe_exit(code)
         if code >= 0 and not self._was_live:
             self.last_words = fault.what if code else ""
@@ -257,7 +277,11 @@ class Supervisor:
                 _log.warning("until then the HTTP port refuses connections instead of responding with 503: %s", error)
 
     def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
-        """Wait before the next start; an exit code instead to give up or stop."""
+        """Wait before the next start.
+
+        Returns:
+            None to go on with that start; an exit code to give up or stop instead.
+        """
         served_s = time.monotonic() - self._live_at if self._live_at else 0.0
         delay_s = self._budget.spend(fault, served_s)
         if delay_s is None:

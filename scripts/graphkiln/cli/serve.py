@@ -181,7 +181,7 @@ def serve(
     from graphkiln_backend.server.installation import find_installation
 
     installation = find_installation()
-    installation.ask_flags()
+    installation.ask_flags()  # runs tritonserver's --help beside the imports
 
     from graphkiln.cli.cache import cache_settings, parse_size
     from graphkiln.cli.model_stores import open_stores
@@ -218,14 +218,14 @@ def serve(
         access = Access.plan(flags, key)
         access.warn_if_open(flags)
         tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
-        inner = behind_tls(flags, tls) if tls else flags
+        triton_flags = behind_tls(flags, tls) if tls else flags
+        load_deadline_s = min(load_deadline, _LONGEST_S)
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
         remote = [store for store in named if not isinstance(store, Path)]
         with (
             PortClaims(flags),
             copied_stores(folders, remote, trusted, settings, every_s) as (stores, copies),
         ):
-            enabled = {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}
             display, report = LoadDisplay(), log_states if log_format == "json" else print_states
 
             def on_live(states: list[ModelState]) -> None:
@@ -237,10 +237,12 @@ def serve(
                     installation=installation,
                     stores=stores,
                     copies=copies,
-                    flags=inner,
-                    overrides=_overrides(set_ or [], enabled, stores),
+                    flags=triton_flags,
+                    overrides=_overrides(
+                        set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
+                    ),
                     cache=settings,
-                    load_deadline_s=min(load_deadline, _LONGEST_S),
+                    load_deadline_s=load_deadline_s,
                     replay_interval_s=min(replay_interval, _LONGEST_S),
                     replace_onnxruntime=replace_onnxruntime,
                     access=access,
@@ -248,12 +250,12 @@ def serve(
                 ),
                 on_live=on_live,
                 on_loading=display.show,
-                limits=TimeLimits(compute=compute_limit, load=load_deadline, drain=drain),
+                limits=TimeLimits(compute=compute_limit, load=load_deadline_s, drain=drain),
             )
             with (
                 PublishedKey(key, flags),
-                open_terminator(tls, flags, inner),
-                open_page(page_listens, flags, inner, tls, stores, names=page_name or ()),
+                open_terminator(tls, flags, triton_flags),
+                open_page(page_listens, flags, triton_flags, tls, stores, names=page_name or ()),
                 display,
             ):
                 code = supervisor.run()

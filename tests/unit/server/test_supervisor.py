@@ -336,10 +336,12 @@ class TestStop:
     def test_a_server_that_ends_by_itself(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, on_sigterm=0) == 0
         assert logged[-2:] == ["stopping: finishing the requests in flight", "stopped"]
+        assert setup.last_words == ""
 
     def test_a_server_that_ends_with_an_error(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, on_sigterm=4) == 4
         assert logged[-1] == "tritonserver ended with code 4"
+        assert setup.last_words == logged[-1]
 
     def test_a_server_that_does_not_end_is_ended(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(on_live=stop, index=[READY], instances=[STATUS]) == 0
@@ -371,6 +373,7 @@ class TestStop:
         code = setup.run(on_live=stop_twice, index=[READY], instances=[STATUS], busy_s=50)
         assert code == 128 + signal.SIGKILL
         assert logged[-1] == "stopping at once: second signal"
+        assert setup.last_words == "tritonserver was killed before it was drained"
         assert setup.seconds < 20
 
     def test_a_server_that_is_still_loading_is_ended(self, setup: Setup) -> None:
