@@ -43,7 +43,8 @@ _STOPPED_S = 1.5
 _STUBS_EVERY_S = 1.0
 # A process that has died so soon after its start may have died before tritonserver knew that it runs.
 _YOUNG_S = 10.0
-_UNASKED_S = 10.0  # of any other end of a child, tritonserver asks within two seconds, or goes on serving without it
+# Any other child that has ended tritonserver waits for (waitpid) within two seconds, or goes on serving without it.
+_UNASKED_S = 10.0
 _STUB_PROGRAM = "triton_python_backend_stub"
 _CONNECT_S = 0.5
 _REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -134,7 +135,7 @@ class Watchdog(Closeable):
         self._seen_ready: set[int] = set()
         self._stubs: dict[int, tuple[str, float]] = {}
         self._stubs_at = 0.0
-        self._stillborn: dict[int, float] = {}
+        self._stillborn_since: dict[int, float] = {}
 
     def probe(self, flags: TritonFlags) -> None:
         """Probe a server that has just become live from now on, except over gRPC with the user's own TLS."""
@@ -150,12 +151,13 @@ class Watchdog(Closeable):
             self._probe.close()
 
     def look(self, instances: Snapshot) -> Fault | None:
-        """Find the first fault, if any. Call about once a second.
+        """Find the first fault, if any. Call at least once a second.
 
         Args:
             instances: Their files now.
         """
         now = time.monotonic()
+        self._sample_stubs(now)
         if self._suspension.has_resumed():
             self._trust_from = now + SILENT_S / 2  # let every instance beat first
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
@@ -164,12 +166,14 @@ class Watchdog(Closeable):
             or _wrong(instances)
             or self._stopped(instances, states, now)
             or self._late(instances, now)
-            or self._unborn(now)
+            or self._stillborn(now)
             or self._silent()
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
         """End the processes that load for longer than they may; the models that they load fail, the others serve.
+
+        Call it after `look`, which finds the processes that have not written a file yet.
 
         Args:
             instances: Their files now.
@@ -179,7 +183,7 @@ class Watchdog(Closeable):
         """
         now = time.monotonic()
         ended = 0
-        for process, (version, since) in self._loading(instances, now).items():
+        for process, (version, since) in self._follow_loading(instances).items():
             stopped = self._is_stopped(process, _state(process), now)
             if stopped or version in self._endless or now - since > self._limits.load:
                 self._ended.add(process)
@@ -191,17 +195,21 @@ class Watchdog(Closeable):
                 _log.error("loading %s %s: its process is ended", version, why)
         return ended
 
-    def _loading(self, instances: Snapshot, now: float) -> dict[int, tuple[str, float]]:
-        """The version that each process loads, and the time when it began. A stub may hang before it writes a file."""
+    def _sample_stubs(self, now: float) -> None:
+        """Read the processes of instances about once a second; one may hang or die before it writes a file."""
+        if now - self._stubs_at <= _STUBS_EVERY_S:
+            return
+        self._stubs_at = now
+        stubs = read_stubs(self._server)
+        living = [stub for stub in stubs if not stub.ended]
+        self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in living}
+        ended = {stub.pid: stub.age_s for stub in stubs if stub.ended}
+        young = [pid for pid, age_s in ended.items() if pid in self._stillborn_since or age_s < _YOUNG_S]
+        self._stillborn_since = {pid: self._stillborn_since.get(pid, now) for pid in young}
+
+    def _follow_loading(self, instances: Snapshot) -> dict[int, tuple[str, float]]:
+        """Note which processes are ready, and return the version that each of the others loads and since when."""
         self._seen_ready |= instances.ready
-        if now - self._stubs_at > _STUBS_EVERY_S:
-            self._stubs_at = now
-            stubs = read_stubs(self._server)
-            living = [stub for stub in stubs if not stub.ended]
-            self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in living}
-            ended = {stub.pid: stub.age_s for stub in stubs if stub.ended}
-            young = [pid for pid, age_s in ended.items() if pid in self._stillborn or age_s < _YOUNG_S]
-            self._stillborn = {pid: self._stillborn.get(pid, now) for pid in young}
         files = instances.loading.values()
         loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
         self._seen_ready &= loading.keys() | instances.ready  # another process will get the number of one that is gone
@@ -240,9 +248,9 @@ class Watchdog(Closeable):
                 return Fault(cause=Cause.COMPUTE_LIMIT, what=what)
         return None
 
-    def _unborn(self, now: float) -> Fault | None:
+    def _stillborn(self, now: float) -> Fault | None:
         """A process that died before tritonserver (24.10) knew that it runs, for which that waits without an end."""
-        if any(now - since > _UNASKED_S for since in self._stillborn.values()):
+        if any(now - since > _UNASKED_S for since in self._stillborn_since.values()):
             return Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
         return None
 
@@ -299,8 +307,8 @@ class Stub:
         model: Model name.
         version: Model version.
         age_s: Seconds since it was started.
-        ended: Whether it has ended, and tritonserver has not asked how; nothing else is known of it then, not even
-            whether it was one of ours.
+        ended: Whether it has ended, and tritonserver has not waited for it (waitpid); nothing else is known of it then,
+            not even whether it was one of ours.
     """
 
     pid: int
@@ -361,7 +369,7 @@ def _model_folder(words: Sequence[str]) -> Path | None:
 class SuspensionDetector:
     """Detect that this process was suspended, so that missed heartbeats are not taken for hangs.
 
-    The time between two calls is about a second otherwise.
+    The time between two calls is about a second at most otherwise.
     """
 
     def __init__(self) -> None:

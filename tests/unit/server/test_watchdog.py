@@ -180,6 +180,7 @@ class TestLoading:
     ) -> None:
         stub = Stub(pid=process.pid, model="m", version="2", age_s=70.0)
         monkeypatch.setattr(module, "read_stubs", lambda _: [stub])
+        assert watchdog.look(Snapshot()) is None
         assert watchdog.end_endless_loading(Snapshot()) == 1
         assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
@@ -192,19 +193,16 @@ class TestLoading:
         monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
         dead = [Stub(pid=7, model="", version="", age_s=0.5, ended=True)]
         monkeypatch.setattr(module, "read_stubs", lambda _: dead)
-        assert watchdog.end_endless_loading(Snapshot()) == 0
-        assert watchdog.look(Snapshot()) is None, "it may be asked about any moment"
+        assert watchdog.look(Snapshot()) is None, "it may be waited for at any moment"
         clock[0] += 4
         dead[0] = Stub(pid=7, model="", version="", age_s=14.5, ended=True)
-        assert watchdog.end_endless_loading(Snapshot()) == 0
         assert watchdog.look(Snapshot()) is None
         clock[0] += 7
-        assert watchdog.end_endless_loading(Snapshot()) == 0
         fault = watchdog.look(Snapshot())
         assert fault == Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
 
     @pytest.mark.parametrize("then", [[], [Stub(pid=7, model="", version="", age_s=3000.0, ended=True)]])
-    def test_one_that_was_asked_about_or_has_served(
+    def test_one_that_was_waited_for_or_has_served(
         self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, then: list[Stub]
     ) -> None:
         monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
@@ -213,7 +211,6 @@ class TestLoading:
         first = [] if then else [Stub(pid=7, model="", version="", age_s=0.5, ended=True)]
         for stubs in (first, then, then):
             monkeypatch.setattr(module, "read_stubs", lambda _, stubs=stubs: stubs)
-            watchdog.end_endless_loading(Snapshot())
             assert watchdog.look(Snapshot()) is None
             clock[0] += 4.9  # longer would look like a suspension of this process
 
