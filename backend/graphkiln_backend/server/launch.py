@@ -24,7 +24,7 @@ from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
 from graphkiln_backend.server.log import NoiseFilter
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.repository_control import GrpcControl, HttpControl, RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
@@ -60,7 +60,8 @@ _ALL_MODELS = "*"
 # it opens a port, if anything cannot be loaded: whenever it is live, every model has a version. If it does so, it is
 # started again, strict, and serves what can be served, while readiness says "no".
 
-_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
+# Behind `--exit-on-error=false` of `ControlMode.before_flags` on the same command line: the last flag counts.
+_ALL_OR_NOTHING_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
 
 
 @dataclass(slots=True)
@@ -69,7 +70,9 @@ class Readiness:
 
     Attributes:
         whole: Whether the server that was started last serves every model or none.
-        endless: Versions whose loading did not end when they were last tried, as the watchdog names them.
+        endless: Versions whose loading did not end when they were last tried, as the watchdog names them. It adds them,
+            and the server that is started next, which serves the others, gives them no second chance; cleared once
+            a server is live (by the supervisor), and for a start that does not follow upon such a failure (`choose`).
     """
 
     whole: bool = False
@@ -87,7 +90,7 @@ class Readiness:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Arguments of the server, before the user's own."""
-        return _FLAGS if self.whole else ()
+        return _ALL_OR_NOTHING_FLAGS if self.whole else ()
 
     def give_in(self) -> bool:
         """The server ended before it was live: whether it may serve a part of its models if it is started again."""
@@ -104,6 +107,10 @@ class LoadedModels:
     """
 
     names: Sequence[str] | None = None
+
+    def remember(self, names: Sequence[str]) -> None:
+        """Take over the models that are loaded now."""
+        self.names = names
 
     def arguments(self, typed: Sequence[str], found: Collection[str] = ()) -> list[str]:
         """The user's arguments, with what was loaded in the place of what the user had loaded first.
@@ -126,26 +133,6 @@ class LoadedModels:
         return [*kept, *(f"{_LOAD_FLAG}={model}" for model in models)]
 
 
-def _named_models(arguments: Sequence[str]) -> list[str]:
-    following = [value for word, value in pairwise(arguments) if word == _LOAD_FLAG]
-    return following + [word.partition("=")[2] for word in arguments if word.startswith(f"{_LOAD_FLAG}=")]
-
-
-def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
-    """True if a server loads models at its start, all of which may be good; log those that are known to be bad."""
-    names = _named_models(arguments)
-    faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
-    for name, fault in faults.items():  # Triton would log another reason, or none
-        _log.error("%s is not loaded: %s", name, fault)
-    return bool(names) and not faults
-
-
-def _fault(model: StoredModel | None) -> str:
-    if model is None:
-        return "no store holds such a model"
-    return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
     """Everything that a server is started from.
@@ -162,7 +149,7 @@ class Launch:
         replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
         memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
         copies: Which of the stores are copies.
-        managed: What is served; outlives the server's restarts, as do the following.
+        managed: What is shown to Triton; filled by `prepare`. It outlives the server's restarts, as do the following.
         loaded: What is loaded in the user's explicit mode.
         readiness: How readiness is defined.
     """
@@ -201,10 +188,10 @@ class Launch:
         self.managed.mark = self.copies.mark
         mode, flags = ControlMode.read(self.flags), self.flags
         complete = mode.managed and self._fill_mirror(folder, backends, mode)
-        loads = mode.managed and self.managed.serves_all()
+        loads = mode.managed and self.managed.shows_all()
         if mode.managed:
             stores = [Mirror(folder.overlay).path]
-        elif mode.name == "explicit" and self.control():
+        elif mode.name == "explicit" and self.is_controllable:
             stores, found = self._link_stores(folder)
             flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
             loads = may_all_load(flags.arguments, found)
@@ -242,10 +229,10 @@ class Launch:
             copies=self.copies,
             view=None if mode.managed else self._view(folder, mirror),
             images=images,
-            on_loaded=partial(setattr, self.loaded, "names"),
+            on_loaded=self.loaded.remember,
         )
 
-    def _admit(self, temporary: Path, model: ServedModel, version: int, stopped: Callable[[], bool]) -> Verdict:
+    def _admit(self, temporary: Path, model: ShownModel, version: int, stopped: Callable[[], bool]) -> Verdict:
         """Prove a version, under the configuration that it would be served with."""
         from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
 
@@ -261,8 +248,13 @@ class Launch:
         )
         return admit(candidate, deadline_s=self.load_deadline_s, stopped=stopped)
 
+    @property
+    def is_controllable(self) -> bool:
+        """True if a server that is started from this can be reached to control what it loads."""
+        return self.control() is not None
+
     def control(self) -> RepositoryControl | None:
-        """The running server's repository control; None where nothing reaches it."""
+        """The repository control of the server, which need not run yet; None where nothing reaches it."""
         http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
         plain_grpc = grpc and "grpc-use-ssl" not in self.flags.values
         over_grpc = GrpcControl(grpc, self.access.grpc_metadata) if grpc and plain_grpc else None
@@ -335,6 +327,26 @@ class Launch:
             "TMPDIR": str(folder.temporary),
             **to_environment(folder.instances, folder.shared, self.overrides, cache, self.replay_interval_s),
         }
+
+
+def _named_models(arguments: Sequence[str]) -> list[str]:
+    following = [value for word, value in pairwise(arguments) if word == _LOAD_FLAG]
+    return following + [word.partition("=")[2] for word in arguments if word.startswith(f"{_LOAD_FLAG}=")]
+
+
+def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
+    """True if a server loads models at its start, all of which may be good; log those that are known to be bad."""
+    names = _named_models(arguments)
+    faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
+    for name, fault in faults.items():  # Triton would log another reason, or none
+        _log.error("%s is not loaded: %s", name, fault)
+    return bool(names) and not faults
+
+
+def _fault(model: StoredModel | None) -> str:
+    if model is None:
+        return "no store holds such a model"
+    return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
 
 
 def command_line(

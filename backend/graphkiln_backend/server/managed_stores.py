@@ -55,7 +55,7 @@ def _files(model: StoredModel, version: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ServedModel:
+class ShownModel:
     """A model as the mirror shows it.
 
     Attributes:
@@ -68,12 +68,12 @@ class ServedModel:
     versions: tuple[int, ...] = ()
     config: ModelConfigProto | None = None
 
-    def serves(self, stored: StoredModel, version: int) -> bool:
+    def shows_version(self, stored: StoredModel, version: int) -> bool:
         """True if a version with these very files and this configuration is shown."""
         same = self.stored.stamp == stored.stamp and self.stored.versions.get(version) == stored.versions.get(version)
         return version in self.versions and same
 
-    def shows(self, other: ServedModel) -> bool:
+    def shows(self, other: ShownModel) -> bool:
         """True if both show the very same files."""
         mine, theirs = self.stored, other.stored
         files = [mine.versions.get(version) for version in self.versions]
@@ -86,18 +86,19 @@ class ServedModel:
 
 @dataclass(slots=True)
 class ManagedStores:
-    """The models that are served of some stores; outlives the server's restarts.
+    """The models of some stores that are shown to Triton; outlives the server's restarts.
 
     Attributes:
         stores: The stores.
         quarantine: Versions that are kept away.
-        served: The models in the mirror, by name.
+        shown: The models in the mirror, by name, also those that failed to load; in explicit mode, what Triton has
+            loaded or tried to load.
         mark: Adds faults to versions that are refused beforehand.
     """
 
     stores: Sequence[Path] = ()
     quarantine: Quarantine = field(default_factory=Quarantine)
-    served: dict[str, ServedModel] = field(default_factory=dict)
+    shown: dict[str, ShownModel] = field(default_factory=dict)
     mark: Callable[[dict[str, StoredModel]], dict[str, StoredModel]] = lambda found: found
     _backends: frozenset[str] = frozenset()
     _graph_folder: GraphFolder | None = None
@@ -129,23 +130,23 @@ class ManagedStores:
         """
         self._backends, self._graph_folder = backends, graph_folder
         for name, stored in self.scan().items():
-            if before := self.served.get(name):
+            if before := self.shown.get(name):
                 self.present(mirror, self.plan(stored, before.versions or stored.versions))
             elif not self._opened:
                 self.present(mirror, self.plan(stored, stored.versions))
         self._opened = True
-        return all(model.config or not model.versions for model in self.served.values())
+        return all(model.config or not model.versions for model in self.shown.values())
 
-    def serves_all(self) -> bool:
+    def shows_all(self) -> bool:
         """True if there is a model, and each has a version that is shown."""
-        return bool(self.served) and all(model.versions for model in self.served.values())
+        return bool(self.shown) and all(model.versions for model in self.shown.values())
 
-    def is_outdated(self, model: ServedModel) -> bool:
+    def is_outdated(self, model: ShownModel) -> bool:
         """True if a model takes images for another one of which other versions are served than it has."""
-        tensor_model = self.served.get(model.stored.tensor_model)
+        tensor_model = self.shown.get(model.stored.tensor_model)
         return tensor_model is not None and tensor_model.versions != model.versions and not self._refused(model.stored)
 
-    def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ServedModel:
+    def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ShownModel:
         """Select the versions to show: those of the model's policy that are not kept away.
 
         Versions from whose graph no configuration can be completed are kept away from then on, and as long as they are
@@ -168,7 +169,7 @@ class ManagedStores:
                 selected = tuple(select_versions(written, candidates))
                 blamed = selected[-1] if selected else blamed
                 config = self._complete(stored, selected) if selected else None
-                if others := self._find_disagreeing(stored, selected[:-1], config):
+                if others := self._refuse_misfits(stored, selected[:-1], config):
                     disagreeing |= others
                     continue
             except (GraphkilnError, OSError) as error:
@@ -178,21 +179,21 @@ class ManagedStores:
                 _log.error("%s version %d cannot be read", stored.name, blamed, exc_info=error)
                 self.quarantine.add(stored, blamed, f"{type(error).__name__}: {error}")
                 continue
-            return ServedModel(stored=stored, versions=selected, config=config)
-        return ServedModel(stored=stored)
+            return ShownModel(stored=stored, versions=selected, config=config)
+        return ShownModel(stored=stored)
 
-    def _plan_images(self, stored: StoredModel) -> ServedModel:
+    def _plan_images(self, stored: StoredModel) -> ShownModel:
         """Select those versions of a model that takes images that are shown of the model whose images they are."""
-        tensor_model = self.served.get(stored.tensor_model)
+        tensor_model = self.shown.get(stored.tensor_model)
         if tensor_model is None or not tensor_model.versions or self._refused(stored):
-            return ServedModel(stored=stored)
+            return ShownModel(stored=stored)
         try:
             config = configure(_computed_here(tensor_model))
         except GraphkilnError as error:
             for version in tensor_model.versions:
                 self.quarantine.add(stored, version, str(error))
-            return ServedModel(stored=stored)
-        return ServedModel(stored=stored, versions=tensor_model.versions, config=config)
+            return ShownModel(stored=stored)
+        return ShownModel(stored=stored, versions=tensor_model.versions, config=config)
 
     def _refused(self, stored: StoredModel) -> bool:
         return bool(stored.problem or self.quarantine.reasons(stored))
@@ -204,7 +205,7 @@ class ManagedStores:
             _log.error("%s version %d is not served: %s", stored.name, version, reason)
         known[version] = reason
 
-    def present(self, mirror: Mirror, model: ServedModel) -> None:
+    def present(self, mirror: Mirror, model: ShownModel) -> None:
         """Show a model in the mirror; one without a version as a placeholder that fails with the reason.
 
         Raises:
@@ -217,7 +218,7 @@ class ManagedStores:
             mirror.show_images(stored.name, stored.folder, model.versions, model.config)
         else:
             mirror.show(stored.folder, model.versions, model.config)
-        self.served[stored.name] = model
+        self.shown[stored.name] = model
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:
         """The reasons for which versions of a model are not served."""
@@ -233,7 +234,7 @@ class ManagedStores:
     def refusals(self) -> dict[tuple[str, str], str]:
         """The reasons for which versions are not served, by model and version."""
         found: dict[tuple[str, str], str] = {}
-        for name, model in self.served.items():
+        for name, model in self.shown.items():
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
             others = self._disagreeing.get(name, {})
             reasons |= {version: reason for version, reason in others.items() if version not in model.versions}
@@ -252,7 +253,7 @@ class ManagedStores:
         complete_pair(config)
         return config
 
-    def _find_disagreeing(
+    def _refuse_misfits(
         self, stored: StoredModel, versions: Sequence[int], config: ModelConfigProto | None
     ) -> set[int]:
         """The versions whose graphs do not fit a configuration, which is that of the newest one."""
@@ -270,7 +271,7 @@ class ManagedStores:
         return [version for version in self.quarantine.admissible(stored) if version in versions]
 
 
-def _computed_here(model: ServedModel) -> ModelConfigProto:
+def _computed_here(model: ShownModel) -> ModelConfigProto:
     """The completed configuration of a model; a `RepositoryError` of one that another backend serves."""
     if model.config is None:
         where = f"parameters: {ACCEPT_IMAGES} of '{model.stored.name}'"

@@ -29,7 +29,7 @@ from graphkiln_backend.repository.agreement import HINT, find_disagreement
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.image_models import ExplicitImages
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.model_states import explain
 from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.server")
 
 # Proves a version of a model as it would be served; the last argument asks whether to give up.
-Admit: TypeAlias = "Callable[[ServedModel, int, Callable[[], bool]], Verdict]"
+Admit: TypeAlias = "Callable[[ShownModel, int, Callable[[], bool]], Verdict]"
 
 _SETTLE_ATTEMPTS = 3
 _SOON_S = 1.0  # until the next attempt after an error, and the next look at a folder that still changes
@@ -183,12 +183,12 @@ class VersionController:
         if self._is_explicit:  # Triton has loaded what the user named
             found = self._stores.scan()
             tried = {name: tuple(int(row.version) for row in rows if row.version) for name, rows in states.items()}
-            self._stores.served = {
-                name: ServedModel(stored=found[name], versions=versions)
+            self._stores.shown = {
+                name: ShownModel(stored=found[name], versions=versions)
                 for name, versions in tried.items()
                 if versions and name in found
             }
-        return not any(_failures(model, states.get(name, [])) for name, model in self._stores.served.items())
+        return not any(_failures(model, states.get(name, [])) for name, model in self._stores.shown.items())
 
     def settle(self) -> None:
         """Give versions that failed at the start a successor.
@@ -198,7 +198,7 @@ class VersionController:
         """
         self._replace_failed()
         if self._view:
-            self._failed_at_start = {name for name, model in self._stores.served.items() if not model.versions}
+            self._failed_at_start = {name for name, model in self._stores.shown.items() if not model.versions}
             self._view.show_mirrored(())
         self._forget_failures(self._states())
 
@@ -245,12 +245,12 @@ class VersionController:
             return False
         before, self._seen = self._seen, found
         unstable = [name for name, stored in found.items() if before.get(name) != stored]
-        missing = frozenset(name for name in self._stores.served if _is_missing(found.get(name)))
+        missing = frozenset(name for name in self._stores.shown if _is_missing(found.get(name)))
         gone = missing & self._gone  # seen twice: a folder that is replaced by renaming is missing for a moment
         self._gone = missing - gone
         for name in sorted(gone):
             _log.info("%s: its store holds no version of it, unloading it", name)
-            del self._stores.served[name]
+            del self._stores.shown[name]
             self._mirror.remove(name)
             self._control.unload(name)
         changed = [self._update(stored) for name, stored in found.items() if name not in unstable]
@@ -276,18 +276,25 @@ class VersionController:
         return None if problem else found
 
     def _update(self, stored: StoredModel) -> bool:
-        """Load what a folder holds now, as far as it is good; whether anything was loaded."""
-        served = self._stores.served.get(stored.name)
-        if served is None and stored.problem:
+        """Show Triton what a folder holds now, as far as it is good, and load it.
+
+        Triton keeps the versions that it serves until the new load succeeds: what is shown from here on may not be what
+        serves, and not every version of it may load.
+
+        Returns:
+            Whether a load was tried, successful or not: versions that failed need a successor.
+        """
+        shown = self._stores.shown.get(stored.name)
+        if shown is None and stored.problem:
             self._warn_once(stored.name, f"is not served: {stored.problem}")
             return False
-        faults = [stored.faults[version] for version in (served.versions if served else ()) if version in stored.faults]
-        problem = stored.problem if stored.unreadable and served else "; ".join(faults)
+        faults = [stored.faults[version] for version in (shown.versions if shown else ()) if version in stored.faults]
+        problem = stored.problem if stored.unreadable and shown else "; ".join(faults)
         self._warn_once(stored.name, problem and f"what is served of it stays: {problem}")
         if problem or not stored.versions:
             return False
-        planned = self._admissible(stored, served)
-        if not planned.versions or (served and (planned.shows(served) or self._replaced_badly(stored, served))):
+        planned = self._admissible(stored, shown)
+        if not planned.versions or (shown and (planned.shows(shown) or self._replaced_badly(stored, shown))):
             return False
         _log.info("%s: loading version %s", stored.name, ", ".join(map(str, planned.versions)))
         self._stores.present(self._mirror, planned)
@@ -300,45 +307,54 @@ class VersionController:
             _log.warning("%s: %s", name, problem)
         self._problems[name] = problem
 
-    def _replaced_badly(self, stored: StoredModel, served: ServedModel) -> bool:
+    def _replaced_badly(self, stored: StoredModel, shown: ShownModel) -> bool:
         """True if the newest version that serves has got bad files: it goes on with what it was loaded from."""
-        newest = max(served.versions, default=0)
-        return bool(self._stores.quarantine.reason(stored, newest)) and newest in served.versions
+        newest = max(shown.versions, default=0)
+        return bool(self._stores.quarantine.reason(stored, newest)) and newest in shown.versions
 
-    def _admissible(self, stored: StoredModel, served: ServedModel | None) -> ServedModel:
+    def _admissible(self, stored: StoredModel, shown: ShownModel | None) -> ShownModel:
         """Select what may be served of a folder: versions that fail to prove themselves give way to older ones."""
         disagreeing: set[int] = set()
         if stored.tensor_model:  # a model that takes images has no files to prove
             return self._stores.plan(stored, ())
+        # Every round but the last takes a version out: `plan` leaves out what disagrees, and what `_is_good` put into
+        # quarantine.
         while True:
             planned = self._stores.plan(stored, [version for version in stored.versions if version not in disagreeing])
-            if served and (version := self._find_disagreeing(planned, served)):
+            if shown and (version := self._refuse_disagreeing(planned, shown)):
                 disagreeing.add(version)
                 continue
-            if all(self._is_good(planned, version, served) for version in planned.versions):
+            if all(self._is_good(planned, version, shown) for version in planned.versions):
                 return planned
 
-    def _find_disagreeing(self, planned: ServedModel, served: ServedModel) -> int:
-        """The number of a new version with another signature than those that serve and stay in the store; 0 for none.
+    def _refuse_disagreeing(self, planned: ShownModel, shown: ShownModel) -> int:
+        """Refuse the newest version if its signature is not that of the versions that serve and stay in the store.
 
         Another configuration for the versions that serve is what the user asked for.
+
+        Returns:
+            The number of the version; 0 for none.
         """
-        if None in (served.config, planned.config) or not planned.versions:
+        if None in (shown.config, planned.config) or not planned.versions:
             return 0
         newest, stored = planned.versions[-1], planned.stored
-        stay = set(served.versions) & set(stored.versions)
-        if not stay or (newest in stay and served.stored.versions.get(newest) == stored.versions.get(newest)):
+        stay = set(shown.versions) & set(stored.versions)
+        if not stay or (newest in stay and shown.stored.versions.get(newest) == stored.versions.get(newest)):
             return 0
-        problem = find_disagreement(planned.config, served.config)
+        problem = find_disagreement(planned.config, shown.config)
         if problem:
-            serving = ", ".join(map(str, served.versions))
+            serving = ", ".join(map(str, shown.versions))
             reason = f"its signature is not that of version {serving}, which serves: {problem}"
             self._stores.disagree(stored, newest, str(RepositoryError(reason, hint=HINT)))
         return newest if problem else 0
 
-    def _is_good(self, planned: ServedModel, version: int, served: ServedModel | None) -> bool:
-        """True if a version serves already, with these very files, or proves itself now."""
-        if planned.config is None or (served and served.serves(planned.stored, version)):
+    def _is_good(self, planned: ShownModel, version: int, shown: ShownModel | None) -> bool:
+        """True if a version is shown already, with these very files, or proves itself now; what fails is in quarantine.
+
+        Where the configuration is not completed, because another backend computes the version or by the user's flags,
+        it is not ours to prove.
+        """
+        if planned.config is None or (shown and shown.shows_version(planned.stored, version)):
             return True
         verdict = self._admit(planned, version, self._stop.is_set)
         if verdict.reason:
@@ -362,7 +378,7 @@ class VersionController:
         while pending:
             states = self._states()
             pending = False
-            for name, model in list(self._stores.served.items()):
+            for name, model in list(self._stores.shown.items()):
                 failures = _failures(model, states.get(name, []))
                 for version, reason in failures.items():
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
@@ -380,7 +396,7 @@ class VersionController:
         A model of which nothing could be loaded keeps readiness down: in explicit mode only one that was to be loaded
         at the start, because a load that fails later is answered with the reason.
         """
-        stay_failed = self._failed_at_start if self._is_explicit else self._stores.served.keys()
+        stay_failed = self._failed_at_start if self._is_explicit else self._stores.shown.keys()
         for name, rows in states.items():
             failed = [int(row.version) for row in rows if row.failed and row.version]
             serving = _serving(rows)
@@ -419,7 +435,7 @@ def _serving(rows: Sequence[VersionState]) -> list[int]:
     return [int(row.version) for row in rows if row.state == "READY"]
 
 
-def _failures(model: ServedModel, rows: Sequence[VersionState]) -> dict[int, str]:
+def _failures(model: ShownModel, rows: Sequence[VersionState]) -> dict[int, str]:
     """The reasons for which versions failed that are shown to Triton."""
     if not any(row.version for row in rows):  # it did not come as far as loading a version
         return dict.fromkeys(model.versions, _NOT_READ)

@@ -53,7 +53,7 @@ def test_it_is_shown_with_the_versions_of_the_other(store: Path, mirror: Mirror)
     zoo.add(store, "cats", zoo.scale(SHAPE), IMAGES, version=2)
     stores = opened(store, mirror)
     shown = mirror.path / "cats.images"
-    assert stores.served["cats.images"].versions == (1, 2)
+    assert stores.shown["cats.images"].versions == (1, 2)
     assert all("TritonPythonModel" in (shown / number / "model.py").read_text() for number in "12")
     assert read_config(shown / "config.pbtxt").input[0].name == "IMAGE"
     assert read_config(mirror.path / "cats" / "config.pbtxt").parameters["image_model"].string_value == "cats.images"
@@ -62,14 +62,14 @@ def test_it_is_shown_with_the_versions_of_the_other(store: Path, mirror: Mirror)
 def test_it_follows_when_a_version_fails(store: Path, mirror: Mirror) -> None:
     zoo.add(store, "cats", zoo.scale(SHAPE), IMAGES, version=2)
     stores = opened(store, mirror)
-    assert not stores.is_outdated(stores.served["cats.images"])
-    cats = stores.served["cats"]
+    assert not stores.is_outdated(stores.shown["cats.images"])
+    cats = stores.shown["cats"]
     stores.quarantine.add(cats.stored, 2, "it crashed")
     stores.present(mirror, stores.plan(cats.stored, (1, 2)))
-    images = stores.served["cats.images"]
+    images = stores.shown["cats.images"]
     assert stores.is_outdated(images)
     stores.present(mirror, stores.plan(images.stored, ()))
-    assert stores.served["cats.images"].versions == (1,)
+    assert stores.shown["cats.images"].versions == (1,)
     assert not (mirror.path / "cats.images" / "2").exists()
 
 
@@ -82,10 +82,10 @@ def test_without_a_version_it_says_why(store: Path, mirror: Mirror) -> None:
 def test_a_model_that_takes_no_images_is_served_without_one(tmp_path: Path, mirror: Mirror) -> None:
     zoo.add(tmp_path / "store", "cats", zoo.scale(SHAPE), ACCEPTS)
     stores = opened(tmp_path / "store", mirror)
-    assert stores.served["cats"].versions == (1,)
+    assert stores.shown["cats"].versions == (1,)
     assert "image_model" not in read_config(mirror.path / "cats" / "config.pbtxt").parameters
     assert "nothing says how an image becomes its input" in stores.refusals()["cats.images", "1"]
-    images = stores.served["cats.images"]
+    images = stores.shown["cats.images"]
     assert not stores.is_outdated(images)  # else it would be loaded again and again
     assert stores.plan(images.stored, ()).versions == ()
 
@@ -106,8 +106,8 @@ def test_a_model_of_another_backend_takes_no_images(store: Path, mirror: Mirror)
     """It was said that none of its versions is served, and it was looked at as outdated for ever."""
     (store / "cats" / "config.pbtxt").write_text(f'backend: "python" {IMAGES}')
     stores = opened(store, mirror)
-    assert stores.served["cats"].versions == (1,)
-    images = stores.served["cats.images"]
+    assert stores.shown["cats"].versions == (1,)
+    images = stores.shown["cats.images"]
     assert "accept_images of 'cats': the model is of another backend" in stores.refusals()["cats.images", "1"]
     assert not stores.is_outdated(images)
     assert stores.plan(images.stored, ()).versions == ()
@@ -115,7 +115,7 @@ def test_a_model_of_another_backend_takes_no_images(store: Path, mirror: Mirror)
 
 class TestDescribeImages:
     def test_what_is_taken_and_how(self, store: Path, mirror: Mirror) -> None:
-        config = opened(store, mirror).served["cats"].config
+        config = opened(store, mirror).shown["cats"].config
         assert config is not None
         told = describe_images(config)
         assert told.startswith("JPEG, PNG, WEBP, BMP, GIF, TIFF by cats.images, decoded in ")

@@ -22,7 +22,7 @@ from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
-from graphkiln_backend.server.managed_stores import ServedModel
+from graphkiln_backend.server.managed_stores import ShownModel
 from graphkiln_backend.server.repository_control import GrpcControl, HttpControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
@@ -390,7 +390,7 @@ def test_a_version_is_proven_as_it_would_be_served(
 
     monkeypatch.setattr("graphkiln_backend.server.admission.admit", admit)
     fake_store.add("m", 4, config="")
-    model = ServedModel(
+    model = ShownModel(
         stored=scan_stores([fake_store.folder])["m"], versions=(4,), config=ModelConfigProto(max_batch_size=9)
     )
     launch = dataclasses.replace(

@@ -100,8 +100,8 @@ class TestFirstStart:
         stores = ManagedStores([fake_store.folder])
         stores.open(mirror, BACKENDS, None)
         assert "no version folder" in (mirror.path / "broken" / "1" / "model.py").read_text()
-        assert list(stores.served) == ["broken"]
-        assert not stores.serves_all()
+        assert list(stores.shown) == ["broken"]
+        assert not stores.shows_all()
 
 
 class TestLaterStarts:
@@ -131,7 +131,7 @@ class TestLaterStarts:
     def test_a_model_that_never_had_a_version_stays_a_placeholder(
         self, stores: ManagedStores, fake_store: StoreOfFakes, tmp_path: Path
     ) -> None:
-        model = stores.served["m"].stored
+        model = stores.shown["m"].stored
         for version in (1, 2):
             stores.quarantine.add(model, version, "it crashed")
         assert (self.again(stores, tmp_path).path / "m" / "2" / "model.py").is_file()

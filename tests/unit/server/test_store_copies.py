@@ -279,7 +279,7 @@ class TestMark:
         store.begin()
         managed = self.managed(store)
         managed.open(Mirror(tmp_path / "overlay"), frozenset(), None)
-        assert managed.served["m"].versions == (1,)
+        assert managed.shown["m"].versions == (1,)
         assert "it is not signed" in managed.refusals()["m", "2"]
 
     def test_a_model_without_a_signed_version_is_not_ready_and_says_why(
@@ -289,7 +289,7 @@ class TestMark:
         store.begin()
         managed = self.managed(store)
         managed.open(Mirror(tmp_path / "overlay"), frozenset(), None)
-        assert managed.served["m"].versions == ()
+        assert managed.shown["m"].versions == ()
         assert "it is not signed" in managed.refusals()["m", "1"]
         sign_version(model, 1, signed.key)
         for _ in range(2):

@@ -17,7 +17,7 @@ from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelC
 from graphkiln_backend.server import version_control as module
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.flags import ControlMode
-from graphkiln_backend.server.managed_stores import ManagedStores, ServedModel
+from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
 from graphkiln_backend.server.repository_control import LoadOverride
 from graphkiln_backend.server.version_control import VersionController
@@ -57,7 +57,7 @@ class Setup:
             load_timeout_s=5.0,
         )
 
-    def _admit(self, model: ServedModel, version: int, _: Callable[[], bool]) -> Verdict:
+    def _admit(self, model: ShownModel, version: int, _: Callable[[], bool]) -> Verdict:
         self.admitted.append((model.stored.name, version))
         graph = (model.stored.folder / str(version) / "model.onnx").read_text()
         return Verdict("it is bad" if graph == "bad" else "")
@@ -140,7 +140,7 @@ class TestSettling:
             return load(model, timeout_s, override) or load(model, timeout_s)  # the second one has waited
 
         setup.triton.load = load_both  # type: ignore[method-assign]
-        setup.stores.served.clear()
+        setup.stores.shown.clear()
         setup.controller.settle()
         assert setup.triton.serving("m") == [2]
         assert setup.triton.ready
@@ -184,7 +184,7 @@ class TestPolling:
         setup.store.add("late", 1, "bad")
         setup.settle()
         assert setup.triton.ready
-        assert "late" not in setup.stores.served
+        assert "late" not in setup.stores.shown
         setup.store.add("late", 2)
         setup.settle()
         assert setup.triton.serving("late") == [2]
@@ -395,11 +395,11 @@ class TestAnotherSignature:
         (refused,) = [line for line in logged if "version 2 is not served" in line]
         assert "output 'y' is FP32 [4], not FP32 [3]" in refused
         assert "--name" in refused
-        assert stores.served["m"].versions == (1,)
+        assert stores.shown["m"].versions == (1,)
         assert "signature" in stores.refusals()["m", "2"]
         zoo.add(store, "m", zoo.scale(("batch", 3), 5), version=3)
         settle(controller)
-        assert stores.served["m"].versions == (3,)
+        assert stores.shown["m"].versions == (3,)
 
     def test_it_is_served_when_the_others_are_gone(
         self, controller: VersionController, stores: ManagedStores, store: Path
@@ -408,17 +408,17 @@ class TestAnotherSignature:
         settle(controller)
         shutil.rmtree(store / "m" / "1")
         settle(controller)
-        assert stores.served["m"].versions == (2,)
+        assert stores.shown["m"].versions == (2,)
         assert stores.refusals() == {}
 
     def test_files_in_place_are_no_way_around(
         self, controller: VersionController, stores: ManagedStores, store: Path
     ) -> None:
-        served = stores.served["m"]
+        served = stores.shown["m"]
         shutil.rmtree(store / "m" / "1")
         zoo.add(store, "m", zoo.scale(("batch", 4)))
         settle(controller)
-        assert stores.served["m"] is served
+        assert stores.shown["m"] is served
 
     def test_a_configuration_for_what_serves_is_taken(
         self, controller: VersionController, stores: ManagedStores, store: Path
@@ -426,7 +426,7 @@ class TestAnotherSignature:
         text = 'input { name: "x" dims: [2, 3] } output { name: "y" dims: [2, 3] } max_batch_size: 0'
         (store / "m" / "config.pbtxt").write_text(text)
         settle(controller)
-        config = stores.served["m"].config
+        config = stores.shown["m"].config
         assert config is not None
         assert config.input[0].dims == [2, 3]
 
