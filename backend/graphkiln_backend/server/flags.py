@@ -13,7 +13,7 @@ from graphkiln_backend.graph.text import did_you_mean, nearest
 from graphkiln_backend.storage.address import RemoteAddress, is_remote, parse_store
 from graphkiln_backend.system.admin_key import is_local
 
-_POLL_S = 15.0  # source: tritonserver's default of `--repository-poll-secs`
+_DEFAULT_STORE_POLL_S = 15.0  # source: tritonserver's default of `--repository-poll-secs`
 _NAMES = ("none", "poll", "explicit")
 _RAW_FLAGS = {"disable-auto-complete-config", "strict-model-config", "model-config-name"}
 
@@ -65,7 +65,7 @@ class ControlMode:
 
 
 def _poll_seconds(flags: TritonFlags) -> float:
-    text = flags.values.get("repository-poll-secs", str(_POLL_S))
+    text = flags.values.get("repository-poll-secs", str(_DEFAULT_STORE_POLL_S))
     try:
         seconds = float(text)
     except ValueError:

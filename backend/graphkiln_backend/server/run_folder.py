@@ -10,7 +10,8 @@ In `/tmp/graphkiln-XXXX/`:
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
 - `cache`: a link to the artifact cache, where its path is not ASCII
-- `overlay/0`, `1`, ...: mirrors of the stores with complete configurations (graphkiln_backend.repository.overlay)
+- `overlay/models/`: the mirror of the stores, with complete configurations (graphkiln_backend.server.mirror); in the
+  user's explicit mode, with `stores/` (links to the stores) and `images/` (models that take images) beside it
 - `instances/`: a link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.loading)
 - `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run

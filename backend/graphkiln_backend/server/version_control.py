@@ -112,7 +112,8 @@ class VersionController:
         """Begin; the server is live.
 
         Args:
-            on_settled: Called once every model serves that can: at once where nothing failed.
+            on_settled: Called once every model serves that can: at once where nothing failed, otherwise later, by the
+                thread.
         """
         settled = self._check_settled()
         if settled:

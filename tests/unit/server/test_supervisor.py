@@ -24,8 +24,7 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import drain, repository_control
-from graphkiln_backend.server import drain as connections
+from graphkiln_backend.server import connections, drain, repository_control
 from graphkiln_backend.server import supervisor as module
 from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.flags import TritonFlags
