@@ -12,8 +12,8 @@ from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
-from graphkiln_client.answering import ImageRequests
 from graphkiln_client.connection import Connection
+from graphkiln_client.image_requests import ImageRequests
 from graphkiln_client.many import Many, ManyOptions, OnError, Progress, map_in_tasks
 from graphkiln_client.preparing import Form
 from graphkiln_client.remote_model import RemoteModel, new_request_id

@@ -7,16 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Self, TypeVar
 
-from graphkiln_backend.graph.contract import GRAPHS, Contract, Contracts
-from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
+from graphkiln_backend.graph.contract import CONTRACTS, GRAPHS, Contract, Contracts
 from graphkiln_backend.graph.decoding import parse_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
-from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, TENSOR_MODEL, Preprocess, image_model_name
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import PUBLISHED as IMAGE_MODEL
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING, Ranking, Task, read_task
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL, TENSOR_MODEL, image_model_name
+from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
+from graphkiln_backend.graph.task import RANKING, TASK, Ranking, Task, read_task
 from graphkiln_client.results import Classification
 
 T = TypeVar("T")

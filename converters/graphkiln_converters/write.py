@@ -15,6 +15,8 @@ from pathlib import Path
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, ACCEPT_IMAGES_LINE
+from graphkiln_backend.graph.image_model import accepts_images as accepts
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
@@ -26,8 +28,7 @@ from graphkiln_backend.graph.manifest import (
     Verification,
     sha256_of,
 )
-from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, CONFIG_LINE, Preprocess
-from graphkiln_backend.graph.preprocess import accepts_images as accepts
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Task, check_task, labels_text
 from graphkiln_backend.graph.text import fault_in_name
@@ -212,7 +213,7 @@ def _config_text(name: str, version: NewVersion) -> str:
             preprocess=version.source.preprocess, ranking=version.source.ranking, task=version.source.task
         ),
     )
-    return f"{text}{CONFIG_LINE}\n" if version.accepts_images else text
+    return f"{text}{ACCEPT_IMAGES_LINE}\n" if version.accepts_images else text
 
 
 def check_name(name: str) -> None:
@@ -369,7 +370,7 @@ def check_fits(config: Path, signature: Signature, *, accepts_images: bool = Fal
         if accepts_images and not encoded:
             raise ConversionError(
                 f"{config} was written before and lets the model take no encoded images",
-                hint=f"add: {CONFIG_LINE}",
+                hint=f"add: {ACCEPT_IMAGES_LINE}",
             )
     except RepositoryError as error:
         raise ConversionError(

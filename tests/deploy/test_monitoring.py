@@ -20,7 +20,7 @@ from otel_collector import Collector, attributes
 from prometheus_server import PrometheusServer, needs_prometheus
 from running import Server, Serving
 
-from graphkiln_backend.graph.preprocess import CONFIG_LINE
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -56,7 +56,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[
     text = configuration.read_text().replace('"digits"', '"cached"')
     configuration.write_text(text + "\nresponse_cache { enable: true }\n")
     with (store / "digits" / "config.pbtxt").open("a") as config:
-        config.write(CONFIG_LINE)
+        config.write(ACCEPT_IMAGES_LINE)
     with ExitStack() as stack:
         collector = stack.enter_context(Collector())
         arguments = (

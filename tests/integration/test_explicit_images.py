@@ -12,7 +12,7 @@ import pytest
 from running import Server, StartServer
 from test_lifecycle import zoo_load
 
-from graphkiln_backend.graph.preprocess import CONFIG_LINE
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -34,7 +34,7 @@ def test_it_comes_and_goes_with_its_model(
     store = tmp_path / "store"
     shutil.copytree(digits, store / "digits")
     with (store / "digits" / "config.pbtxt").open("a") as config:
-        config.write(CONFIG_LINE)
+        config.write(ACCEPT_IMAGES_LINE)
     image = next((repository / "docs" / "digits").glob("*.png")).read_bytes()
     server = start_server("--model-store", store, "--model-control-mode=explicit")
     server.wait_until(lambda: server.status("/v2/health/live") == 200)

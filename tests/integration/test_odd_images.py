@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from running import Server, Serving
 
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
-from graphkiln_backend.graph.preprocess import CONFIG_LINE
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_backend.images.decoding import load_sample, open_image
 from graphkiln_client import Client
 
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     store = write_store(folder)
     for model in MODELS:
         with (store / model / "config.pbtxt").open("a") as config:
-            config.write(CONFIG_LINE)
+            config.write(ACCEPT_IMAGES_LINE)
     with Serving(folder, "--model-store", store) as running:
         running.wait_ready()
         yield running

@@ -19,7 +19,7 @@ from running import Server, Serving, run_command
 from graphkiln.story.digits import digit_image
 from graphkiln.training.scenes import Scene, compose_scenes, digit_rows
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.preprocess import CONFIG_LINE
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_client import Client, Detection
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -33,7 +33,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterat
     folder = tmp_path_factory.mktemp("detector")
     shutil.copytree(repository / "model_repository" / NAME, folder / "store" / NAME)
     with (folder / "store" / NAME / "config.pbtxt").open("a") as config:
-        config.write(CONFIG_LINE)
+        config.write(ACCEPT_IMAGES_LINE)
     with Serving(folder, "--model-store", folder / "store") as running:
         running.wait_ready()
         yield running

@@ -20,7 +20,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking, Task
 
 # The key of config.pbtxt's `parameters` under which the contracts are published, as JSON.
-PARAMETER = "contracts"
+CONTRACTS = "contracts"
 
 # The key under which the digest of each version's graph and weights is published: an object of JSON, by version.
 GRAPHS = "graphs"
@@ -78,7 +78,7 @@ class Contracts:
     def __post_init__(self) -> None:
         for version, digest in self.versions.items():
             if digest not in self.contracts:
-                raise ManifestError(f"{PARAMETER}: the contract {digest} of version {version} is missing")
+                raise ManifestError(f"{CONTRACTS}: the contract {digest} of version {version} is missing")
 
     @classmethod
     def of(cls, versions: Mapping[str, Contract]) -> Contracts:
@@ -93,7 +93,7 @@ class Contracts:
         Raises:
             ManifestError: Not JSON, or no contracts; the message names the bad key.
         """
-        return decode_json(cls, text, what="the contracts", path=PARAMETER)
+        return decode_json(cls, text, what="the contracts", path=CONTRACTS)
 
     def to_json(self) -> str:
         """The contracts as one line of JSON."""

@@ -1,4 +1,4 @@
-"""Preprocessing of images: the spec, geometry and normalization in numpy, and names of image models.
+"""Preprocessing of images: the spec, geometry and normalization in numpy.
 
 Written by converters, published by the server in `config.pbtxt`, executed by the client. Decoding and resizing
 need Pillow and live in `graphkiln_backend.images`; geometry and normalization are here, once.
@@ -11,51 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from graphkiln_backend.graph.decoding import OMIT_DEFAULT, decode_json, encode_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.modules import LazyModule
-
-# The model beside a model that takes encoded images in the place of its tensor: its name, and its input.
-#
-# A model `cats` whose config.pbtxt says `accept_images` is served under its own name, and also as
-# `cats.images`, whose one input is an encoded image and whose outputs are those of `cats`.
-
-# The key of config.pbtxt's `parameters` that asks for it: `true` or `false`.
-ACCEPT_IMAGES = "accept_images"
-
-# The line of config.pbtxt that asks for it.
-CONFIG_LINE = f'parameters {{ key: "{ACCEPT_IMAGES}" value {{ string_value: "true" }} }}'
-
-# The key under which the server publishes the name of the model that takes images, for clients.
-PUBLISHED = "image_model"
-
-# The key under which that model says whose images it takes.
-TENSOR_MODEL = "tensor_model"
-
-# The key under which it says how large the tensor is that it makes of an image.
-SAMPLE_BYTES = "image_sample_bytes"
-
-# Its input: BYTES, an encoded image in each element.
-INPUT = "IMAGE"
-
-_SUFFIX = ".images"
-_VALUES = {"true": True, "false": False}
-
-
-def image_model_name(model: str) -> str:
-    """Return the name of the model that takes encoded images for another one."""
-    return f"{model}{_SUFFIX}"
-
-
-def accepts_images(value: str) -> bool:
-    """Parse a value of `accept_images`; an empty one is false.
-
-    Raises:
-        RepositoryError: It is neither `true` nor `false`.
-    """
-    if value and value not in _VALUES:
-        raise RepositoryError(f"parameters: {ACCEPT_IMAGES} must be true or false, got '{value}'")
-    return _VALUES.get(value, False)
-
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,8 +21,7 @@ else:
     np = LazyModule("numpy")
 
 # The key of config.pbtxt's `parameters` under which the spec is published, as JSON.
-PARAMETER = "preprocess"
-
+PREPROCESS = "preprocess"
 
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 
@@ -177,7 +133,7 @@ class Preprocess:
         Raises:
             ManifestError: Not JSON, or not a spec; the message names the bad key.
         """
-        return decode_json(cls, text, what="the preprocess spec", path=PARAMETER)
+        return decode_json(cls, text, what="the preprocess spec", path=PREPROCESS)
 
     def to_json(self) -> str:
         """The spec as one line of JSON."""

@@ -188,7 +188,7 @@ def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
 
 
 # The key of config.pbtxt's `parameters` under which it is published, as JSON.
-PARAMETER = "task"
+TASK = "task"
 
 # What clients and the command line call it, by the kind of a task.
 VERBS = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
@@ -301,7 +301,7 @@ def read_task(text: str) -> Task:
     Raises:
         ManifestError: Not JSON, or no task; the message names the bad key.
     """
-    task: Task = decode_value(Task, parse_json(text, what="the task"), path=PARAMETER)
+    task: Task = decode_value(Task, parse_json(text, what="the task"), path=TASK)
     return task
 
 
@@ -340,7 +340,7 @@ def check_task(task: Task | None, labels: Sequence[str], signature: Signature, o
     for key, name, wanted in _outputs(task):
         if name not in specs:
             raise ManifestError(
-                f"'{PARAMETER}.{key}' names the output '{name}', which the graph does not have",
+                f"'{TASK}.{key}' names the output '{name}', which the graph does not have",
                 hint=f"it has {', '.join(map(str, signature.outputs))}",
             )
         _check_output(specs[name], wanted, key)
@@ -368,4 +368,4 @@ def _check_output(spec: TensorSpec, wanted: Mapping[str, Any], key: str) -> None
     if not fits:
         types = " or ".join(map(str, wanted["types"]))
         size = f", {last} in the last" if last else ""
-        raise ManifestError(f"'{PARAMETER}.{key}' must name {types} of {wanted['rank']} dimensions{size}, got {spec}")
+        raise ManifestError(f"'{TASK}.{key}' must name {types} of {wanted['rank']} dimensions{size}, got {spec}")

@@ -17,16 +17,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from graphkiln_backend.engines.base import GraphLevel, SessionTuning
-from graphkiln_backend.graph.contract import GRAPHS
-from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
+from graphkiln_backend.graph.contract import CONTRACTS, GRAPHS
 from graphkiln_backend.graph.device import Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import PUBLISHED as IMAGE_MODEL
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING
+from graphkiln_backend.graph.preprocess import PREPROCESS
+from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.graph.text import did_you_mean, read_size
 from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
 from graphkiln_backend.repository.model_config import Accelerator, ModelConfig

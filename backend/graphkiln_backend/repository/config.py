@@ -18,10 +18,9 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING
+from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.repository.batch_tensors import (
     SequenceTensors,
     check_batch_tensors,

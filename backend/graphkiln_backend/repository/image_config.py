@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
-from graphkiln_backend.graph.contract import Contracts
+from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.preprocess import (
+from graphkiln_backend.graph.image_model import (
     ACCEPT_IMAGES,
-    INPUT,
-    PUBLISHED,
-    SAMPLE_BYTES,
+    IMAGE_INPUT,
+    IMAGE_MODEL,
+    IMAGE_SAMPLE_BYTES,
     TENSOR_MODEL,
     image_model_name,
 )
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING
+from graphkiln_backend.graph.preprocess import PREPROCESS
+from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.repository.config import ModelConfigProto, pb
 from graphkiln_backend.repository.model_config import ModelConfig, tensor_bytes
 
@@ -48,7 +46,7 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
         name=image_model_name(tensor_model.name), backend="python", max_batch_size=tensor_model.max_batch_size
     )
     batched = tensor_model.max_batch_size > 0
-    config.input.add(name=INPUT, data_type=pb.TYPE_STRING, dims=[1 if batched else _whole_images(tensor_model)])
+    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1 if batched else _whole_images(tensor_model)])
     config.output.extend(tensor_model.output)
     config.version_policy.CopyFrom(tensor_model.version_policy)
     if tensor_model.max_batch_size > 1:
@@ -61,13 +59,13 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
     config.parameters[TENSOR_INPUT].string_value = tensor_model.input[0].name
     config.parameters[_PARTS].string_value = str(_parts(tensor_model, has_gpu=has_gpu))
     config.parameters[_RANK].string_value = str(len(tensor_model.input[0].dims) + batched)
-    config.parameters[SAMPLE_BYTES].string_value = str(tensor_bytes(tensor_model.input[0]))
+    config.parameters[IMAGE_SAMPLE_BYTES].string_value = str(tensor_bytes(tensor_model.input[0]))
     return config
 
 
 def publish_image_model(config: ModelConfigProto) -> None:
     """Say in a model's configuration which model takes its images."""
-    config.parameters[PUBLISHED].string_value = image_model_name(config.name)
+    config.parameters[IMAGE_MODEL].string_value = image_model_name(config.name)
 
 
 def is_stacked(config: ModelConfigProto) -> bool:

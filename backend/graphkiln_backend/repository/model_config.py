@@ -16,7 +16,7 @@ from typing import Any
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.preprocess import SAMPLE_BYTES
+from graphkiln_backend.graph.image_model import IMAGE_SAMPLE_BYTES
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, parse_json, read_config
 
 # CPU instances of a group that names no count; one for every other backend. Source: Triton core,
@@ -218,7 +218,7 @@ def _accelerator(block: Any) -> Accelerator:
 
 def _sample_bytes(config: ModelConfigProto) -> int:
     """Bytes of one sample that an image model passes on through shared memory."""
-    text = config.parameters[SAMPLE_BYTES].string_value if SAMPLE_BYTES in config.parameters else ""
+    text = config.parameters[IMAGE_SAMPLE_BYTES].string_value if IMAGE_SAMPLE_BYTES in config.parameters else ""
     return int(text) if text.isdigit() else 0
 
 

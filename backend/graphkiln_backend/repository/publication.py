@@ -15,14 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphkiln_backend.graph.contract import GRAPHS, PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.contract import CONTRACTS, GRAPHS, Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import PARAMETER as TASK
-from graphkiln_backend.graph.task import RANKING, Ranking, is_classification, read_labels, read_task
+from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
+from graphkiln_backend.graph.task import RANKING, TASK, Ranking, is_classification, read_labels, read_task
 from graphkiln_backend.repository.config import ModelConfigProto, select_versions
 from graphkiln_backend.repository.version import (
     ModelVersion,
@@ -72,13 +70,13 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
             it is loaded, and takes no other with it.
         served: Numbers of the versions that will be served; by default those that the version policy selects.
     """
-    for key in (PARAMETER, GRAPHS):
+    for key in (CONTRACTS, GRAPHS):
         config.parameters.pop(key, None)
     versions = _read_versions(model)
     if not any(version.contract.says_something for version in versions):
         return
     contracts = {str(version.number): version.contract for version in versions if version.has_manifest}
-    config.parameters[PARAMETER].string_value = Contracts.of(contracts).to_json()
+    config.parameters[CONTRACTS].string_value = Contracts.of(contracts).to_json()
     graphs = {str(version.number): version.graph for version in versions if version.has_manifest}
     config.parameters[GRAPHS].string_value = encode_json(graphs)
     numbers = select_versions(config, [version.number for version in versions]) if served is None else served
@@ -101,8 +99,8 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
         RepositoryError: The server publishes something else than the version's contract.
         ManifestError: What is published cannot be read.
     """
-    if PARAMETER in config.parameters:
-        found = Contracts.from_json(config.parameters[PARAMETER].string_value).find(str(number))
+    if CONTRACTS in config.parameters:
+        found = Contracts.from_json(config.parameters[CONTRACTS].string_value).find(str(number))
         if found != version.contract:
             raise _unpublished(config.name, number, version)
         return

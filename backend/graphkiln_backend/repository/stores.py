@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from graphkiln_backend.graph.preprocess import image_model_name
+from graphkiln_backend.graph.image_model import image_model_name
 from graphkiln_backend.graph.text import fault_in_served_name
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES, accepts_images, image_model_name
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, accepts_images, image_model_name
 from graphkiln_backend.images.formats import FORMATS
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.image_config import image_config, publish_image_model

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.graph.preprocess import ACCEPT_IMAGES
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_tensors import withhold_text_id
 from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions

@@ -24,12 +24,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from graphkiln_backend.graph.contract import PARAMETER as CONTRACTS
-from graphkiln_backend.graph.contract import REQUEST_PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.contract import CONTRACTS, REQUEST_PARAMETER, Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, InvalidInput, ModelNotFound, ModelNotReady
-from graphkiln_backend.graph.preprocess import INPUT, TENSOR_MODEL, Preprocess
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.image_model import IMAGE_INPUT, TENSOR_MODEL
+from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
 from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json
@@ -185,9 +184,9 @@ class ImageExecutor:
         if self._contract:
             check_contract(request.parameters(), self._contract)
         for tensor in request.inputs():
-            if tensor.name() == INPUT:
+            if tensor.name() == IMAGE_INPUT:
                 return [bytes(element) for element in tensor.as_numpy().reshape(-1)]
-        raise InvalidInput(f"the request has no input '{INPUT}'")
+        raise InvalidInput(f"the request has no input '{IMAGE_INPUT}'")
 
     def _requested(self, request: InferenceRequest) -> tuple[str, ...]:
         requested = request.requested_output_names()

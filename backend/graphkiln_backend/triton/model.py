@@ -23,7 +23,7 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.graph.contract import PARAMETER
+from graphkiln_backend.graph.contract import CONTRACTS
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.text import bounded
@@ -131,7 +131,7 @@ class TritonPythonModel:
         self._session = proven.session
 
         # What executes requests on it.
-        contract = deployment.version.contract.digest if PARAMETER in config.parameters else ""
+        contract = deployment.version.contract.digest if CONTRACTS in config.parameters else ""
         executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | Refusal = executor
         if sequence:

@@ -15,7 +15,8 @@ from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ProtocolError
-from graphkiln_backend.graph.preprocess import PUBLISHED, Letterbox, Preprocess
+from graphkiln_backend.graph.image_model import IMAGE_MODEL
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
@@ -62,7 +63,7 @@ class Server(FakeTransport):
         elif task:
             parameters = {"preprocess": {"string_value": SPEC.to_json()}, "task": {"string_value": encode_json(task)}}
         if encoded:
-            parameters[PUBLISHED] = {"string_value": "m.images"}
+            parameters[IMAGE_MODEL] = {"string_value": "m.images"}
         self.changes = changes
         super().__init__(
             {

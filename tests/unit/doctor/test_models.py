@@ -21,7 +21,7 @@ from graphkiln.doctor.models import (
     need_of,
     size_of,
 )
-from graphkiln_backend.graph.preprocess import CONFIG_LINE
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_backend.repository import importers
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
@@ -208,7 +208,7 @@ def test_one_model_in_the_place_of_a_store(tmp_path: Path) -> None:
 def test_what_decodes_images_for_a_model_counts(store: Path) -> None:
     plain = need_of(store / "digits")
     with (store / "digits" / "config.pbtxt").open("a") as config:
-        config.write(CONFIG_LINE)
+        config.write(ACCEPT_IMAGES_LINE)
     need = need_of(store / "digits")
     assert need.instances >= plain.instances + 2
     assert need.shared_bytes >= plain.shared_bytes + (2 << 20)

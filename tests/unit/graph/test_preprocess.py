@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.preprocess import Letterbox, Preprocess, accepts_images, image_model_name
+from graphkiln_backend.graph.image_model import accepts_images, image_model_name
+from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.text import fault_in_served_name
 
 

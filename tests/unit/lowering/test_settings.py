@@ -15,7 +15,7 @@ from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.graph.device import CPU, Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.preprocess import PARAMETER as PREPROCESS
+from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import SESSION_KEYS, TRITON_KEYS, Choice, Override, Settings, parse_override

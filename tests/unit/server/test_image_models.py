@@ -12,7 +12,8 @@ import pytest
 import zoo
 from fake_repository import FakeTriton
 
-from graphkiln_backend.graph.preprocess import CONFIG_LINE, Preprocess
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import BACKEND, ModelConfigProto, read_config
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.image_models import ExplicitImages, add_image_models, describe_images
@@ -138,7 +139,7 @@ class Setup:
         shutil.copytree(digits, self.store / "digits")
         self.config = self.store / "digits" / "config.pbtxt"
         self.written = self.config.read_text()
-        self.configure(f"{self.written}\n{CONFIG_LINE}\n")
+        self.configure(f"{self.written}\n{ACCEPT_IMAGES_LINE}\n")
         self.triton = FakeTriton(self.store)
         self.mirror = Mirror(folder / "images")
         self.images = ExplicitImages(stores=[self.store], mirror=self.mirror, control=self.triton, load_timeout_s=5)
@@ -193,7 +194,9 @@ def test_a_model_that_no_longer_accepts_images(setup: Setup) -> None:
 
 
 def test_a_model_that_can_have_none(setup: Setup, logged: list[str]) -> None:
-    setup.configure(f"{setup.written}\n{CONFIG_LINE}\nsequence_batching {{ }}\n".replace("dynamic_batching {\n}", ""))
+    setup.configure(
+        f"{setup.written}\n{ACCEPT_IMAGES_LINE}\nsequence_batching {{ }}\n".replace("dynamic_batching {\n}", "")
+    )
     assert setup.follow({"digits": (1,)}) == []
     assert "takes no encoded images" in setup.placeholder()
     assert any(message.startswith(f"{TAKER} is not served") for message in logged)

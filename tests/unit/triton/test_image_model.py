@@ -13,7 +13,7 @@ from fake_triton import Tensor, TritonError, TritonModelException
 from google.protobuf import json_format
 from PIL import Image
 
-from graphkiln_backend.graph.contract import PARAMETER, Contract, Contracts
+from graphkiln_backend.graph.contract import CONTRACTS, Contract, Contracts
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import ModelConfigProto
@@ -28,7 +28,7 @@ def tensor_config(contracts: Contracts) -> ModelConfigProto:
     config = ModelConfigProto(name="cats", backend="graphkiln", max_batch_size=4)
     config.input.add(name="x", data_type=2, dims=[1, 2, 2])
     config.output.add(name="y", data_type=11, dims=[1])
-    config.parameters[PARAMETER].string_value = contracts.to_json()
+    config.parameters[CONTRACTS].string_value = contracts.to_json()
     return config
 
 

@@ -16,7 +16,8 @@ from typing import TypeVar
 from graphkiln_backend.graph.contract import ContractChanged
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ModelNotReady, ProtocolError
-from graphkiln_backend.graph.preprocess import INPUT, Preprocess
+from graphkiln_backend.graph.image_model import IMAGE_INPUT
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import ImageLike, Prepared, describe, upright_size
 from graphkiln_client.preparing import Form, batch_of, check_form, choose_encoded, prepare, to_tensor
 from graphkiln_client.published import ALL_CLASSES, Labels, ServedVersion, parse_labels, published_tensor_model
@@ -182,7 +183,7 @@ class ImageRequests:
                 sizes = await self._transport.compute(lambda: [*map(upright_size, encoded.values())])
             batch = _Batch(
                 indices=[*encoded],
-                inputs={INPUT: to_tensor(encoded.values(), batched=served.is_batching)},
+                inputs={IMAGE_INPUT: to_tensor(encoded.values(), batched=served.is_batching)},
                 batched=served.takes_several,
                 encoded=True,
                 sizes=sizes,
