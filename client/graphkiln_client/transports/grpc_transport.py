@@ -13,7 +13,7 @@ import grpc
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.admin_key import needs_admin_key
-from graphkiln_client.transports import limits as failures
+from graphkiln_client.transports import failures
 from graphkiln_client.transports.base import Call, Deadline
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.grpc_wire import GrpcRequest, GrpcWire, grpc_error, parse_response

@@ -28,7 +28,8 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.text import without_traceback
 from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse, RequestedOutput, SharedTensor
-from graphkiln_client.transports.limits import DOCUMENT_LIMIT, WHAT_IS_SERVED, too_large
+from graphkiln_client.transports.failures import WHAT_IS_SERVED
+from graphkiln_client.transports.limits import DOCUMENT_LIMIT, too_large
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 _SERVICE = "/inference.GRPCInferenceService/"

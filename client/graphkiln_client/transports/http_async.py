@@ -10,7 +10,7 @@ from typing import TypeVar
 import aiohttp
 import yarl
 
-from graphkiln_client.transports import limits as failures
+from graphkiln_client.transports import failures
 from graphkiln_client.transports.base import Call, Deadline
 from graphkiln_client.transports.endpoint import Compression, Endpoint
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire

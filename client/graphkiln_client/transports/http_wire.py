@@ -37,9 +37,9 @@ from graphkiln_client.transports.base import (
     SharedTensor,
 )
 from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.failures import WHAT_IS_SERVED
 from graphkiln_client.transports.limits import (
     DOCUMENT_LIMIT,
-    WHAT_IS_SERVED,
     check_json,
     infer_limit,
 )

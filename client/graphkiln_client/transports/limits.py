@@ -1,4 +1,4 @@
-"""Bounds of what is read of a response, and the errors of a connection, in the same words for every transport.
+"""Bounds of what is read of a response, the same for every transport.
 
 A server may be broken, or another one than the user took it for.
 """
@@ -8,57 +8,8 @@ from __future__ import annotations
 import os
 import zlib
 
-from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput, ProtocolError
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import KIB, MIB, format_size
-from graphkiln_client.transports.base import Deadline
-from graphkiln_client.transports.endpoint import Endpoint
-
-# With TLS 1.3 all that a client sees of it is a connection that is closed.
-_NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
-_SECURED = {True: "with", False: "without"}
-
-WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"
-
-
-def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None = None) -> DeadlineExceeded:
-    """The time for the whole call is over."""
-    return DeadlineExceeded(f"no response from {endpoint} within {deadline.timeout_s:g} s", status=status)
-
-
-def disconnected(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
-    """The connection ended before the response was complete."""
-    return ConnectionFailed(f"{endpoint} closed the connection: {error}", hint=_hint(endpoint, ""))
-
-
-def untrusted(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
-    """The server's certificate cannot be verified."""
-    return ConnectionFailed(f"cannot trust {endpoint}: {error}", hint="check its certificate")
-
-
-def tls_failed(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
-    """The TLS handshake failed."""
-    hint = "is it an http:// server?" if "CERTIFICATE" not in str(error).upper() else _NO_CERTIFICATE
-    return ConnectionFailed(f"TLS handshake with {endpoint} failed: {error}", hint=hint)
-
-
-def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -> ConnectionFailed:
-    """No server listens at the address, or there is no way to it."""
-    hint = "is the server running? graphkiln health --url URL"
-    if endpoint.scheme.startswith("grpc"):
-        hint = f"is a server running there, and is it its gRPC port, {_SECURED[endpoint.is_secure]} TLS? Usually 8001"
-    if "Socket closed" in str(reason):  # gRPC's word for a connection that ended right after it was made
-        hint = _hint(endpoint, hint)
-    return ConnectionFailed(f"cannot reach {endpoint}: {reason}", hint=hint, status=status)
-
-
-def not_http(endpoint: Endpoint, error: Exception) -> ProtocolError:
-    """The response is not HTTP."""
-    return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}", hint="is it the gRPC port? grpc://HOST:PORT")
-
-
-def _hint(endpoint: Endpoint, otherwise: str) -> str:
-    return _NO_CERTIFICATE if endpoint.is_secure and not endpoint.client_cert else otherwise
-
 
 VARIABLE = "GRAPHKILN_MAX_RESPONSE_MIB"
 INFER_LIMIT = 256 * MIB  # of a response with tensors, unless the environment says otherwise
