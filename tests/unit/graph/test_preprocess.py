@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.image_model import accepts_images, image_model_name
+from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_backend.graph.text import fault_in_served_name
 
 
 @pytest.mark.parametrize(
@@ -242,21 +240,3 @@ def test_the_numbers_are_those_of_every_pixel_alone(layout: Any, channels: int) 
     sample = Preprocess(layout=layout, color=color, mean=mean, std=std).normalize(pixels)
     alone = (pixels.astype(np.float32) / np.float32(255) - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     np.testing.assert_array_equal(sample, alone if layout == "HWC" else alone.transpose(2, 0, 1))
-
-
-# The name of the model that takes images, and how config.pbtxt asks for it.
-
-
-def test_its_name_can_be_served() -> None:
-    assert image_model_name("cats") == "cats.images"
-    assert not fault_in_served_name(image_model_name("cats"))
-
-
-@pytest.mark.parametrize(("value", "accepts"), [("true", True), ("false", False), ("", False)])
-def test_the_value_decides(value: str, accepts: bool) -> None:
-    assert accepts_images(value) is accepts
-
-
-def test_another_value_is_refused() -> None:
-    with pytest.raises(RepositoryError, match="accept_images must be true or false, got 'yes'"):
-        accepts_images("yes")
