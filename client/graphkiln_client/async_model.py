@@ -1,4 +1,7 @@
-"""`AsyncModel`: a model on a server, as event loops use it."""
+"""`AsyncModel`: a model on a server, as event loops use it.
+
+What lies between an image and its answer is in `image_requests`.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,7 @@ class AsyncModel:
 
     async def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
         """See `Model.repeatable`."""
-        return await self._remote.prepare(inputs)
+        return await self._remote.encode_once(inputs)
 
     async def classify(
         self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()

@@ -1,4 +1,7 @@
-"""`Client`: a connection to a server. The asynchronous client, driven to the end of each call by its caller."""
+"""`Client`: a connection to a server. The asynchronous client, driven to the end of each call by its caller.
+
+What lies between an image and its answer is in `image_requests`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class Client(Closeable):
 
     Args:
         url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
-        timeout_s: Seconds that one call may take, all its attempts together; also sent to the server.
+        timeout_s: Seconds that one request to the server may take, its retries together; also sent to the server.
+            `classify` and the like may make several, each with this time.
         max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
         compression: How requests are compressed; worth it over slow networks only.
         fetch_urls: Allow images to be given as `https://` URLs.

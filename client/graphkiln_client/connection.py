@@ -19,7 +19,7 @@ class Connection:
 
     Args:
         transport: Sends them once.
-        timeout_s: Seconds that one call may take, all its attempts together.
+        timeout_s: Seconds that each call may take, all its attempts together.
         max_retries: Further attempts after a failure that may pass.
     """
 
@@ -47,8 +47,8 @@ class Connection:
         binary = "binary_tensor_data" in (self._extensions or await self.extensions())
         return await self._attempt(lambda left_s: self.wire.infer(request, left_s, binary=binary))
 
-    async def prepare(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
-        """Encode an inference once.
+    async def encode_once(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
+        """Encode an inference for many sendings.
 
         Returns:
             A function that sends it, as often as it is called, without retries.

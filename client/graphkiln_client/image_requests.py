@@ -1,9 +1,15 @@
-"""From images to labelled answers: the way of every request that is made of images.
+"""Requests that are made of images, from the images to labelled answers.
 
     published version -> encoded images, or samples of one shape -> request -> outputs of each image -> answers
 
-A version can be replaced between the request for what it publishes and a request made accordingly. The digest of the
-contract in the request has the server refuse it then; images are prepared again for the version that answers now.
+Three recoveries are on this way, the innermost first:
+
+- `Connection` sends a request again after a failure that may pass: no connection, overload, not ready.
+- `_ask_encoded`, where the server refuses encoded images: they are decoded here and sent as tensors; or, where the
+  caller wants them encoded, one by one.
+- `answer`, where another version answers than the one that a request was made for: images are prepared again for that
+  version. It can be replaced between the request for what it publishes and a request made accordingly; the digest of
+  the contract in the request has the server refuse it then.
 """
 
 from __future__ import annotations
@@ -34,9 +40,9 @@ _BETWEEN_VERSIONS_S = 0.05
 class _StaleVersion(Exception):
     """Another version answers than the one that a request was made for; empty where the server does not name it."""
 
-    def __init__(self, answered: str = "") -> None:
-        super().__init__(answered)
-        self.answered = answered
+    def __init__(self, answering_version: str = "") -> None:
+        super().__init__(answering_version)
+        self.answering_version = answering_version
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +52,7 @@ class _Batch:
     Attributes:
         indices: Their places among the caller's images.
         inputs: Input tensors by name.
-        batched: True if tensors have a batch dimension.
+        batched: True if each output has a row for each image.
         encoded: True if the images are sent encoded.
         sizes: Height and width of each upright image; empty where the task needs none.
     """
@@ -87,7 +93,7 @@ class ImageRequests:
         self._form = form
         self._served: ServedVersion | None = None
         self._image_model: RemoteModel | None = None
-        self._answered = ""
+        self._answering_version = ""
 
     async def preprocess(self) -> Preprocess:
         """The preprocess spec: the given one, or the published one.
@@ -122,7 +128,8 @@ class ImageRequests:
             except _StaleVersion as stale:
                 if self._served is served:  # else another task has seen to it
                     self._remote.forget()
-                    self._served, self._image_model, self._answered = None, None, stale.answered
+                    self._served, self._image_model = None, None
+                    self._answering_version = stale.answering_version
                 await self._transport.sleep(attempt * _BETWEEN_VERSIONS_S)
         raise ModelNotReady(
             f"'{self._remote.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
@@ -134,7 +141,7 @@ class ImageRequests:
     ) -> list[T | ClientError]:
         _check(served, task)
         answers: dict[int, T | ClientError] = {}
-        if encoded := await self._choose_encoded(served, images):
+        if encoded := await self._encoded_where_accepted(served, images):
             by_index = await self._ask_encoded(served, images, task, encoded)
             answers.update(by_index)
         rest = {index: image for index, image in enumerate(images) if index not in answers}
@@ -147,14 +154,14 @@ class ImageRequests:
                 by_shape.setdefault(sample.sample.shape, {})[index] = sample
         for group in by_shape.values():
             try:
-                answered = await self._ask(served, images, task, _tensor_batch(served, group))
-                answers.update(answered)
+                of_group = await self._ask(served, images, task, _tensor_batch(served, group))
+                answers.update(of_group)
             except ClientError as error:
                 answers.update(dict.fromkeys(group, error))
         return [answers[index] for index in range(len(images))]
 
-    async def _choose_encoded(self, served: ServedVersion, images: Sequence[ImageLike]) -> dict[int, bytes]:
-        """The images that are sent encoded, by index.
+    async def _encoded_where_accepted(self, served: ServedVersion, images: Sequence[ImageLike]) -> dict[int, bytes]:
+        """The images that are sent encoded, by index; none where the model takes none.
 
         Raises:
             InvalidInput: The caller wants images to be sent so, and the model takes none.
@@ -181,9 +188,11 @@ class ImageRequests:
             sizes: Sequence[tuple[int, int]] = []
             if task.in_pixels:
                 sizes = await self._transport.compute(lambda: [*map(upright_size, encoded.values())])
+            # The input of encoded images has a batch dimension where Triton adds one: `max_batch_size`. The outputs are
+            # those of the tensor model: they have one where its tensor has, be it declared or added.
             batch = _Batch(
                 indices=[*encoded],
-                inputs={IMAGE_INPUT: to_tensor(encoded.values(), batched=served.is_batching)},
+                inputs={IMAGE_INPUT: to_tensor(encoded.values(), batch_dimension=served.is_batching)},
                 batched=served.takes_several,
                 encoded=True,
                 sizes=sizes,
@@ -220,9 +229,7 @@ class ImageRequests:
         response = await self._infer(served, batch, dict.fromkeys(names, PLAIN), request_id)
         latency_ms = (time.perf_counter() - begun) * 1e3
         columns = [split_samples(response, name, len(batch.indices), batched=batch.batched) for name in names]
-        for name in task.labelled_outputs(served):
-            if served.known_labels(name) is None:
-                served.labels[name] = await self._request_labels(served, batch, name)
+        await self._learn_labels(served, batch, task)
         reply = Reply(
             sources=[describe(images[index]) for index in batch.indices],
             sizes=batch.sizes,
@@ -233,6 +240,12 @@ class ImageRequests:
             latency_ms=latency_ms,
         )
         return dict(zip(batch.indices, task.read(served, reply), strict=True))
+
+    async def _learn_labels(self, served: ServedVersion, batch: _Batch, task: ImageTask[T]) -> None:
+        """Request the labels that the task needs and no contract names: once per version, kept in `served.labels`."""
+        for name in task.labelled_outputs(served):
+            if served.known_labels(name) is None:
+                served.labels[name] = await self._request_labels(served, batch, name)
 
     async def _request_labels(self, served: ServedVersion, batch: _Batch, output: str) -> Labels:
         """Labels of an output by the classification extension, for one image of a batch.
@@ -292,7 +305,7 @@ class ImageRequests:
             InvalidInput: The model takes the encoded images of another model.
         """
         if self._served is None:
-            served = await self._read(self._remote, self._answered)
+            served = await self._read(self._remote, self._answering_version)
             if tensor_model := published_tensor_model(served.config):
                 raise InvalidInput(
                     f"'{self._remote.name}' is the way of encoded images into '{tensor_model}'",
@@ -302,14 +315,14 @@ class ImageRequests:
             return served
         return self._served
 
-    async def _read(self, remote: RemoteModel, answered: str) -> ServedVersion:
+    async def _read(self, remote: RemoteModel, answering_version: str) -> ServedVersion:
         metadata, config = await remote.metadata(), await remote.config()
         return ServedVersion.read(
             remote.name,
             remote.version,
             metadata,
             config,
-            answered=answered,
+            answering_version=answering_version,
             preprocess=self._given_preprocess,
             labels=self._given_labels,
         )
@@ -321,7 +334,7 @@ def _check(served: ServedVersion, task: ImageTask[T]) -> None:
     Raises:
         InvalidInput: It does not.
     """
-    _ = task.outputs(served), served.image_input, served.preprocess
+    _ = task.outputs(served), served.image_input, served.preprocess  # each raises
 
 
 def _tensor_batch(served: ServedVersion, group: Mapping[int, Prepared]) -> _Batch:
@@ -345,7 +358,7 @@ def split_samples(response: InferResponse, output: str, count: int, *, batched: 
         response: The response.
         output: Name of the output.
         count: How many samples were sent.
-        batched: True if tensors have a batch dimension.
+        batched: True if it has a row for each of them.
 
     Raises:
         ProtocolError: The output is missing, or has another number of samples.

@@ -1,4 +1,7 @@
-"""`Model`: a model on a server. The asynchronous model, driven to the end of each call by its caller."""
+"""`Model`: a model on a server. The asynchronous model, driven to the end of each call by its caller.
+
+What lies between an image and its answer is in `image_requests`.
+"""
 
 from __future__ import annotations
 

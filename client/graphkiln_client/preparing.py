@@ -77,7 +77,10 @@ def batch_of(samples: Sequence[AnyArray]) -> AnyArray:
 def choose_encoded(
     images: Sequence[ImageLike], form: Form, spec: Preprocess, *, fetch_timeout_s: float | None
 ) -> dict[int, bytes]:
-    """Choose the images that are sent encoded; those that cannot be read are left to `prepare`, whose error says why.
+    """Choose the images that are sent encoded; the others are left to `prepare`.
+
+    `prepare` reads those files, and downloads those URLs, once more: bytes that are not sent are not kept. It also says
+    why an image cannot be read, so that the error of the first attempt is not needed.
 
     Args:
         images: The images.
@@ -97,11 +100,11 @@ def choose_encoded(
     return chosen
 
 
-def to_tensor(encoded: Collection[bytes], *, batched: bool) -> AnyArray:
+def to_tensor(encoded: Collection[bytes], *, batch_dimension: bool) -> AnyArray:
     """The input of encoded images: BYTES `[images, 1]`, or `[images]` for a model without batches."""
     elements = np.empty(len(encoded), dtype=object)
     elements[:] = [*encoded]
-    return elements.reshape(-1, 1) if batched else elements
+    return elements.reshape(-1, 1) if batch_dimension else elements
 
 
 def _read_encoded(image: ImageLike, fetch_timeout_s: float | None) -> bytes | None:

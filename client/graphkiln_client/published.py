@@ -65,7 +65,7 @@ class ServedVersion:
         metadata: Mapping[str, Any],
         config: Mapping[str, Any],
         *,
-        answered: str = "",
+        answering_version: str = "",
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,
     ) -> Self:
@@ -76,7 +76,7 @@ class ServedVersion:
             pinned: The version that requests name; empty for the server's choice.
             metadata: As `check_metadata` returns it.
             config: As `check_config` returns it.
-            answered: The version that answered last, if any.
+            answering_version: The version that answered last, if any.
             preprocess: See `given_preprocess`.
             labels: See `given_labels`.
 
@@ -84,7 +84,7 @@ class ServedVersion:
             InvalidInput: `pinned` is not a version number.
             ProtocolError: The contracts are malformed.
         """
-        version = pinned or answered or newest_version(metadata)
+        version = pinned or answering_version or newest_version(metadata)
         contracts = published_contracts(model, config)
         if contracts and pinned:
             _check_number(model, pinned, metadata)

@@ -47,7 +47,7 @@ class RemoteModel:
         self._config: dict[str, Any] | None = None
 
     def beside(self, name: str) -> RemoteModel:
-        """Another model, of which nothing was requested yet, by the same way."""
+        """A fresh `RemoteModel` on this connection, nothing of it requested yet: another one, or this one anew."""
         return RemoteModel(self.connection, name, self.version, self._regions)
 
     def forget(self) -> None:
@@ -115,8 +115,8 @@ class RemoteModel:
         request = self._request(inputs, outputs=outputs, request_id=request_id, contract=contract)
         return await self._infer_shared(request) if self._regions else await self.connection.infer(request)
 
-    async def prepare(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
-        """Encode a request once; the returned function sends it, without retries.
+    async def encode_once(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
+        """Encode a request for many sendings; the returned function sends it, without retries.
 
         Args:
             inputs: As for `infer`.
@@ -125,7 +125,7 @@ class RemoteModel:
             ClientError: The inputs cannot be sent.
         """
         request = self._request(inputs)
-        return (lambda: self._infer_shared(request)) if self._regions else await self.connection.prepare(request)
+        return (lambda: self._infer_shared(request)) if self._regions else await self.connection.encode_once(request)
 
     def _request(self, inputs: Mapping[str, Any], **options: Any) -> InferRequest:
         arrays = {name: _to_array(name, given) for name, given in inputs.items()}

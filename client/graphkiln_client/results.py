@@ -62,7 +62,8 @@ class Result:
         model: The model that ran.
         version: Its version.
         request_id: The id that the request carried.
-        latency_ms: Milliseconds from sending the tensor until the response was there (preprocessing not included).
+        latency_ms: Milliseconds from sending the request until its response was there, with retries and waits before
+            them. Preprocessing counts for images that are sent encoded, where the server does it; not otherwise.
         outputs: Classes by output name, best first; position after position where an output has several.
     """
 

@@ -44,7 +44,7 @@ class Reply:
         model: The model that ran.
         version: Its version.
         request_id: The id that the request carried.
-        latency_ms: Milliseconds from sending the tensors until the response was there.
+        latency_ms: See `Result.latency_ms`.
     """
 
     sources: Sequence[str]

@@ -125,11 +125,11 @@ class TestInfer:
             run(Connection(transport, 10.0, 0).extensions())
 
 
-class TestPrepare:
+class TestEncodeOnce:
     def test_it_is_built_once_and_sent_each_time_with_a_new_deadline(self, clock: list[float]) -> None:
         transport = FakeTransport({"infer": echo})
         connection = Connection(transport, 10.0, 3)
-        send = run(connection.prepare(X))
+        send = run(connection.encode_once(X))
         assert transport.sent("infer") == []
         run(send())
         clock[0] += 5
@@ -140,7 +140,7 @@ class TestPrepare:
 
     def test_it_is_not_tried_again(self) -> None:
         transport = FakeTransport({"infer": [Overloaded("busy", retry_after_s=0), echo]})
-        send = run(Connection(transport, 10.0, 3).prepare(X))
+        send = run(Connection(transport, 10.0, 3).encode_once(X))
         with pytest.raises(Overloaded):
             run(send())
         assert transport.delays_s == []

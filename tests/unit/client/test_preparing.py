@@ -53,8 +53,8 @@ def test_images_are_chosen_by_their_place(tmp_path: Path) -> None:
 
 
 def test_the_tensor_has_an_element_for_each_image() -> None:
-    assert to_tensor([b"a", b"b\0"], batched=True).tolist() == [[b"a"], [b"b\0"]]
-    assert to_tensor([b"a"], batched=False).tolist() == [b"a"]
+    assert to_tensor([b"a", b"b\0"], batch_dimension=True).tolist() == [[b"a"], [b"b\0"]]
+    assert to_tensor([b"a"], batch_dimension=False).tolist() == [b"a"]
 
 
 def test_another_form_is_refused() -> None:

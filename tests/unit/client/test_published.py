@@ -130,7 +130,7 @@ def contracts(**by_version: Contract) -> dict[str, Any]:
 
 def read(version: str = "", answered: str = "", versions: Any = ("1", "2"), **config: Any) -> ServedVersion:
     rows = list(versions) if isinstance(versions, tuple) else versions
-    return ServedVersion.read("m", version, {"versions": rows}, config, answered=answered)
+    return ServedVersion.read("m", version, {"versions": rows}, config, answering_version=answered)
 
 
 class TestServedVersion:

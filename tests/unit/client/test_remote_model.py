@@ -94,7 +94,7 @@ def test_dimensions_that_no_server_could_hold_are_not_sent(shape: tuple[int, ...
     with pytest.raises(InvalidInput, match="cannot be sent"):
         run(remote(transport).infer({"X": empty}, {}, "id"))
     with pytest.raises(InvalidInput, match="cannot be sent"):
-        run(remote(transport).prepare({"X": empty}))
+        run(remote(transport).encode_once({"X": empty}))
     assert transport.inferred() == []
 
 
