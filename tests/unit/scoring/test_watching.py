@@ -15,8 +15,10 @@ from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.events import Event, NodeRefused
 from graphkiln_backend.scoring.fleet import MOST_LOST, RayFleet
-from graphkiln_backend.scoring.outcomes import Blame, Ended, Ready
+from graphkiln_backend.scoring.outcomes import Attempt, Blame, Done, Ended, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.units import Unit
+from graphkiln_backend.scoring.worker import WorkerActor
 
 NODE = Node(id="n", name="node", cores=1, gpus=0)
 
@@ -78,6 +80,7 @@ class Actor:
     """Answers with references that a test has made."""
 
     def __getattr__(self, name: str) -> object:
+        assert hasattr(WorkerActor, name)
         return SimpleNamespace(remote=lambda *_: f"{name} call")
 
 
@@ -104,6 +107,23 @@ def test_what_ray_says_of_a_worker_becomes_a_reason(fleet: RayFleet, monkeypatch
         ended = fleet._collect("w", "one")
         assert ended == Ended(worker="w", blame=blame, reason=reason, committing=frozenset([2]))
         assert fleet._members == {}
+
+
+def test_what_is_computed_is_committed_in_a_call_of_its_own(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = Done(worker="w", attempt=7, report=None)
+    returned = {"compute call": None, "commit call": done, "progress call": 5}
+    monkeypatch.setattr(module.ray, "get", returned.__getitem__)
+    fleet._members["w"] = module._Member(
+        actor=Actor(), node=NODE, heartbeat_call="progress call", calls={}, since=0.0, ready=True
+    )
+    fleet.assign("w", 7, Attempt(unit=Unit(id="u", path="p", part="", rows=1)))
+    assert fleet._collect("w", "compute call") is None
+    assert fleet._members["w"].calls == {"commit call": module._Call(module._Stage.COMMIT, 7)}
+    assert fleet._collect("w", "commit call") == done
+    assert fleet._members["w"].calls == {}
+    fleet._members["w"].since = 0.0
+    assert fleet._collect("w", "progress call") is None
+    assert (fleet._members["w"].progress, fleet._members["w"].since > 0) == (5, True)
 
 
 def test_a_worker_that_stands_still_is_ended_and_one_that_goes_on_is_not(
