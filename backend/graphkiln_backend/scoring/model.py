@@ -44,100 +44,88 @@ from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, ch
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 
-# The proof of a session that has failed, to tell a bad row from a bad worker.
+_PARALLEL = "parallel"  # the setting
+_ROUNDS = 3  # of measuring batch sizes
+_log = logging.getLogger("graphkiln.scoring")
 
 
-def check_session(replay: Replay | None) -> None:
-    """Compute the samples of a session's proof once more. Nothing else may run on it meanwhile.
-
-    A row that fails by itself becomes an error only after that. It does not find a session that answers wrongly without
-    failing: for that `worker.Prover` proves it before each commit.
+def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> ScoringModel:
+    """Find and plan the model of a run.
 
     Args:
-        replay: What to prove; None where nothing can be, which proves nothing.
+        request: The run.
+        cache: Keeps what is converted from the graphs of other frameworks.
+        cores: Cores that a worker computes on, beside decoding images on them.
 
     Raises:
-        GraphkilnError: The session fails, or computes something else.
+        GraphkilnError: The version is not usable, or does not say how an image becomes its input.
     """
-    if replay is None:
-        return
-    outputs = replay.output_subsets[0]
-    replay.judge([replay.run(sample, outputs) for sample in range(len(replay.samples))])
-
-
-# The batch size: measured once for a session on a machine, and kept in the artifact cache.
-#
-# More rows are faster only as long as what lies between two operators fits the processor's caches, and they need more
-# memory in any case: of sizes that are equally fast the smallest is taken.
-
-_ROUNDS = 3
-
-
-def choose_batch_size(
-    artifacts: Artifacts,
-    session: Session,
-    config: SessionConfig,
-    sizes: Sequence[int],
-    samples: GoldenSamples | SyntheticInputs | None,
-) -> int:
-    """The fastest of some batch sizes, as it is remembered or measured now.
-
-    Args:
-        artifacts: Artifacts of the version, which keep the choice.
-        session: Ready and warm.
-        config: What it was built by.
-        sizes: Those that it was proven at, ascending.
-        samples: Golden samples, or how to make some up; None where neither is known: the largest size is taken then.
-    """
-    if len(sizes) == 1 or samples is None:
-        return sizes[-1]
-    conditions = {"batch sizes": str(sizes), "threads": str(config.threads), "spin": str(config.spin)}
-    with artifacts.recall_choice([config], conditions) as memory:
-        measurement = memory.value
-        if measurement is None:
-            measurement = measure_sizes(session, sizes, samples)
-            memory.keep(measurement)
-        return int(measurement.chosen)
-
-
-def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | SyntheticInputs) -> Measurement:
-    """Times a session at some batch sizes, which take turns.
-
-    Args:
-        session: Ready and warm.
-        sizes: Ascending.
-        samples: Golden samples, or how to make some up.
-
-    Returns:
-        The smallest size whose rows are computed as fast as those of any, within noise, and the rows per second of
-        each; a session that fails at a size is not run at larger ones.
-    """
-    row_s: dict[int, float] = dict.fromkeys(sizes, math.inf)
-    for _ in range(_ROUNDS):
-        for size in sizes:
-            try:
-                row_s[size] = min(row_s[size], _time_s(session, samples, size) / size)
-            except (ExecutionError, SignatureError):
-                break
-    timed = {size: seconds for size, seconds in row_s.items() if seconds < math.inf}
-    if not timed:
-        return Measurement(chosen=str(sizes[0]), rates={})
-    chosen = list(timed)[pick_fastest(list(timed.values()))]
-    return Measurement(
-        chosen=str(chosen), rates={str(size): float(f"{1 / seconds:.4g}") for size, seconds in timed.items()}
+    model = Path(request.model)
+    folder = (model / str(request.version) if request.version else newest_version(model)).absolute()
+    graph_folder = partial(convert_if_needed, cache=cache)
+    completed = complete_config(folder.parent, request.backends, graph_folder, int(folder.name))
+    _check_independent(completed, folder)
+    config = _for_worker(ModelConfig.from_protobuf(completed, has_gpu=bool(gpus())), request)
+    deployment = Deployment.here(folder, config, cache, request.overrides, cores=cores, works_beside=True)
+    if deployment.version.graph_path.is_relative_to(folder):
+        check_published(completed, folder.parent, int(folder.name), deployment.version)
+    contract = complete_contract(deployment.version, completed, folder.parent)
+    preprocess = _known_preprocess(contract, folder)
+    signature = read_version_signature(graph_folder(folder), config.default_model_filename)
+    return ScoringModel(
+        folder=folder,
+        deployment=deployment,
+        contract=contract,
+        preprocess=preprocess,
+        signature=signature,
+        image_input=ImageInput.of(signature, preprocess, config.max_batch_size),
+        wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
     )
 
 
-def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
-    feeds = feeds_of(samples, session.signature, size)
-    begun = time.perf_counter()
-    session.run(feeds)
-    return time.perf_counter() - begun
+def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
+    """A configuration for one worker of several on a machine: one instance, which computes the whole graph.
+
+    Of a model that is served spread over devices, every worker would take the same cores.
+
+    Raises:
+        ScoringError: The command line asks for a spread model.
+    """
+    if any(override.key == _PARALLEL for override in request.overrides):
+        raise ScoringError(
+            f"--set {_PARALLEL}: each worker of a run computes the whole graph on its own cores",
+            hint="leave it out; --workers says how many copies there are",
+        )
+    group = InstanceGroup(count=1, device=config.device)
+    parameters = {key: value for key, value in config.parameters.items() if key != _PARALLEL}
+    if len(parameters) < len(config.parameters):
+        _log.info("%s: `%s` of config.pbtxt is for serving; workers compute whole graphs", config.name, _PARALLEL)
+    return replace(config, instance_groups=(group,), parameters=parameters)
 
 
-_log = logging.getLogger("graphkiln.scoring")
+def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
+    if contract.preprocess is None:
+        raise ScoringError(
+            f"{folder} does not say how an image becomes its input",
+            hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
+            f"{folder.parent.name}/config.pbtxt",
+        )
+    return contract.preprocess
 
-_PARALLEL = "parallel"  # the setting
+
+def _check_independent(config: ModelConfigProto, folder: Path) -> None:
+    """Refuse models whose rows are no rows.
+
+    Raises:
+        ScoringError: What a request is answered depends on others, or its batches are described by other tensors.
+    """
+    problem = ""
+    if config.HasField("sequence_batching"):
+        problem = "its answers depend on earlier requests (sequence_batching)"
+    elif config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
+        problem = "it takes batches whose rows differ in size (allow_ragged_batch, batch_input)"
+    if problem:
+        raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it, and ask it by a client")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -255,88 +243,6 @@ def describe_session(proven: ProvenSession) -> str:
     return f"{config.engine} on {config.device}" + (f" in {precision}" if precision else "")
 
 
-def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> ScoringModel:
-    """Find and plan the model of a run.
-
-    Args:
-        request: The run.
-        cache: Keeps what is converted from the graphs of other frameworks.
-        cores: Cores that a worker computes on, beside decoding images on them.
-
-    Raises:
-        GraphkilnError: The version is not usable, or does not say how an image becomes its input.
-    """
-    model = Path(request.model)
-    folder = (model / str(request.version) if request.version else newest_version(model)).absolute()
-    graph_folder = partial(convert_if_needed, cache=cache)
-    completed = complete_config(folder.parent, request.backends, graph_folder, int(folder.name))
-    _check_independent(completed, folder)
-    config = _for_worker(ModelConfig.from_protobuf(completed, has_gpu=bool(gpus())), request)
-    deployment = Deployment.here(folder, config, cache, request.overrides, cores=cores, works_beside=True)
-    if deployment.version.graph_path.is_relative_to(folder):
-        check_published(completed, folder.parent, int(folder.name), deployment.version)
-    contract = complete_contract(deployment.version, completed, folder.parent)
-    preprocess = _known_preprocess(contract, folder)
-    signature = read_version_signature(graph_folder(folder), config.default_model_filename)
-    return ScoringModel(
-        folder=folder,
-        deployment=deployment,
-        contract=contract,
-        preprocess=preprocess,
-        signature=signature,
-        image_input=ImageInput.of(signature, preprocess, config.max_batch_size),
-        wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
-    )
-
-
-def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
-    """A configuration for one worker of several on a machine: one instance, which computes the whole graph.
-
-    Of a model that is served spread over devices, every worker would take the same cores.
-
-    Raises:
-        ScoringError: The command line asks for a spread model.
-    """
-    if any(override.key == _PARALLEL for override in request.overrides):
-        raise ScoringError(
-            f"--set {_PARALLEL}: each worker of a run computes the whole graph on its own cores",
-            hint="leave it out; --workers says how many copies there are",
-        )
-    group = InstanceGroup(count=1, device=config.device)
-    parameters = {key: value for key, value in config.parameters.items() if key != _PARALLEL}
-    if len(parameters) < len(config.parameters):
-        _log.info("%s: `%s` of config.pbtxt is for serving; workers compute whole graphs", config.name, _PARALLEL)
-    return replace(config, instance_groups=(group,), parameters=parameters)
-
-
-def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
-    if contract.preprocess is None:
-        raise ScoringError(
-            f"{folder} does not say how an image becomes its input",
-            hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
-            f"{folder.parent.name}/config.pbtxt",
-        )
-    return contract.preprocess
-
-
-def _check_independent(config: ModelConfigProto, folder: Path) -> None:
-    """Refuse models whose rows are no rows.
-
-    Raises:
-        ScoringError: What a request is answered depends on others, or its batches are described by other tensors.
-    """
-    problem = ""
-    if config.HasField("sequence_batching"):
-        problem = "its answers depend on earlier requests (sequence_batching)"
-    elif config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
-        problem = "it takes batches whose rows differ in size (allow_ragged_batch, batch_input)"
-    if problem:
-        raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it, and ask it by a client")
-
-
-# The model of a run on this node: a local folder, or fetched from a remote store.
-
-
 def with_version(request: ScoreRequest) -> ScoreRequest:
     """The same request with the number of its version; a remote store is only listed.
 
@@ -388,3 +294,86 @@ def _version_address(model: RemoteAddress, version: int | None) -> RemoteAddress
     if version is None:
         return model
     return replace(model, root=f"{model.root}/{version}", text=f"{model}/{version}")
+
+
+def check_session(replay: Replay | None) -> None:
+    """Compute the samples of a session's proof once more. Nothing else may run on it meanwhile.
+
+    A row that fails by itself becomes an error only after that. It does not find a session that answers wrongly without
+    failing: for that `worker.Prover` proves it before each commit.
+
+    Args:
+        replay: What to prove; None where nothing can be, which proves nothing.
+
+    Raises:
+        GraphkilnError: The session fails, or computes something else.
+    """
+    if replay is None:
+        return
+    outputs = replay.output_subsets[0]
+    replay.judge([replay.run(sample, outputs) for sample in range(len(replay.samples))])
+
+
+def choose_batch_size(
+    artifacts: Artifacts,
+    session: Session,
+    config: SessionConfig,
+    sizes: Sequence[int],
+    samples: GoldenSamples | SyntheticInputs | None,
+) -> int:
+    """The fastest of some batch sizes: measured once for a session on a machine, and kept in the artifact cache.
+
+    More rows are faster only as long as what lies between two operators fits the processor's caches, and they need more
+    memory in any case: of sizes that are equally fast the smallest is taken.
+
+    Args:
+        artifacts: Artifacts of the version, which keep the choice.
+        session: Ready and warm.
+        config: What it was built by.
+        sizes: Those that it was proven at, ascending.
+        samples: Golden samples, or how to make some up; None where neither is known: the largest size is taken then.
+    """
+    if len(sizes) == 1 or samples is None:
+        return sizes[-1]
+    conditions = {"batch sizes": str(sizes), "threads": str(config.threads), "spin": str(config.spin)}
+    with artifacts.recall_choice([config], conditions) as memory:
+        measurement = memory.value
+        if measurement is None:
+            measurement = measure_sizes(session, sizes, samples)
+            memory.keep(measurement)
+        return int(measurement.chosen)
+
+
+def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | SyntheticInputs) -> Measurement:
+    """Times a session at some batch sizes, which take turns.
+
+    Args:
+        session: Ready and warm.
+        sizes: Ascending.
+        samples: Golden samples, or how to make some up.
+
+    Returns:
+        The smallest size whose rows are computed as fast as those of any, within noise, and the rows per second of
+        each; a session that fails at a size is not run at larger ones.
+    """
+    row_s: dict[int, float] = dict.fromkeys(sizes, math.inf)
+    for _ in range(_ROUNDS):
+        for size in sizes:
+            try:
+                row_s[size] = min(row_s[size], _time_s(session, samples, size) / size)
+            except (ExecutionError, SignatureError):
+                break
+    timed = {size: seconds for size, seconds in row_s.items() if seconds < math.inf}
+    if not timed:
+        return Measurement(chosen=str(sizes[0]), rates={})
+    chosen = list(timed)[pick_fastest(list(timed.values()))]
+    return Measurement(
+        chosen=str(chosen), rates={str(size): float(f"{1 / seconds:.4g}") for size, seconds in timed.items()}
+    )
+
+
+def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
+    feeds = feeds_of(samples, session.signature, size)
+    begun = time.perf_counter()
+    session.run(feeds)
+    return time.perf_counter() - begun

@@ -32,62 +32,17 @@ from graphkiln_backend.scoring.sources.places import (
 )
 from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
-# Image files: a range is a chunk of them.
-
-KIND = "images"
-
-
-class ImageReader:
-    """Images that are files of their own. A row's id is its path below the folder.
-
-    Args:
-        columns: None, as there are none.
-
-    Raises:
-        ScoringError: Columns are requested.
-    """
-
-    def __init__(self, columns: Columns) -> None:
-        columns.refuse("image files")
-
-    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Chunks that end where a path says so: a file that comes or goes changes the chunk that it is in."""
-        for chunk in cut(files, rows, lambda file: os.fsencode(file.path)):
-            yield _range(place.text, chunk)
-
-    def rows(self, unit: Unit) -> Iterator[Row]:
-        """The files of a chunk."""
-        place = locate(unit.path)
-        for file in _members(unit):
-            path = place.below(file.path).path
-            yield Row(id=as_id(file.path), load=partial(_load, place, path, file))
-
-
-def _load(place: Place, path: str, file: StoredFile) -> bytes:
-    check_size(file.size)  # for services that say it only with the content
-    return place.storage.read(path, file.stamp)
-
-
-def _members(unit: Unit) -> Iterator[StoredFile]:
-    for path, size, stamp in decode_part(unit.part):
-        yield StoredFile(path=path, size=size, stamp=stamp)
-
-
-def _range(folder: str, chunk: list[StoredFile]) -> InputRange:
-    part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in chunk])
-    size = sum(file.size for file in chunk)
-    return InputRange(path=checked_text(folder), part=part, identity=digest(part), rows=len(chunk), size_bytes=size)
-
-
-# A table of Delta Lake as a source: the Parquet files that one version of its log counts.
-#
-# The log is read by the driver alone. The files that it names are never written again: a version that comes meanwhile
-# changes nothing of a run, and rows that were appended are new units of the next one. `TABLE@v12` names a version.
-# Source: the Delta transaction protocol, "Add File and Remove File", "Reader Features".
-
+KIND = "images"  # files of their own
 LOG = "_delta_log"
+# Kinds that are found in folders. Listings are not: text beside images is seldom one.
+_DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
+_LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
+_PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
+_ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>\d{1,18})")
-# Features for readers that change nothing of the content of a file, or that are looked for below.
+# Features for readers that change nothing of the content of a file, or that `DeltaSource` looks for itself.
 _KNOWN_OF_DELTA_TABLE = {
     "columnMapping",
     "deletionVectors",
@@ -97,115 +52,6 @@ _KNOWN_OF_DELTA_TABLE = {
     "vacuumProtocolCheck",
 }
 _MAPPING = "delta.columnMapping.mode"
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSource:
-    """A table.
-
-    Attributes:
-        place: Its folder.
-        version: Which of its versions is read; None for the newest.
-    """
-
-    place: Place
-    version: int | None
-
-    def files(self) -> Iterator[StoredFile]:
-        """The files of a version, as they lie in the folder, in the order of their paths.
-
-        Raises:
-            ScoringError: It has no such version, no rows, or one of its files is gone; or its files alone do not say
-                what its rows are.
-        """
-        table = self._opened()
-        self._check(table)
-        named = f"version {table.version()} of the Delta table {self.place.text}"
-        waiting = set(map(unquote, pa.table(table.get_add_actions()).column("path").to_pylist()))
-        if not waiting:
-            raise ScoringError(f"{named} has no rows")
-        _log.info("%s: %d files", named, len(waiting))
-        for file in self.place.storage.walk(self.place.path):
-            if file.path in waiting:
-                waiting.discard(file.path)
-                yield file
-        if waiting:
-            raise ScoringError(
-                f"{named} counts {len(waiting)} files that are gone, such as {min(waiting)}",
-                hint="VACUUM removes files of older versions: score the newest one; a clone is scored where it is of",
-            )
-
-    def _opened(self) -> Any:
-        import deltalake
-
-        location, options = delta_location(self.place.text)
-        try:
-            return deltalake.DeltaTable(location, version=self.version, storage_options=options)
-        except (deltalake.exceptions.DeltaError, OSError) as error:
-            which = "" if self.version is None else f" at version {self.version}"
-            raise ScoringError(
-                f"the log of the Delta table {self.place.text} cannot be read{which}: {error}", hint=self._way_round
-            ) from error
-
-    def _check(self, table: Any) -> None:
-        """Refuse a table whose log says more of its rows than which files hold them."""
-        strange = set(table.protocol().reader_features or ()) - _KNOWN_OF_DELTA_TABLE
-        if table.metadata().configuration.get(_MAPPING, "none") != "none":
-            strange.add("columnMapping")
-        if strange:
-            raise ScoringError(
-                f"the Delta table {self.place.text} needs a reader that knows {', '.join(sorted(strange))}",
-                hint=f"write its rows anew as Parquet; {self._way_round}",
-            )
-        if "deletionVectors" in (table.protocol().reader_features or ()) and _marks(table):
-            raise ScoringError(
-                f"the Delta table {self.place.text} has rows that are deleted by marks beside its files",
-                hint=f"REORG TABLE ... APPLY (PURGE) writes its files anew; {self._way_round}",
-            )
-
-    @property
-    def _way_round(self) -> str:
-        return f"a pattern takes all rows of all files that are there: '{self.place.text}/**/*.parquet'"
-
-
-def find_delta(text: str) -> DeltaSource | None:
-    """The table that a text means, if it means one: the folder of a log, or that with `@v` and a version behind it."""
-    if found := _at(text, None):
-        return found
-    named = _VERSION.fullmatch(text)
-    return _at(named["table"], int(named["version"])) if named else None
-
-
-def _at(text: str, version: int | None) -> DeltaSource | None:
-    place = locate(text)
-    has_log = next(place.storage.walk(f"{place.path.rstrip('/')}/{LOG}"), None) is not None
-    return DeltaSource(place, version) if has_log else None
-
-
-def _marks(table: Any) -> bool:
-    """True if rows are deleted by marks, or may be: older versions of deltalake cannot list them."""
-    import deltalake
-
-    try:
-        return not hasattr(table, "deletion_vectors") or pa.table(table.deletion_vectors()).num_rows > 0
-    except deltalake.exceptions.DeltaError:
-        return True
-
-
-_READERS: dict[str, Callable[[Columns], FileReader]] = {
-    KIND: ImageReader,
-    parquet.KIND: parquet.ParquetReader,
-    tars.KIND: tars.TarReader,
-    listing.KIND: listing.ListingReader,
-    listing.CSV_KIND: listing.CsvReader,
-}
-# Kinds that are found in folders. Listings are not: text beside images is seldom one.
-_DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
-_LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
-_COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
-_KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
-_PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
-_ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
 _log = logging.getLogger("graphkiln.scoring")
 
 
@@ -348,3 +194,152 @@ def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[
         if other != kind:
             raise ScoringError(f"{text} holds {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
         yield file
+
+
+class ImageReader:
+    """Images that are files of their own: a range is a chunk of them. A row's id is its path below the folder.
+
+    Args:
+        columns: None, as there are none.
+
+    Raises:
+        ScoringError: Columns are requested.
+    """
+
+    def __init__(self, columns: Columns) -> None:
+        columns.refuse("image files")
+
+    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
+        """Chunks that end where a path says so: a file that comes or goes changes the chunk that it is in."""
+        for chunk in cut(files, rows, lambda file: os.fsencode(file.path)):
+            yield _range(place.text, chunk)
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The files of a chunk."""
+        place = locate(unit.path)
+        for file in _members(unit):
+            path = place.below(file.path).path
+            yield Row(id=as_id(file.path), load=partial(_load, place, path, file))
+
+
+def _load(place: Place, path: str, file: StoredFile) -> bytes:
+    check_size(file.size)  # for services that say it only with the content
+    return place.storage.read(path, file.stamp)
+
+
+def _members(unit: Unit) -> Iterator[StoredFile]:
+    for path, size, stamp in decode_part(unit.part):
+        yield StoredFile(path=path, size=size, stamp=stamp)
+
+
+def _range(folder: str, chunk: list[StoredFile]) -> InputRange:
+    part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in chunk])
+    size = sum(file.size for file in chunk)
+    return InputRange(path=checked_text(folder), part=part, identity=digest(part), rows=len(chunk), size_bytes=size)
+
+
+_READERS: dict[str, Callable[[Columns], FileReader]] = {
+    KIND: ImageReader,
+    parquet.KIND: parquet.ParquetReader,
+    tars.KIND: tars.TarReader,
+    listing.KIND: listing.ListingReader,
+    listing.CSV_KIND: listing.CsvReader,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSource:
+    """A table of Delta Lake: the Parquet files that one version of its log counts; `TABLE@v12` names a version.
+
+    The log is read by the driver alone. The files that it names are never written again: a version that comes meanwhile
+    changes nothing of a run, and rows that were appended are new units of the next one.
+
+    Source: the Delta transaction protocol, "Add File and Remove File", "Reader Features".
+
+    Attributes:
+        place: Its folder.
+        version: Which of its versions is read; None for the newest.
+    """
+
+    place: Place
+    version: int | None
+
+    def files(self) -> Iterator[StoredFile]:
+        """The files of a version, as they lie in the folder, in the order of their paths.
+
+        Raises:
+            ScoringError: It has no such version, no rows, or one of its files is gone; or its files alone do not say
+                what its rows are.
+        """
+        table = self._opened()
+        self._check(table)
+        named = f"version {table.version()} of the Delta table {self.place.text}"
+        waiting = set(map(unquote, pa.table(table.get_add_actions()).column("path").to_pylist()))
+        if not waiting:
+            raise ScoringError(f"{named} has no rows")
+        _log.info("%s: %d files", named, len(waiting))
+        for file in self.place.storage.walk(self.place.path):
+            if file.path in waiting:
+                waiting.discard(file.path)
+                yield file
+        if waiting:
+            raise ScoringError(
+                f"{named} counts {len(waiting)} files that are gone, such as {min(waiting)}",
+                hint="VACUUM removes files of older versions: score the newest one; a clone is scored where it is of",
+            )
+
+    def _opened(self) -> Any:
+        import deltalake
+
+        location, options = delta_location(self.place.text)
+        try:
+            return deltalake.DeltaTable(location, version=self.version, storage_options=options)
+        except (deltalake.exceptions.DeltaError, OSError) as error:
+            which = "" if self.version is None else f" at version {self.version}"
+            raise ScoringError(
+                f"the log of the Delta table {self.place.text} cannot be read{which}: {error}", hint=self._way_round
+            ) from error
+
+    def _check(self, table: Any) -> None:
+        """Refuse a table whose log says more of its rows than which files hold them."""
+        strange = set(table.protocol().reader_features or ()) - _KNOWN_OF_DELTA_TABLE
+        if table.metadata().configuration.get(_MAPPING, "none") != "none":
+            strange.add("columnMapping")
+        if strange:
+            raise ScoringError(
+                f"the Delta table {self.place.text} needs a reader that knows {', '.join(sorted(strange))}",
+                hint=f"write its rows anew as Parquet; {self._way_round}",
+            )
+        if "deletionVectors" in (table.protocol().reader_features or ()) and _marks(table):
+            raise ScoringError(
+                f"the Delta table {self.place.text} has rows that are deleted by marks beside its files",
+                hint=f"REORG TABLE ... APPLY (PURGE) writes its files anew; {self._way_round}",
+            )
+
+    @property
+    def _way_round(self) -> str:
+        return f"a pattern takes all rows of all files that are there: '{self.place.text}/**/*.parquet'"
+
+
+def find_delta(text: str) -> DeltaSource | None:
+    """The table that a text means, if it means one: the folder of a log, or that with `@v` and a version behind it."""
+    if found := _at(text, None):
+        return found
+    named = _VERSION.fullmatch(text)
+    return _at(named["table"], int(named["version"])) if named else None
+
+
+def _at(text: str, version: int | None) -> DeltaSource | None:
+    place = locate(text)
+    has_log = next(place.storage.walk(f"{place.path.rstrip('/')}/{LOG}"), None) is not None
+    return DeltaSource(place, version) if has_log else None
+
+
+def _marks(table: Any) -> bool:
+    """True if rows are deleted by marks, or may be: older versions of deltalake cannot list them."""
+    import deltalake
+
+    try:
+        return not hasattr(table, "deletion_vectors") or pa.table(table.deletion_vectors()).num_rows > 0
+    except deltalake.exceptions.DeltaError:
+        return True
