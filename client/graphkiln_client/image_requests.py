@@ -341,6 +341,7 @@ def _tensor_batch(served: ServedVersion, group: Mapping[int, Prepared]) -> _Batc
     """Samples of one shape as one request."""
     row = served.image_input
     samples = [each.sample for each in group.values()]
+    # As `takes_several`, except for inputs of a rank that no batch of images has: the server refuses those by itself.
     batched = len(row["shape"]) == samples[0].ndim + 1
     return _Batch(
         indices=[*group],
