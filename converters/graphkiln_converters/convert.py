@@ -60,7 +60,6 @@ from graphkiln_converters.write import (
     SourceInfo,
     check_free,
     check_name,
-    write_next_version,
     write_version,
 )
 
@@ -103,10 +102,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         warn_without_preprocess(model)
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
-        if recipe.version is None:
-            return write_next_version(version, folder)
-        write_version(version, folder, recipe.version)
-    return folder / str(recipe.version)
+        return write_version(version, folder, recipe.version)
 
 
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:

@@ -123,37 +123,28 @@ def prove_and_write(
         verification=proof.verification,
         golden=proof.golden,
     )
-    return write_version(version, model_folder, number)
+    return Manifest.read(write_version(version, model_folder, number) / MANIFEST_FILE)
 
 
-def write_version(version: NewVersion, model_folder: Path, number: int) -> Manifest:
-    """Write a version, whole or not at all.
-
-    Raises:
-        ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. Nothing
-            is left of it.
-    """
-    _, manifest = _write(version, model_folder, number)
-    return manifest
-
-
-def write_next_version(version: NewVersion, model_folder: Path) -> Path:
-    """Write a version under the next free number, whole or not at all.
+def write_version(version: NewVersion, model_folder: Path, number: int | None = None) -> Path:
+    """Write a version, whole or not at all, and a config.pbtxt where there is none.
 
     The number is claimed by the rename that publishes the folder: of several conversions that end at once, each gets
     a separate one.
 
+    Args:
+        version: What to write.
+        model_folder: Folder of the model in its repository; made when missing.
+        number: Version number; must not exist yet. None for the next free one.
+
     Returns:
-        Its folder.
+        Folder of the version.
 
     Raises:
-        ConversionError: As for `write_version`.
+        ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. No
+            folder is left of it; a new config.pbtxt stays where only the number could not be claimed: another
+            conversion may rely on it by then.
     """
-    number, _ = _write(version, model_folder, None)
-    return model_folder / str(number)
-
-
-def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tuple[int, Manifest]:
     check_name(model_folder.name)
     try:
         with _made(model_folder), tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=model_folder) as temporary:
@@ -161,8 +152,8 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
             folder = scratch / "version"
             folder.mkdir()
             manifest = _fill(folder, version)
-            if requested is not None:
-                check_free(model_folder, requested)
+            if number is not None:
+                check_free(model_folder, number)
             if not (model_folder / CONFIG_FILE).exists():
                 draft = scratch / CONFIG_FILE
                 draft.write_text(_config_text(model_folder.name, version), encoding="utf-8")
@@ -170,11 +161,10 @@ def _write(version: NewVersion, model_folder: Path, requested: int | None) -> tu
                 _link_new(model_folder / CONFIG_FILE, draft)
             check_fits(model_folder / CONFIG_FILE, version.signature, accepts_images=version.accepts_images)
 
-            def number_it(number: int) -> None:
-                _numbered(manifest, number).write(folder / MANIFEST_FILE)
+            def number_it(claimed: int) -> None:
+                _numbered(manifest, claimed).write(folder / MANIFEST_FILE)
 
-            number = claim(folder, model_folder, requested, number_it)
-            return number, _numbered(manifest, number)
+            return model_folder / str(claim(folder, model_folder, number, number_it))
     except OSError as error:
         raise ConversionError(
             f"cannot write a version into {model_folder}: {error.strerror or error}",
@@ -252,7 +242,9 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         ranking=version.source.ranking,
         task=version.source.task,
     )
-    manifest.write(folder / MANIFEST_FILE)
+    manifest.write(
+        folder / MANIFEST_FILE
+    )  # `number_it` writes it again; a full disk shows before config.pbtxt is there
     return manifest
 
 

@@ -28,7 +28,6 @@ from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
     prove_and_write,
-    write_next_version,
     write_version,
 )
 
@@ -72,10 +71,10 @@ def listed(folder: Path) -> list[str]:
 
 class TestWriting:
     def test_everything_that_serving_needs(self, version: NewVersion, folder: Path) -> None:
-        manifest = write_version(version, folder, 3)
+        assert write_version(version, folder, 3) == folder / "3"
         assert listed(folder) == ["3/golden.npz", "3/labels.txt", "3/manifest.json", "3/model.onnx", "config.pbtxt"]
         assert (folder / "3" / "labels.txt").read_text() == "a\nb\nc\n"
-        assert Manifest.read(folder / "3" / "manifest.json") == manifest
+        manifest = Manifest.read(folder / "3" / "manifest.json")
         assert manifest.sha256 == sha256_of(version.graph)
         assert manifest.provenance.metrics == {"accuracy": 0.5}
         assert set(manifest.provenance.versions) == {"numpy", "onnx", "python"}
@@ -158,6 +157,17 @@ class TestWholeOrNotAtAll:
         assert listed(folder) == ["1/model.onnx"]
         assert (folder / "1" / "model.onnx").read_text() == "of another process"
 
+    def test_a_new_configuration_stays_where_the_number_is_lost(
+        self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lose(*_: object) -> bool:
+            return False
+
+        monkeypatch.setattr(writer, "_rename", lose)
+        with pytest.raises(ConversionError, match="exists already"):
+            write_version(version, folder, 1)
+        assert listed(folder) == ["config.pbtxt"], "another conversion may rely on it by then"
+
 
 class TestProvingAndWriting:
     def test_writes_what_is_proven(self, path: Path, folder: Path) -> None:
@@ -174,9 +184,9 @@ class TestProvingAndWriting:
 
 class TestOneAfterAnother:
     def test_the_next_version_has_its_own_labels_and_preprocess(self, version: NewVersion, folder: Path) -> None:
-        first = write_next_version(replace(version, source=replace(INFO, preprocess=RGB)), folder)
+        first = write_version(replace(version, source=replace(INFO, preprocess=RGB)), folder)
         other = replace(INFO, preprocess=BGR, labels=("x", "y", "z"))
-        second = write_next_version(replace(version, source=other), folder)
+        second = write_version(replace(version, source=other), folder)
         assert [first, second] == [folder / "1", folder / "2"]
         contracts = [read_version(path).contract for path in (first, second)]
         assert [contract.labels for contract in contracts] == [("a", "b", "c"), ("x", "y", "z")]
@@ -212,7 +222,7 @@ class TestOneAfterAnother:
             seconds=1.0,
         )
         for number in (1, 2):
-            path = write_next_version(replace(version, conversion=conversion), folder)
+            path = write_version(replace(version, conversion=conversion), folder)
             made = Manifest.read(path / "manifest.json").conversion
             assert made is not None
             assert made.recipe == {"source": "x", "version": number}
@@ -224,7 +234,7 @@ class TestAtOnce:
         def write(index: int) -> Path:
             own = tuple(f"{name}{index}" for name in "abc") if labels == "own" else ("a", "b", "c")
             source = replace(INFO, labels=own, description=f"source {index}")
-            return write_next_version(replace(version, source=source), folder)
+            return write_version(replace(version, source=source), folder)
 
         with ThreadPoolExecutor(8) as pool:
             written = list(pool.map(write, range(8)))
