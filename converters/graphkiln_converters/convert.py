@@ -49,7 +49,6 @@ from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
 from graphkiln_converters.sources.base import (
-    RANDOM_WEIGHTS,
     InputSpec,
     SourceModel,
     SourceOptions,
@@ -347,7 +346,7 @@ def notes_of(model: SourceModel) -> tuple[str, ...]:
     notes = model.notes
     if model.whole:
         notes = (*notes, f"served whole, with max_batch_size 0: {model.whole}")
-    if RANDOM_WEIGHTS in model.description:
+    if model.random_weights:
         random = "the weights are random: the graph computes what its source does, which means nothing"
         notes = (*notes, f"{random} (--weights FILE or --pretrained)")
     return notes

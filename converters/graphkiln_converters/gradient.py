@@ -143,6 +143,7 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
         preprocess=source.preprocess,
         labels=source.labels,
         gradient=f"{name}_gradient",
+        random_weights=source.random_weights,
         model=source,
         output=output,
         input=name,

@@ -26,8 +26,6 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.recipe import near_file
 
-# In the description of a source without trained weights.
-RANDOM_WEIGHTS = "with random weights"
 # The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
 # batch is the commonest silent failure of an export.
 EXPORT_BATCH = 2
@@ -92,7 +90,7 @@ class SourceModel(Closeable):
     """A source model: describes itself, can be run, and can be exported.
 
     Attributes:
-        description: The source as the user named it.
+        description: The source as the user named it, for the manifest and for messages.
         libraries: Distributions whose versions go into the manifest.
         inputs: Its inputs, in order.
         preprocess: How an image becomes its input, or None.
@@ -104,6 +102,7 @@ class SourceModel(Closeable):
         whole: Reason why requests cannot be batched: shapes of inputs and samples have no batch then. Empty where
             they can.
         gradient: Name of the output that is a gradient; empty for none.
+        random_weights: Nobody trained it: what it computes means nothing.
     """
 
     takes_fixed_batch: ClassVar[bool] = False  # `--batch fixed` has a meaning for it
@@ -119,6 +118,7 @@ class SourceModel(Closeable):
     batch_size: int = EXPORT_BATCH
     whole: str = ""
     gradient: str = ""
+    random_weights: bool = False
 
     @abstractmethod
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -148,6 +148,7 @@ class SourceModel(Closeable):
         """Release sessions and temporary files."""
 
 
+# Kind -> module in `sources/`, and the extra of the package that installs its library.
 _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
@@ -211,9 +212,14 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
     return opener(location, options)
 
 
-def described(name: str, options: SourceOptions) -> str:
+def has_random_weights(options: SourceOptions) -> bool:
+    """Return true where an architecture gets no trained weights."""
+    return not (options.weights or options.pretrained)
+
+
+def described(name: str, *, random_weights: bool) -> str:
     """Describe an architecture, and note random weights."""
-    return name if options.weights or options.pretrained else f"{name} {RANDOM_WEIGHTS}"
+    return f"{name} with random weights" if random_weights else name
 
 
 # Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.

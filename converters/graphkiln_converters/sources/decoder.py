@@ -15,7 +15,7 @@ import torch
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
 from graphkiln_converters.sources.huggingface import create, is_without_weights, opened
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -115,10 +115,11 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     if options.weights:
         load_weights(model, options.weights)
     model.encoder = torch.nn.Identity()  # its weights are another graph's
-    name = f"decoder:{location}"
+    random_weights = is_without_weights(location) and has_random_weights(options)
     return TorchModel(
         module=freeze(DecoderStep(model)),
-        description=described(name, options) if is_without_weights(location) else name,
+        description=described(f"decoder:{location}", random_weights=random_weights),
+        random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=_inputs(config),
     )

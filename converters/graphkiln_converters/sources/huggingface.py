@@ -16,7 +16,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
     image_task,
@@ -64,14 +64,14 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     shape = inputs[0].shape
     own = image_task(freeze(model), (shape[-2], shape[-1]), options.task) if len(inputs) == 1 else None
     module = own.module if own else _Encoder(model, [spec.name for spec in inputs])
+    random_weights = is_without_weights(location) and has_random_weights(options)
     return TorchModel(
         module=freeze(module),
         reference=own.reference.eval() if own and own.reference else None,
         task=own.task if own else None,
         classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
-        description=described(f"huggingface:{location}", options)
-        if is_without_weights(location)
-        else f"huggingface:{location}",
+        description=described(f"huggingface:{location}", random_weights=random_weights),
+        random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=inputs,
         preprocess=preprocess,

@@ -11,7 +11,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -56,7 +56,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     classes = 0 if options.features_only else getattr(module, "num_classes", 0)
     return TorchModel(
         module=freeze(module),
-        description=described(f"timm:{location}", options),
+        description=described(f"timm:{location}", random_weights=has_random_weights(options)),
+        random_weights=has_random_weights(options),
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_config(config, shape),

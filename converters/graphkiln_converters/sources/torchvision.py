@@ -16,7 +16,7 @@ from graphkiln_backend.graph.task import Detection, Segmentation
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.torchvision import ByLevel, LibraryPipeline, Ssd, TwoStage
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described
+from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes, trained_shapes
@@ -58,7 +58,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     shape = options.shapes.get("", (3, *transforms.crop_size * 2))
     return TorchModel(
         module=freeze(module),
-        description=described(f"torchvision:{location}", options),
+        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
+        random_weights=has_random_weights(options),
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_transforms(transforms, shape),
@@ -217,7 +218,8 @@ def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
         raise ConversionError(f"a segmenter takes images, --shape gives {list(shape)}", hint="--shape 3x520x520")
     return TorchModel(
         module=freeze(_Scores(model)),
-        description=described(f"torchvision:{location}", options),
+        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
+        random_weights=has_random_weights(options),
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=Preprocess(
@@ -260,7 +262,8 @@ def open_detector(location: str, options: SourceOptions) -> TorchModel:
     return TorchModel(
         module=detector_module(model, size).eval(),
         reference=LibraryPipeline(model, _most(model)).eval(),
-        description=described(f"torchvision:{location}", options),
+        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
+        random_weights=has_random_weights(options),
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=(3, *size)),),
         preprocess=_preprocess(transform, size),

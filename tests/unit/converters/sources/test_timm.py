@@ -87,4 +87,5 @@ def test_a_small_one() -> None:
     assert model.inputs[0].shape == (3, 64, 64)
     assert len(model.labels) in (0, 1000)
     assert model.description == "timm:test_resnet with random weights"
+    assert model.random_weights
     assert not model.module.training
