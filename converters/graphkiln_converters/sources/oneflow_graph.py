@@ -24,7 +24,7 @@ from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
-from graphkiln_converters.runnable import run_in_saved_batches
+from graphkiln_converters.row_batches import run_in_saved_batches
 from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions
 
 GRAPH_TEXT = "model.mlir"

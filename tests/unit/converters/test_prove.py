@@ -17,7 +17,7 @@ from graphkiln_backend.graph.errors import ConversionError, UndecidedError, Veri
 from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.proof.policy import EXPORT, FP16
 from graphkiln_converters.prove import ReferenceSamples, other_batch_sizes, prove_graph
-from graphkiln_converters.runnable import run_in_batches
+from graphkiln_converters.row_batches import run_in_batches
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
 W = draw(4, 3, seed=7)
