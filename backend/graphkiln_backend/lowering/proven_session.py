@@ -71,7 +71,7 @@ class ProvenSession:
         config: Configuration that it was built by.
         placement: Kernels that ran, or None where the graph could not be run on synthetic inputs.
         self_test: Verdict of the golden samples, or None for a version that has none, or with `self_test: off`.
-        fallbacks: One line per configuration that failed before this one.
+        failures: One line per configuration that failed before this one.
         slower: One line per candidate that works and is not the fastest.
         basis: Basis of the choice between candidates; None where there was only one.
         phases: Seconds of each phase of building and proving it.
@@ -85,7 +85,7 @@ class ProvenSession:
     config: SessionConfig
     placement: Placement | None
     self_test: Verification | None
-    fallbacks: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
     slower: tuple[str, ...] = ()
     basis: Basis | None = None
     phases: Mapping[str, float] = field(default_factory=dict)

@@ -48,7 +48,7 @@ def select_session(artifacts: Artifacts, plan: LoweringPlan, requirements: Requi
     selected = selected or builder.build_first(plan.fallback)
     if selected is None:
         raise LoweringError(f"cannot serve {artifacts.version.graph_path}", attempts=tuple(builder.failures))
-    return replace(selected, fallbacks=tuple(builder.failures))
+    return replace(selected, failures=tuple(builder.failures))
 
 
 class _Builder:

@@ -300,7 +300,7 @@ def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool)
         raise _mismatch(tensor, kind, "data type", spec.dtype.config_name, str(pb.DataType.Name(tensor.data_type)))
     given = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
     if batched and given[:1] == [1] and len(given) == len(dims) + 1:
-        del given[0]  # guarded already (repository.batch_guard)
+        del given[0]  # added by `guard_batch` already
     if not spec.shape and given == [1]:
         return  # not batched, Triton allows no empty reshape: the backend turns [1] into [] itself
     if len(given) != len(dims) or any(model not in (-1, named) for model, named in zip(dims, given, strict=True)):

@@ -83,7 +83,8 @@ class Executor:
         session: Proven session of the version.
         batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
         input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
-            the graph's is guarded (`repository.batch_guard`).
+            the graph's begins with a 1 after the batch, so that a request of 2^32 rows cannot break the batch of others
+            (`repository.config.guard_batch`); it is taken away here.
         contract: Digest of the version's contract; requests made for another are refused. Empty: not checked.
         separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
 

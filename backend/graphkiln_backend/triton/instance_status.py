@@ -57,7 +57,8 @@ class InstanceStatus:
         warmup_ms: The part of it for warming up.
         self_test: Verdict line of the golden samples, or empty.
         self_test_error: Relative L2 error on the golden samples, or -1.
-        fallbacks: Session configurations of the plan that failed before the one that serves.
+        fallbacks: Number of the plan's session configurations that failed before the one that serves
+            (`ProvenSession.failures`), not of those that were left to try.
         phases_ms: Milliseconds of each phase of loading.
     """
 

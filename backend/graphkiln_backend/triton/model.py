@@ -148,7 +148,7 @@ class TritonPythonModel:
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {proven.placement}"):
             _log.info(line)
-        for line in (*proven.fallbacks, *proven.notes):
+        for line in (*proven.failures, *proven.notes):
             _log.warning(line)
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes, FAILURES.counts)
         self._status = StatusFile.publish(instance, status)
@@ -275,7 +275,7 @@ def _status(
         warmup_ms=proven.warmup_s * 1e3,
         self_test=proven.self_test.verdict if proven.self_test else "",
         self_test_error=proven.self_test.relative_l2 if proven.self_test else -1.0,
-        fallbacks=len(proven.fallbacks),
+        fallbacks=len(proven.failures),
         phases_ms={name: seconds * 1e3 for name, seconds in phases_s.items()},
     )
 

@@ -65,7 +65,7 @@ def explain(
 
 
 def _show_result(proven: ProvenSession) -> None:
-    for line in (*proven.fallbacks, *proven.slower):
+    for line in (*proven.failures, *proven.slower):
         typer.echo(f"rejected: {line}")
     typer.echo(f"serves: {proven.config}")
     if proven.basis:

@@ -48,7 +48,7 @@ def lower(
             if as_json:
                 print_json({**session_document(proven), "seconds": round(seconds, 2)})
                 return
-            for line in (*proven.fallbacks, *proven.notes):
+            for line in (*proven.failures, *proven.notes):
                 say(line)
             typer.echo(f"{proven.config}: {proven.placement}")
             if proven.self_test:

@@ -127,7 +127,7 @@ def session_document(proven: ProvenSession) -> dict[str, Any]:
         "placement": placement,
         "self_test": encode(proven.self_test) if proven.self_test else None,
         "warmup_s": proven.warmup_s,
-        "fallbacks": list(proven.fallbacks),
+        "fallbacks": list(proven.failures),
         "slower": list(proven.slower),
         "choice": encode(proven.basis) if proven.basis else None,
         "notes": list(proven.notes),

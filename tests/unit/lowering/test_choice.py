@@ -116,4 +116,4 @@ class TestBasis:
         proven = compare(build_error=LoweringError("gone", attempts=()))
         assert proven.basis
         assert proven.basis.chosen == str(proven.config) == "slow on cpu in fp32"
-        assert proven.fallbacks == (f"{NAME}: gone",)
+        assert proven.failures == (f"{NAME}: gone",)

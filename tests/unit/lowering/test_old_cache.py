@@ -182,7 +182,7 @@ def test_nothing_is_built_again(  # noqa: PLR0917 - fixtures and parameters
         assert logged == []
         assert proven.self_test is not None
         assert proven.self_test.verdict.endswith("PASS")
-        assert proven.fallbacks == ()
+        assert proven.failures == ()
     assert [path and path.parent for path in found] == [folder / "cache" / "entries"]
     assert used_kinds(cache) == {*kinds, "observations"}  # which those releases did not keep
     after = {path: path.stat().st_mtime_ns for path in (folder / "cache" / "entries").rglob("*")}

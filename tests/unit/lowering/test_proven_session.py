@@ -195,7 +195,7 @@ class TestBuilding:
         assert proven.self_test.batch_sizes == (1, 4)
         replayed, warmed = [1, 1, 1, 4], [1, 2, 2, 4]
         assert engine.sessions[0].batches == [*replayed, *warmed]
-        assert (proven.notes, proven.fallbacks, proven.slower) == ((), (), ())
+        assert (proven.notes, proven.failures, proven.slower) == ((), (), ())
         assert proven.warmup_s >= 0
 
     def test_an_engine_that_cannot_run_here_builds_nothing(self, add_engine: Any, build: Any) -> None:

@@ -60,7 +60,7 @@ class TestFallback:
         lowered = lower_version(digits / "1", plan(settings, cpu()), cache)
         lowered.session.close()
         assert lowered.config.engine == "onnxruntime"
-        first, second = lowered.fallbacks
+        first, second = lowered.failures
         assert "unknown engine 'nonesuch'" in first
         assert "no product ran in bf16" in second
 
@@ -112,7 +112,7 @@ class TestAuto:
             patch.setattr(OpenVinoEngine, "build", fail)
             lowered = lower_version(digits / "1", both, cache)
             lowered.session.close()
-        assert lowered.fallbacks == ("openvino on cpu: no memory",)
+        assert lowered.failures == ("openvino on cpu: no memory",)
         assert not [stored for stored in cache.entries() if stored.entry.kind == "choice"]
         lower_version(digits / "1", both, cache).session.close()
         assert [stored for stored in cache.entries() if stored.entry.kind == "choice"]
@@ -188,7 +188,7 @@ class TestChoosing:
         spare, last = add_engine("spare", run_s=9.0), add_engine("last", run_s=0.1)
         proven = select(*broken[:2], fallback=[broken[2], spare, last])
         assert proven.config.engine == "spare"
-        assert proven.fallbacks == ("a on cpu: no a", "b on cpu: no b", "c on cpu: no c")
+        assert proven.failures == ("a on cpu: no a", "b on cpu: no b", "c on cpu: no c")
         assert last.sessions == []
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["interrupted", "memory"])
@@ -219,7 +219,7 @@ class TestChoosing:
         wrong, right = add_engine("wrong", factor=2.1, run_s=0.1), add_engine("right")
         proven = select(wrong, right)
         assert proven.config.engine == "right"
-        assert "the outputs changed" in proven.fallbacks[0]
+        assert "the outputs changed" in proven.failures[0]
         assert [session.closed for session in wrong.sessions] == [1]
 
     @pytest.mark.parametrize("gone", ["a", "b"])
@@ -232,7 +232,7 @@ class TestChoosing:
         engines[gone].build_error = LoweringError("gone", attempts=())
         proven = select(*engines.values())
         assert proven.config.engine == ("c" if gone == "a" else "a")
-        assert proven.fallbacks[0] == "b on cpu: gone"
+        assert proven.failures[0] == "b on cpu: gone"
 
     def test_where_all_are_gone_each_says_so_once(self, add_engine: Any, select: Any) -> None:
         engines = [add_engine("a"), add_engine("b")]

@@ -104,7 +104,7 @@ class FakeDeployment:
             config=SessionConfig(engine="onnxruntime", device=CPU, threads=2, spin=False, reason="only one"),
             placement=self.placement,
             self_test=None,
-            fallbacks=("openvino failed",),
+            failures=("openvino failed",),
             phases={"session": 0.5, "warm-up": 0.25},
             notes=("warming up stopped early",),
             replay=Replay.of_golden(self.session, GOLDEN, REPLAY[Precision.FP32]),
