@@ -58,7 +58,7 @@ class GoldenSamples:
         """The inputs repeated in order until there are so many; of a graph without a batch, the one sample."""
         return self.inputs if self.whole else repeated(self.inputs, size)
 
-    def mixed(self, size: int) -> GoldenSamples:
+    def shuffled(self, size: int) -> GoldenSamples:
         """Samples in a drawn order, for a batch whose parts may be computed on their own.
 
         Where samples are repeated in order, every part may hold the same ones, and a session that mixes parts up would

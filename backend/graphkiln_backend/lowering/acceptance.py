@@ -125,10 +125,10 @@ def limits_of(saved: Precision, config: SessionConfig) -> Limits:
     return replace(limits, name=f"{config.precision or saved} on {config.engine}")
 
 
-def replay(
+def check_golden(
     session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, reading: Reading | None = None
 ) -> Verification:
-    """Replay the golden samples one by one and in the largest batch, on the session that will serve.
+    """Check the golden outputs one by one and in the largest batch, on the session that will serve.
 
     Args:
         session: The session.
@@ -150,10 +150,10 @@ def replay(
     return prove(repeated(golden.graph_outputs, size), together, limits, batch_sizes=(1, size), reading=reading)
 
 
-def replay_mixed(
+def check_golden_shuffled(
     session: Session, golden: GoldenSamples, limits: Limits, largest_batch: int, reading: Reading | None = None
 ) -> None:
-    """Replay the golden samples in a batch in a drawn order.
+    """Check the golden outputs in a batch whose samples come in a drawn order.
 
     Args:
         session: Session of a graph whose batches may be computed in parts.
@@ -167,6 +167,6 @@ def replay_mixed(
     """
     if golden.whole or largest_batch < 2 or not all(spec.batchable for spec in session.signature.inputs):
         return
-    mixed = golden.mixed(largest_batch)
-    found = session.run(mixed.inputs)
-    prove(mixed.graph_outputs, found, limits, batch_sizes=(largest_batch,), reading=reading)
+    shuffled = golden.shuffled(largest_batch)
+    found = session.run(shuffled.inputs)
+    prove(shuffled.graph_outputs, found, limits, batch_sizes=(largest_batch,), reading=reading)

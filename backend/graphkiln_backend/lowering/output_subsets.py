@@ -18,7 +18,7 @@ from graphkiln_backend.engines.base import Engine, Placement, Session, SessionCo
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.acceptance import Requirements, check_signature, limits_of, replay
+from graphkiln_backend.lowering.acceptance import Requirements, check_golden, check_signature, limits_of
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.warmup import SyntheticInputs, warm_up
 from graphkiln_backend.system.closing import Closeable
@@ -152,7 +152,7 @@ class SubsetBuilder:
         golden = version.golden and version.golden.only(outputs)
         if golden and self.requirements.self_test:
             limits = limits_of(self.artifacts.saved, self.config)
-            replay(session, golden, limits, self.requirements.largest_batch, version.reading)
+            check_golden(session, golden, limits, self.requirements.largest_batch, version.reading)
         samples = golden or self.synthetic
         sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
         if samples and (failure := warm_up(session, sizes, samples, everything=on_gpu).note):

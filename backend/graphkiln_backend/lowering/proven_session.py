@@ -18,13 +18,13 @@ from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
     Requirements,
+    check_golden,
+    check_golden_shuffled,
     check_placement,
     check_signature,
     limits_of,
     promised_signature,
     read_placement,
-    replay,
-    replay_mixed,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts, Phases
 from graphkiln_backend.lowering.memory import Observations, ReadPlacement
@@ -161,7 +161,7 @@ class _Proof:
             placement = self._read_placement(trial.synthetic)
         notes = check_placement(self.config, placement, self.artifacts.saved)
         with measure("golden replay"):
-            self_test = self._replay_golden(limits)
+            self_test = self._check_golden(limits)
         if version.golden and not self_test:
             notes = (*notes, "self_test: off: the golden samples were not replayed")
         with measure(WARM_UP):
@@ -169,12 +169,12 @@ class _Proof:
         with measure("replays"):
             replays = self._prepare_replays(trial.synthetic, limits)
         with measure("rows"):
-            mixed = self._find_mixed_rows(trial.synthetic, limits)
+            why_separate = self._find_mixed_rows(trial.synthetic, limits)
         if not self.known.complete:
             with measure("observations"):
-                self._remember(placement, mixed, warmed, repeats=replays is not None)
-        separate = mixed and f"requests are computed one by one: {mixed}"
-        lines = (*map(str, self.artifacts.replaced), *notes, trial.note, warmed.note, separate)
+                self._remember(placement, why_separate, warmed, repeats=replays is not None)
+        separate_note = why_separate and f"requests are computed one by one: {why_separate}"
+        lines = (*map(str, self.artifacts.replaced), *notes, trial.note, warmed.note, separate_note)
         return ProvenSession(
             session=self.session,
             config=self.config,
@@ -184,7 +184,7 @@ class _Proof:
             notes=tuple(filter(None, lines)),
             replay=replays,
             synthetic=trial.synthetic,
-            separate=bool(mixed),
+            separate=bool(why_separate),
         )
 
     def _try_out(self, limits: Limits) -> Trial:
@@ -207,13 +207,13 @@ class _Proof:
             return self.known.placed.placement
         return read_placement(self.session, self.artifacts.version.golden, synthetic)
 
-    def _replay_golden(self, limits: Limits) -> Verification | None:
+    def _check_golden(self, limits: Limits) -> Verification | None:
         version, largest = self.artifacts.version, self.requirements.largest_batch
         if not (version.golden and self.requirements.self_test):
             return None
-        verdict = replay(self.session, version.golden, limits, largest, version.reading)
+        verdict = check_golden(self.session, version.golden, limits, largest, version.reading)
         if self.config.splits:
-            replay_mixed(self.session, version.golden, limits, largest, version.reading)
+            check_golden_shuffled(self.session, version.golden, limits, largest, version.reading)
         return verdict
 
     def _warm_up(self, synthetic: SyntheticInputs | None, *, replayed: bool) -> WarmUp:
@@ -249,6 +249,9 @@ class _Proof:
         """
         version, config = self.artifacts.version, self.config
         if version.golden:
+            # Checked: `_check_golden` compared the samples alone and in the largest batch, cut up as this session cuts it,
+            # with the same outputs; rows that depend on each other would have failed it. Without the self-test, the
+            # conversion's proof at several batch sizes stands for it.
             return ""
         if self.known.complete:
             return self.known.mixed
@@ -291,11 +294,11 @@ class _Proof:
         with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as memory:
             self.known = (memory and memory.value) or Observations()
 
-    def _remember(self, placement: Placement | None, mixed: str, warmed: WarmUp, *, repeats: bool) -> None:
+    def _remember(self, placement: Placement | None, why_separate: str, warmed: WarmUp, *, repeats: bool) -> None:
         observations = Observations(
             complete=True,
             placed=ReadPlacement.of(placement) if placement else None,
-            mixed=mixed,
+            mixed=why_separate,
             repeats=repeats,
             warmed=None if warmed.note else warmed.sizes,
         )

@@ -67,11 +67,11 @@ class Replay:
         alone = cls(session=session, samples=golden.feeds, reference=reference, limits=limits, reading=reading)
         if together < 2:
             return alone
-        mixed = golden.mixed(together)
+        shuffled = golden.shuffled(together)
         return replace(
             alone,
-            samples=(*golden.feeds, mixed.inputs),
-            reference=joined((reference, mixed.graph_outputs)),
+            samples=(*golden.feeds, shuffled.inputs),
+            reference=joined((reference, shuffled.graph_outputs)),
             batch_sizes=(1, together),
         )
 

@@ -192,9 +192,9 @@ class TestDrawnOrder:
         assert drawn_order(3, 1).shape == (1,)
 
     def test_samples_keep_their_outputs(self) -> None:
-        mixed = GOLDEN.mixed(5)
+        shuffled = GOLDEN.shuffled(5)
         order = drawn_order(2, 5)
-        np.testing.assert_array_equal(mixed.inputs["x"], GOLDEN.inputs["x"][order])
-        np.testing.assert_array_equal(mixed.inputs["text"], GOLDEN.inputs["text"][order])
-        np.testing.assert_array_equal(mixed.graph_outputs["y"], GOLDEN.graph_outputs["y"][order])
-        assert not mixed.source_outputs
+        np.testing.assert_array_equal(shuffled.inputs["x"], GOLDEN.inputs["x"][order])
+        np.testing.assert_array_equal(shuffled.inputs["text"], GOLDEN.inputs["text"][order])
+        np.testing.assert_array_equal(shuffled.graph_outputs["y"], GOLDEN.graph_outputs["y"][order])
+        assert not shuffled.source_outputs

@@ -20,12 +20,12 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.lowering.acceptance import (
+    check_golden,
+    check_golden_shuffled,
     check_placement,
     check_signature,
     limits_of,
     read_placement,
-    replay,
-    replay_mixed,
 )
 from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE
 from graphkiln_backend.repository.onnx_file import read_signature
@@ -202,7 +202,7 @@ class TestReplay:
         return engine.build(Path("graph"), engine.config)
 
     def test_samples_run_one_by_one_and_in_the_largest_batch(self, session: Any, golden: GoldenSamples) -> None:
-        verification = replay(session, golden, LIMITS, 8)
+        verification = check_golden(session, golden, LIMITS, 8)
         assert session.batches == [1, 1, 1, 8]
         assert (verification.samples, verification.batch_sizes) == (8, (1, 8))
         assert verification.verdict.startswith("fp32 on engine: error 0 of signal")
@@ -216,7 +216,7 @@ class TestReplay:
         )
         engine = add_engine("fixed", signature=fixed)
         session = engine.build(Path("graph"), engine.config)
-        replay(session, golden, LIMITS, 8)
+        check_golden(session, golden, LIMITS, 8)
         assert session.batches[-1] == 3
 
     @pytest.mark.parametrize(("factor", "passes"), [(2.0001, True), (2.001, False), (-2.0, False), (np.nan, False)])
@@ -225,10 +225,10 @@ class TestReplay:
     ) -> None:
         session.engine.factor = factor
         if passes:
-            replay(session, golden, LIMITS, 4)
+            check_golden(session, golden, LIMITS, 4)
         else:
             with pytest.raises(VerificationError, match="the outputs changed"):
-                replay(session, golden, LIMITS, 4)
+                check_golden(session, golden, LIMITS, 4)
 
     @pytest.mark.parametrize("wrong", [1, 8])
     def test_at_every_size(self, session: Any, golden: GoldenSamples, wrong: int) -> None:
@@ -240,13 +240,13 @@ class TestReplay:
 
         session.run = sometimes
         with pytest.raises(VerificationError):
-            replay(session, golden, LIMITS, 8)
+            check_golden(session, golden, LIMITS, 8)
 
     def test_samples_that_are_mixed_up_in_a_batch_are_noticed(self, session: Any, golden: GoldenSamples) -> None:
         run = session.run
         session.run = lambda feeds: {"y": run(feeds)["y"][::-1]}
         with pytest.raises(VerificationError):
-            replay(session, golden, LIMITS, 4)
+            check_golden(session, golden, LIMITS, 4)
 
     def test_a_graph_that_ranks_its_classes_may_swap_equal_ones(self, add_engine: Any) -> None:
         """Two classes of the same score: which one comes first is no difference."""
@@ -267,9 +267,9 @@ class TestReplay:
             return {"s": scores[rows], "i": other[rows]}
 
         session.run = run
-        replay(session, golden, LIMITS, 2, ranking)
+        check_golden(session, golden, LIMITS, 2, ranking)
         with pytest.raises(VerificationError):
-            replay(session, golden, LIMITS, 2)
+            check_golden(session, golden, LIMITS, 2)
 
 
 class TestPartsOfABatch:
@@ -286,6 +286,6 @@ class TestPartsOfABatch:
         engine = add_engine("swaps")
         session = engine.build(Path("graph"), engine.config)
         session.run = lambda feeds: {"y": 2 * np.roll(feeds["x"], 3, axis=0)}
-        replay(session, golden, LIMITS, 6)
+        check_golden(session, golden, LIMITS, 6)
         with pytest.raises(VerificationError, match="the outputs changed"):
-            replay_mixed(session, golden, LIMITS, 6)
+            check_golden_shuffled(session, golden, LIMITS, 6)
