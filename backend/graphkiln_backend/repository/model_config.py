@@ -2,7 +2,8 @@
 
 Triton completes a configuration before an instance starts: the number of instances, their kind of device, the batch
 sizes that its scheduler forms. The command line must come to the same values without a server, so its rules stand here
-once, and every way to a `ModelConfig` (the file, the protobuf, the JSON of a Python backend) leads through them.
+once, and every way to a `ModelConfig` (from the file, or from the protobuf that `parse_json` reads in a Python backend)
+leads through them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import IMAGE_SAMPLE_BYTES
-from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, parse_json, read_config
+from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, read_config
 
 # CPU instances of a group that names no count; one for every other backend. Source: Triton core,
 # `SetDefaultInstanceCount`.
@@ -103,19 +104,6 @@ class ModelConfig:
             RepositoryError: The text is not a model configuration; the message holds the line and the field.
         """
         return cls.from_protobuf(read_config(path), has_gpu=has_gpu)
-
-    @classmethod
-    def from_json(cls, text: str, *, has_gpu: bool) -> ModelConfig:
-        """Read what Triton hands to a Python backend: `args["model_config"]` of `initialize`.
-
-        Args:
-            text: The protobuf as JSON, with its own field names; fields that are not known here are passed over.
-            has_gpu: As for `from_protobuf`.
-
-        Raises:
-            RepositoryError: The text is not a model configuration.
-        """
-        return cls.from_protobuf(parse_json(text), has_gpu=has_gpu)
 
     @classmethod
     def from_protobuf(cls, config: ModelConfigProto, *, has_gpu: bool) -> ModelConfig:

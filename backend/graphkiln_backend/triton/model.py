@@ -2,6 +2,9 @@
 
 Runs inside the stub process only. What needs no Triton is elsewhere: `graphkiln_backend.lowering` builds the session
 and proves it, `triton.executor` executes requests on it, `triton.replayer` proves it again while it serves.
+
+The stub imports the class from the backend's `model.py`, which `server.run_folder` writes. An instance is ready once
+`TritonPythonModel.initialize` returns: then Triton sends it requests.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
-from graphkiln_backend.repository.config import complete_dictionary, parse_json
+from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import read_version_signature
@@ -117,12 +120,13 @@ class TritonPythonModel:
             with phases.measure("read"):
                 document = parse_json(args["model_config"])
                 device = _device(args)
+                # Decides KIND_AUTO alone, which Triton has replaced by now: the instance's own GPU will do.
                 config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
                 tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
                 names = [group.name for group in document.instance_group] or [""]
                 groups = list(zip(names, (group.count for group in config.instance_groups), strict=True))
                 number = instance_number(instance, args["model_name"], groups)
-                deployment = _read_deployment(args, number, config, device, self._cache)
+                deployment = _read_deployment(args, number, document, config, device, cache=self._cache)
                 stay_on(core for place in deployment.places for core in place.cores)
             proven = deployment.build(self._cache)
         except GraphkilnError as error:
@@ -193,7 +197,7 @@ class TritonPythonModel:
     def _refuse(self, fault: str) -> None:
         """Answer every request with an error from now on, and ask the supervisor to restart the server."""
         self._executor = Refusal(fault)
-        _log.error("golden samples: this instance refuses all requests, because it computes wrongly: %s", fault)
+        _log.error("replayed samples: this instance refuses all requests, because it computes wrongly: %s", fault)
         if self._status:
             try:
                 self._status.report_fault(fault)
@@ -221,7 +225,13 @@ def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) ->
 
 
 def _read_deployment(
-    args: dict[str, str], instance: int, config: ModelConfig, device: Device, cache: ArtifactCache
+    args: dict[str, str],
+    instance: int,
+    document: ModelConfigProto,
+    config: ModelConfig,
+    device: Device,
+    *,
+    cache: ArtifactCache,
 ) -> Deployment:
     resources = Resources(
         device=device,
@@ -233,14 +243,14 @@ def _read_deployment(
     model = Path(args["model_repository"])
     graph = convert_if_needed(model / args["model_version"], cache)
     deployment = Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
-    check_published(parse_json(args["model_config"]), model, int(args["model_version"]), deployment.version)
+    check_published(document, model, int(args["model_version"]), deployment.version)
     return deployment
 
 
 def _build_executor(proven: ProvenSession, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
     session = proven.session
     if tensors := tensors.of_graph(session.signature):
-        from graphkiln_backend.triton.ragged import RaggedExecutor  # fewer still have ragged batches
+        from graphkiln_backend.triton.ragged import RaggedExecutor  # few models have ragged batches
 
         return RaggedExecutor(session, tensors, input_ranks=config.input_ranks, contract=contract)
     return Executor(

@@ -1,4 +1,6 @@
-"""Replay the golden samples while an instance serves: memory, cores and runtimes may fail long after the start.
+"""Replay samples while an instance serves: memory, cores and runtimes may fail long after the start.
+
+They are the golden samples, or for a version without any a request that was made up (`Replay.recorded`).
 
 Samples are replayed while the instance is idle, and in any case after twice the interval. Each runs under the lock that
 requests take, so a request waits for one sample at most (for one batch, where parts of a batch are computed apart) and
@@ -40,7 +42,7 @@ class ReplayRecord(Protocol):
 
 
 class Replayer(Closeable):
-    """Thread that replays golden samples until it is closed or finds a fault.
+    """Thread that replays samples until it is closed or finds a fault.
 
     Args:
         replay: Samples, and the session that serves.
@@ -118,9 +120,11 @@ class Replayer(Closeable):
             return str(error)
         except Exception as error:  # noqa: BLE001 - whatever an engine raises must not end the thread
             self._failures += 1
-            _log.warning("golden samples: the engine failed, %d of %d times: %s", self._failures, _MOST_FAILURES, error)
+            _log.warning(
+                "replayed samples: the engine failed, %d of %d times: %s", self._failures, _MOST_FAILURES, error
+            )
             if self._failures >= _MOST_FAILURES:
-                return f"the engine fails on golden samples: {error}"
+                return f"the engine fails on replayed samples: {error}"
             self._record.count_replay(passed=False)
             return ""
         self._failures = 0

@@ -27,6 +27,7 @@ from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository import onnx_file as onnx_reading
+from graphkiln_backend.repository.config import parse_json
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 
 ONE = ModelConfig(name="digits", backend="graphkiln")
@@ -145,7 +146,9 @@ class TestBuilding:
             "instance_group": [{"kind": "KIND_CPU", "count": 1, "gpus": []}],
         }
         ours = Deployment.read(folder, ModelConfig.read(tmp_path / "config.pbtxt", has_gpu=False), cpu())
-        theirs = Deployment.read(folder, ModelConfig.from_json(json.dumps(document), has_gpu=False), cpu())
+        theirs = Deployment.read(
+            folder, ModelConfig.from_protobuf(parse_json(json.dumps(document)), has_gpu=False), cpu()
+        )
         assert ours.plan == theirs.plan
         assert ours.warmup_batch_sizes == theirs.warmup_batch_sizes
 

@@ -19,6 +19,7 @@ from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.settings import SESSION_KEYS, TRITON_KEYS, Choice, Override, Settings, parse_override
+from graphkiln_backend.repository.config import parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 
 
@@ -30,7 +31,7 @@ def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dic
 
 
 def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> Settings:
-    config = ModelConfig.from_json(json.dumps(document), has_gpu=gpu)
+    config = ModelConfig.from_protobuf(parse_json(json.dumps(document)), has_gpu=gpu)
     return Settings.from_config(config, Device.gpu() if gpu else CPU, overrides)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.repository.config import parse_json
 from graphkiln_backend.repository.model_config import Accelerator, InstanceGroup, ModelConfig
 
 
@@ -23,7 +24,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def from_json(*, has_gpu: bool = False, **fields: Any) -> ModelConfig:
-    return ModelConfig.from_json(json.dumps(fields), has_gpu=has_gpu)
+    return ModelConfig.from_protobuf(parse_json(json.dumps(fields)), has_gpu=has_gpu)
 
 
 class TestReading:
@@ -119,7 +120,7 @@ class TestJson:
     }
 
     def test_what_triton_hands_over(self) -> None:
-        assert ModelConfig.from_json(json.dumps(self.WHOLE), has_gpu=False) == ModelConfig(
+        assert ModelConfig.from_protobuf(parse_json(json.dumps(self.WHOLE)), has_gpu=False) == ModelConfig(
             name="m",
             backend="graphkiln",
             max_batch_size=8,
@@ -148,7 +149,7 @@ class TestJson:
     @pytest.mark.parametrize("text", ["", "{", "3", '{"max_batch_size": "many"}', '{"instance_group": {"count": 1}}'])
     def test_what_is_no_configuration(self, text: str) -> None:
         with pytest.raises(RepositoryError, match="the JSON is not a model configuration"):
-            ModelConfig.from_json(text, has_gpu=False)
+            ModelConfig.from_protobuf(parse_json(text), has_gpu=False)
 
 
 class TestInstances:

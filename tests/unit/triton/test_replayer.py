@@ -165,7 +165,7 @@ def test_an_engine_that_fails_every_time_is_a_fault(start: StartInstance, error:
     wait_until(lambda: len(instance.record.results) == 3)
     assert instance.record.results == [False] * 3
     (fault,) = instance.faults
-    assert fault.startswith("the engine fails on golden samples: ")
+    assert fault.startswith("the engine fails on replayed samples: ")
 
 
 def test_a_request_on_which_the_engine_fails_has_the_samples_replayed_at_once(start: StartInstance) -> None:
