@@ -23,7 +23,14 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import promised_signature
-from graphkiln_backend.lowering.memory import CHOICE, OBSERVATIONS, Measurement, Memory, Observations, recall
+from graphkiln_backend.lowering.remembered import (
+    CHOICE,
+    OBSERVATIONS,
+    Measurement,
+    Observations,
+    RememberedFact,
+    recall,
+)
 from graphkiln_backend.repository.onnx_file import (
     graph_sha256,
     read_precision,
@@ -31,6 +38,15 @@ from graphkiln_backend.repository.onnx_file import (
     save_with_tensor_outputs,
 )
 from graphkiln_backend.repository.version import ModelVersion
+
+if TYPE_CHECKING:
+    from graphkiln_backend.lowering.parallel.parts import SplitSource
+    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
+
+_log = logging.getLogger("graphkiln.lowering")
+
+_GRAPH = "model.onnx"
+_AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
 
 
 class Phases:
@@ -51,16 +67,6 @@ class Phases:
             yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begun
-
-
-if TYPE_CHECKING:
-    from graphkiln_backend.lowering.parallel.parts import SplitSource
-    from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
-
-_log = logging.getLogger("graphkiln.lowering")
-
-_GRAPH = "model.onnx"
-_AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
 
 
 class Artifacts:
@@ -165,7 +171,7 @@ class Artifacts:
     @contextmanager
     def recall_choice(
         self, configs: Sequence[SessionConfig], conditions: Mapping[str, str]
-    ) -> Iterator[Memory[Measurement]]:
+    ) -> Iterator[RememberedFact[Measurement]]:
         """Look for the measured choice between candidates on this machine, and hold its lock meanwhile.
 
         Args:
@@ -177,13 +183,13 @@ class Artifacts:
             # "step" is what a configuration was called when the first caches were filled.
             parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
-        with recall(CHOICE, self._cache, self._model, key, "the choice of an engine") as memory:
-            yield memory
+        with recall(CHOICE, self._cache, self._model, key, "the choice of an engine") as fact:
+            yield fact
 
     @contextmanager
     def recall_observations(
         self, engine: Engine, config: SessionConfig, conditions: Mapping[str, str]
-    ) -> Iterator[Memory[Observations] | None]:
+    ) -> Iterator[RememberedFact[Observations] | None]:
         """Look for what was found out about a session, and hold its lock meanwhile.
 
         Args:
@@ -202,8 +208,8 @@ class Artifacts:
         session |= {"cuts": f"{list(config.cuts)}"} if config.cuts else {}
         device = {"device": hardware.identity(config.device)}
         key = {**self._graph_key(config), **identity, **device, **session, **conditions}
-        with recall(OBSERVATIONS, self._cache, self._model, key, f"what was found out about {config}") as memory:
-            yield memory
+        with recall(OBSERVATIONS, self._cache, self._model, key, f"what was found out about {config}") as fact:
+            yield fact
 
     @property
     def _model(self) -> str:

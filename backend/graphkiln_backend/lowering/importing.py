@@ -21,7 +21,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, open_regular, stamp_of
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import version_of
-from graphkiln_backend.lowering.memory import FILE_HASH, GRAPH_FACTS, FileHash, recall
+from graphkiln_backend.lowering.remembered import FILE_HASH, GRAPH_FACTS, FileHash, recall
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.onnx_file import known_facts, read_facts, remember_facts
 from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
@@ -89,14 +89,14 @@ def recall_graph(path: Path, cache: ArtifactCache) -> None:
         except (OSError, MemoryError):
             return
         remember_facts(path, stamp, sha256, None)
-        with recall(GRAPH_FACTS, kept, name, {"graph": sha256}) as memory:
+        with recall(GRAPH_FACTS, kept, name, {"graph": sha256}) as fact:
             try:
-                facts = memory.value or read_facts(path)
+                facts = fact.value or read_facts(path)
             except GraphkilnError:
                 return
             if facts and stamp_of(path) == stamp:
                 remember_facts(path, stamp, sha256, facts)
-                memory.keep(facts)
+                fact.keep(facts)
 
 
 def _recall_hash(path: Path, stamp: tuple[int, ...], name: str, cache: ArtifactCache) -> str:
@@ -105,13 +105,13 @@ def _recall_hash(path: Path, stamp: tuple[int, ...], name: str, cache: ArtifactC
     Raises:
         OSError: It cannot be read.
     """
-    with recall(FILE_HASH, cache, name, {"stamp": f"{stamp}"}) as memory:
-        if memory.value:
-            return memory.value.sha256
+    with recall(FILE_HASH, cache, name, {"stamp": f"{stamp}"}) as fact:
+        if fact.value:
+            return fact.value.sha256
         sha256 = sha256_of(path, GRAPH_LIMIT)
         # A file that changed a moment ago may change once more within one tick of the clock.
         if stamp_of(path) == stamp and time.time_ns() - max(stamp[-2:]) > _SETTLED_NS:
-            memory.keep(FileHash(sha256=sha256))
+            fact.keep(FileHash(sha256=sha256))
         return sha256
 
 

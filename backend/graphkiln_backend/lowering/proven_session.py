@@ -1,7 +1,7 @@
 """Build one session and prove it: its tensors, what really ran, the golden outputs, every batch size.
 
 The golden samples are replayed, or a request is made, at every start. What follows from the graph, the engine's release
-and the processor alone is found out once and remembered (`memory.OBSERVATIONS`): which kernels run, which takes a
+and the processor alone is found out once and remembered (`remembered.OBSERVATIONS`): which kernels run, which takes a
 second session to see; whether rows may share a batch; which batch sizes pay for being run ahead.
 """
 
@@ -27,11 +27,12 @@ from graphkiln_backend.lowering.acceptance import (
     read_placement,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts, Phases
-from graphkiln_backend.lowering.memory import Observations, ReadPlacement
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
+from graphkiln_backend.lowering.remembered import Observations, ReadPlacement
 from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
 from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
-from graphkiln_backend.lowering.warmup import SyntheticInputs, WarmUp, repeat_warm_up, warm_up
+from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
@@ -291,8 +292,8 @@ class _Proof:
         }
 
     def _recall(self) -> None:
-        with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as memory:
-            self.known = (memory and memory.value) or Observations()
+        with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact:
+            self.known = (fact and fact.value) or Observations()
 
     def _remember(self, placement: Placement | None, why_separate: str, warmed: WarmUp, *, repeats: bool) -> None:
         observations = Observations(
@@ -302,6 +303,6 @@ class _Proof:
             repeats=repeats,
             warmed=None if warmed.note else warmed.sizes,
         )
-        with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as memory:
-            if memory:
-                memory.keep(observations)
+        with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact:
+            if fact:
+                fact.keep(observations)

@@ -21,10 +21,11 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.memory import Measurement
 from graphkiln_backend.lowering.plan import LoweringPlan, pick_fastest
 from graphkiln_backend.lowering.proven_session import Basis, ProvenSession, build_proven_session
-from graphkiln_backend.lowering.warmup import SyntheticInputs, feeds_of
+from graphkiln_backend.lowering.remembered import Measurement
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.warmup import feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -82,8 +83,8 @@ def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | Non
     }
     with _closed_unless_taken() as built:
         # The lock is held while candidates are measured: one instance of a model measures, and all choose alike.
-        with artifacts.recall_choice(configs, conditions) as memory:
-            measurement = memory.value or _measure(builder, plan, configs, built)
+        with artifacts.recall_choice(configs, conditions) as fact:
+            measurement = fact.value or _measure(builder, plan, configs, built)
             if measurement is None:
                 return None
             basis = Basis(
@@ -91,11 +92,11 @@ def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | Non
                 rates=measurement.rates,
                 batch=requirements.largest_batch,
                 machine=hardware.identity(configs[0].device),
-                measured_at=memory.found_at.isoformat(timespec="seconds"),
-                remembered=memory.value is not None,
+                measured_at=fact.found_at.isoformat(timespec="seconds"),
+                remembered=fact.value is not None,
             )
             if len(measurement.rates) == len(configs):  # a candidate that failed is tried again at the next start
-                memory.keep(measurement)
+                fact.keep(measurement)
         chosen = built.pop(basis.chosen, None)
     if chosen is None:
         # A choice that no longer works gives way to the others.

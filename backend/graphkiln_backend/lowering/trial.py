@@ -19,7 +19,7 @@ import numpy as np
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, VerificationError
-from graphkiln_backend.lowering.warmup import SyntheticInputs, different_rows, synthetic_inputs
+from graphkiln_backend.lowering.synthetic import SyntheticInputs, different_rows, synthetic_inputs
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits
 

@@ -24,11 +24,12 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.artifacts import Artifacts, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.memory import Measurement
+from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.warmup import SyntheticInputs, feeds_of
+from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.warmup import feeds_of
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.overlay import complete_config
@@ -336,11 +337,11 @@ def choose_batch_size(
     if len(sizes) == 1 or samples is None:
         return sizes[-1]
     conditions = {"batch sizes": str(sizes), "threads": str(config.threads), "spin": str(config.spin)}
-    with artifacts.recall_choice([config], conditions) as memory:
-        measurement = memory.value
+    with artifacts.recall_choice([config], conditions) as fact:
+        measurement = fact.value
         if measurement is None:
             measurement = measure_sizes(session, sizes, samples)
-            memory.keep(measurement)
+            fact.keep(measurement)
         return int(measurement.chosen)
 
 

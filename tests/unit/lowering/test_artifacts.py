@@ -27,7 +27,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
-from graphkiln_backend.lowering.memory import Measurement
+from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.repository.onnx_file import read_precision
 from graphkiln_backend.repository.version import ModelVersion, read_version
 

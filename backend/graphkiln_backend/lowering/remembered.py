@@ -130,7 +130,7 @@ OBSERVATIONS = Kind(name="observations", file="observations.json", record=Observ
 CHOICE = Kind(name="choice", file="measured.json", record=Measurement, version="")
 
 
-class Memory(Generic[T]):
+class RememberedFact(Generic[T]):
     """An entry of the cache for one fact, whose lock is held; made by `recall`."""
 
     def __init__(self, kind: Kind[T], reservation: Reservation | None, what: str) -> None:
@@ -170,7 +170,7 @@ class Memory(Generic[T]):
 @contextmanager
 def recall(
     kind: Kind[T], cache: ArtifactCache, model: str, key: Mapping[str, str], what: str = ""
-) -> Iterator[Memory[T]]:
+) -> Iterator[RememberedFact[T]]:
     """Look for a fact, and hold its lock until the end of the block: only one process finds it out.
 
     Args:
@@ -187,7 +187,7 @@ def recall(
             reservation = held.enter_context(cache.reserve(kind.name, model, versioned))
         except CacheError as error:
             _log_forgotten(what, error)
-        yield Memory(kind, reservation, what)
+        yield RememberedFact(kind, reservation, what)
 
 
 def _log_forgotten(what: str, error: CacheError) -> None:

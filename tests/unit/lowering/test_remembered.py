@@ -23,7 +23,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import importing
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.importing import convert_if_needed, recall_graph
-from graphkiln_backend.lowering.memory import (
+from graphkiln_backend.lowering.remembered import (
     CHOICE,
     FILE_HASH,
     OBSERVATIONS,
