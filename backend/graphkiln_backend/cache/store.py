@@ -85,7 +85,7 @@ class ArtifactCache(Closeable):
         self._locks = folder / "locks"
         self._partial = folder / "partial"
         self._limit_bytes = limit_bytes
-        self._held = ExitStack()
+        self._in_use = ExitStack()  # shared locks of the entries that were returned, until the cache is closed
         self._paths: dict[str, Path] = {}
 
     def get(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path:
@@ -156,11 +156,11 @@ class ArtifactCache(Closeable):
         Raises:
             CacheError: It is not there, and cannot be written.
         """
-        with ExitStack() as held:
+        with ExitStack() as building:
             try:
-                reservation = held.enter_context(self._reserve(kind, model, key))
+                reservation = building.enter_context(self._reserve(kind, model, key))
             except CacheError as error:
-                reservation = held.enter_context(self._use_spare(error).reserve(kind, model, key))
+                reservation = building.enter_context(self._use_spare(error).reserve(kind, model, key))
             yield reservation
 
     def without_spare(self) -> ArtifactCache:
@@ -173,26 +173,26 @@ class ArtifactCache(Closeable):
         if entry.name in self._paths:
             yield Reservation(self.folder, entry, self._paths[entry.name])
             return
-        with ExitStack() as held:
+        with ExitStack() as building:
             with explained_errors(self.folder):
-                found = self._find(entry, held)
+                found = self._find(entry, building)
             reservation = Reservation(self.folder, entry, found)
-            yield reservation
+            yield reservation  # the caller may write here, which sets `path`
             if reservation.path:
                 with explained_errors(self.folder):
-                    self._hold(reservation.path)
+                    self._keep_in_use(reservation.path)
         if reservation.path and not found:
             try:
                 self._prune(self._limit_bytes)
             except OSError as error:  # the entry is there: that others cannot be removed is no reason not to serve it
                 _log.warning("cannot prune %s: %s", self.folder, error)
 
-    def _find(self, entry: Entry, held: ExitStack) -> Path | None:
-        """The folder of an entry, or None where there is none; its lock is held until `held` is left."""
+    def _find(self, entry: Entry, building: ExitStack) -> Path | None:
+        """The folder of an entry, or None where there is none; its build lock is kept until `building` is left."""
         path = self._entries / entry.name
         try:
             self._make_folders()
-            file = held.enter_context((self._locks / entry.name).open("a"))
+            file = building.enter_context((self._locks / entry.name).open("a"))
             holder = f"another process, or container, builds '{entry.name}' of the artifact cache"
             wait_for_lock(file, f"{entry.model} waits: {holder}")
         except OSError:
@@ -205,24 +205,24 @@ class ArtifactCache(Closeable):
             _log.warning("discarded %s: %s", path, fault)
             self._discard(path)
             return None
-        self._hold(path)
+        self._keep_in_use(path)
         return path
 
     def _is_whole(self, path: Path, entry: Entry) -> bool:
-        """Whether an entry can be used as it is, though its lock cannot be taken; held so that it is not pruned."""
+        """Whether an entry whose lock cannot be taken can be used as it is; it is then kept from being pruned."""
         with suppress(OSError):  # a file system without locks
-            self._hold(path)
+            self._keep_in_use(path)
         if find_fault(path, entry.key) is not None:
             self._paths.pop(entry.name, None)
             return False
         self._paths[entry.name] = path
         return True
 
-    def _hold(self, path: Path) -> None:
+    def _keep_in_use(self, path: Path) -> None:
         """Keep an entry from being pruned until the cache is closed."""
         if path.name in self._paths:
             return
-        used = self._held.enter_context((path / ENTRY_FILE).open("rb"))
+        used = self._in_use.enter_context((path / ENTRY_FILE).open("rb"))
         lock_shared(used)
         with suppress(OSError):  # the time of use matters to pruning alone
             os.utime(self._locks / path.name)
@@ -311,7 +311,7 @@ class ArtifactCache(Closeable):
 
     def close(self) -> None:
         """Release all entries."""
-        self._held.close()
+        self._in_use.close()
         self._paths.clear()
         if self._spare:
             self._spare.close()
