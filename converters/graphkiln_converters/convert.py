@@ -118,7 +118,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
 
     _log.info("proving the outputs")
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
-    samples = [*(sample.at(edge) for sample in recorded), *sampler.samples(recipe)]
+    samples = [*(group.at(edge) for group in recorded), *sampler.samples(recipe)]
     limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe)
     batch_sizes = other_batch_sizes(model.batch_size)
     proof = _prove_export(target, samples, limits, batch_sizes, None if recorded else sampler)
