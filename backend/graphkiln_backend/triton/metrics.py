@@ -70,7 +70,7 @@ class InstanceMetrics(Closeable):
         self._publisher = _Publisher(counts, _restart_counts())
 
     def count_replay(self, *, passed: bool) -> None:
-        """Count a replay of the golden samples."""
+        """Count a replay of the samples."""
         self._replays.increment(1)
         if passed:
             self._last_pass.set(time.time())
