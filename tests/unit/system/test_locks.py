@@ -1,0 +1,71 @@
+"""Locks on files: held by one process, shared by several, given up by one that is killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from graphkiln_backend.system.locks import lock, lock_shared, locked, try_lock
+
+HOLDER = """
+import sys
+from graphkiln_backend.system import locks
+file = open(sys.argv[1])
+getattr(locks, sys.argv[2])(file)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "lock").touch()
+    return tmp_path / "lock"
+
+
+@contextmanager
+def held_elsewhere(path: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds a lock until the end of the block."""
+    command = [sys.executable, "-c", HOLDER, str(path), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_lock_of_another_process_is_seen_until_it_is_killed(path: Path) -> None:
+    with held_elsewhere(path, "lock") as process, path.open() as file:
+        assert not try_lock(file)
+        with locked(path) as mine:
+            assert not mine
+        process.kill()
+        process.wait()
+        assert try_lock(file)
+
+
+def test_shared_locks_go_together_and_keep_an_exclusive_one_out(path: Path) -> None:
+    with held_elsewhere(path, "lock_shared"), path.open() as file, path.open() as other:
+        lock_shared(file)
+        assert not try_lock(other)
+
+
+def test_the_end_of_a_block_unlocks_a_file_that_it_may_make(path: Path) -> None:
+    new = path.with_name("new")
+    with locked(new, os.O_RDWR | os.O_CREAT) as mine:
+        assert mine
+        with locked(new) as again:
+            assert not again
+    with new.open() as file:
+        lock(file)
+
+
+def test_a_file_that_is_missing_is_an_error(path: Path) -> None:
+    with pytest.raises(FileNotFoundError), locked(path.with_name("missing")):
+        pass
