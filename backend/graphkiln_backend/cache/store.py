@@ -209,7 +209,7 @@ class ArtifactCache(Closeable):
         return path
 
     def _is_whole(self, path: Path, entry: Entry) -> bool:
-        """Whether an entry whose lock cannot be taken can be used as it is; it is then kept from being pruned."""
+        """Check an entry without its build lock; keep it from being pruned where it can be used."""
         with suppress(OSError):  # a file system without locks
             self._keep_in_use(path)
         if find_fault(path, entry.key) is not None:
@@ -322,7 +322,7 @@ class ArtifactCache(Closeable):
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Whether a dead build or a damaged disk left a folder; an entry of another release may hold more than is known."""
+    """Return true for what a dead build or a damaged disk left; entries of other releases may have unknown fields."""
     try:
         document = json.loads((folder / ENTRY_FILE).read_bytes())
     except (OSError, ValueError):

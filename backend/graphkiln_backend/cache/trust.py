@@ -86,7 +86,7 @@ def _distrust(place: Path, status: os.stat_result, *, is_above: bool) -> str | N
 
 
 def _is_own_volume(place: Path) -> bool:
-    """Whether the user trusts a volume by name: Kubernetes mounts those of a pod with mode 2777.
+    """Return true for a volume that the user has named as trusted: Kubernetes mounts those of a pod with mode 2777.
 
     Source: Kubernetes, "Configure a Security Context", fsGroup.
     """

@@ -10,6 +10,7 @@ Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,7 +33,7 @@ _RUNTIME_OPERATORS = frozenset(
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
-class Pass:
+class Pass(ABC):
     """One rewrite of a graph."""
 
     name: ClassVar[str]  # on the command line
@@ -42,9 +43,9 @@ class Pass:
         """Return why to skip this graph, which the pass has nothing to do for; empty to run."""
         return ""
 
+    @abstractmethod
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Rewrite the graph in place; return the change of its inputs and outputs, `Edge()` for none."""
-        raise NotImplementedError
 
     def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always reach all
         """Return what the pass could not do, or how much it did; empty for nothing to say."""

@@ -46,7 +46,7 @@ _log = logging.getLogger("graphkiln.scoring")
 
 
 class _Stage(Enum):
-    """What a call has a worker do."""
+    """Step of a worker that a call asks for."""
 
     START = auto()
     COMPUTE = auto()
@@ -179,8 +179,9 @@ class RayFleet(Closeable):
     def _commit_next(self, member: _Member, computed: _Call) -> None:
         """Have a worker commit what it has computed.
 
-        In a call of its own, so that it is known what the worker was at should it end now. Its result may be written
-        then, or not: the unit is tried again, and the destination refuses a second result of it.
+        Computing and committing are separate calls, so that the driver knows during which one a worker died. After a
+        death during the commit the result may be written or not: the unit is tried again, and the destination refuses
+        a second result.
         """
         reference = member.actor.commit.remote(computed.attempt)
         member.calls[reference] = _Call(_Stage.COMMIT, computed.attempt)

@@ -34,7 +34,7 @@ def destination_at(text: str, ledger: str = "", format: str = "") -> Destination
     Args:
         text: Its path or address.
         ledger: Address of a database that says which attempt of a unit counts; empty where the store itself can.
-        format: `parquet` or `delta`; empty for `parquet`, and for what a database has of its own.
+        format: `parquet` or `delta`; empty for `parquet`, and for a database, whose format is its tables.
 
     Raises:
         GraphkilnError: The text names nothing that can be written.

@@ -116,15 +116,15 @@ class RowSearch:
 
 @dataclass(slots=True)
 class _UnitState:
-    """What is known of a unit until it has its result.
+    """Attempts and findings of a unit that has no result yet.
 
     Attributes:
-        quarantined: Its guilty rows by position, with the reason.
-        suspect: Whether it is computed alone, because a worker ended with it.
-        search: For the guilty row; None while none is looked for.
-        searches: How many have found nothing.
-        failures: Attempts that came to nothing, by cause.
-        reason: What happened last.
+        quarantined: Guilty rows by position, with the reason.
+        suspect: True if the unit is computed alone, because a worker ended with it.
+        search: Running search for the guilty row, or None.
+        searches: Searches that found nothing.
+        failures: Failed attempts by cause.
+        reason: Reason of the last failure.
     """
 
     unit: Unit

@@ -6,6 +6,7 @@ Cloud Storage support both; other services do not.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
@@ -145,20 +146,20 @@ class RemoteObjects:
         return translated
 
 
-class _Client:
+class _Client(ABC):
     """Calls that differ between services."""
 
     def __init__(self, system: Any) -> None:
         self.system = system
 
-    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
-        raise NotImplementedError
+    @abstractmethod
+    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]: ...
 
-    def describe(self, bucket: str, key: str) -> RemoteObject:
-        raise NotImplementedError
+    @abstractmethod
+    def describe(self, bucket: str, key: str) -> RemoteObject: ...
 
-    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes: ...
 
 
 class _S3(_Client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +38,7 @@ _TOO_LARGE = "message larger than max"
 _COMPRESSION = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 
 
-class _GrpcTransport:
+class _GrpcTransport(ABC):
     """One HTTP/2 channel to one gRPC endpoint, opened at the first call."""
 
     _library: Any
@@ -73,8 +74,8 @@ class _GrpcTransport:
             raise InvalidInput(f"the client of {self._endpoint} is closed") from error
         return parse_response(response, request)
 
-    async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any: ...
 
     async def _is_live(self, deadline: Deadline) -> bool:
         try:

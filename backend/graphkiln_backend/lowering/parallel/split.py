@@ -146,7 +146,7 @@ def plan_split(
         largest_batch: The largest batch that will be requested.
         signature: Signature of the graph.
         times: Measured times of the graph's nodes on a core; None where costs are counted.
-        turns: Instances that share the devices of a copy, each with a batch of its own.
+        turns: Instances that share the devices of a copy, each computing another batch.
 
     Raises:
         LoweringError: It cannot be spread as requested; `attempts` says why.

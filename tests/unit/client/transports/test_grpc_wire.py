@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.grpc import service_pb2 as pb
+from wire_arrays import ARRAYS
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import (
@@ -211,16 +212,6 @@ def test_whatever_the_response_the_error_is_ours(
 
 
 # Messages of gRPC, beside those of tritonclient.
-
-ARRAYS = [
-    np.arange(6, dtype=np.float32).reshape(2, 3),
-    np.array([[True, False]]),
-    np.array([b"a", b"", b"\xff\x00"], np.object_),
-    np.array([["x", "\u00e4"]], np.object_),
-    np.zeros((0, 3), np.int64),
-    np.array(7, np.uint8).reshape(()),
-    np.arange(4, dtype=np.float16)[::2],
-]
 
 
 @pytest.mark.parametrize("array", ARRAYS)

@@ -12,20 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient import utils as triton
+from wire_arrays import ARRAYS
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, parse_datatype, to_raw
 
-ARRAYS = [
-    np.arange(6, dtype=np.float32).reshape(2, 3),
-    np.array([[True, False]]),
-    np.array([b"a", b"", b"\xff\x00"], np.object_),
-    np.array([["x", "\u00e4"]], np.object_),
-    np.zeros((0, 3), np.int64),
-    np.array(7, np.uint8).reshape(()),
-    np.arange(4, dtype=np.float16)[::2],
-]
 NUMBERS = [each for each in DType if each is not DType.BYTES]
 
 
