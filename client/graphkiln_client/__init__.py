@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graphkiln_backend.images.answers import Box, Detection, SegmentedImage
     from graphkiln_backend.images.masks import Mask
-    from graphkiln_client.async_client import AsyncClient
-    from graphkiln_client.async_model import AsyncModel
-    from graphkiln_client.client import Client
-    from graphkiln_client.model import Model
+    from graphkiln_client.async_client import AsyncClient, AsyncModel
+    from graphkiln_client.client import Client, Model
     from graphkiln_client.results import Classification, Health, Result, ServedModel
 
 __all__ = [
@@ -36,10 +34,10 @@ __all__ = [
 
 _HOMES = {
     "AsyncClient": f"{__name__}.async_client",
-    "AsyncModel": f"{__name__}.async_model",
+    "AsyncModel": f"{__name__}.async_client",
     "Client": f"{__name__}.client",
     "Mask": "graphkiln_backend.images.masks",
-    "Model": f"{__name__}.model",
+    "Model": f"{__name__}.client",
     **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), f"{__name__}.results"),
     **dict.fromkeys(("Box", "Detection", "SegmentedImage"), "graphkiln_backend.images.answers"),
 }

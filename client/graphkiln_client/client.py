@@ -1,23 +1,217 @@
-"""`Client`: a connection to a server. The asynchronous client, driven to the end of each call by its caller.
+"""`Client` and `Model`: the asynchronous client, driven to the end of each call in the caller's thread.
 
-What lies between an image and its answer is in `image_requests`.
+`image_requests` holds what happens between an image and its answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Unpack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar, Unpack
 
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.images.answers import SegmentedImage
+from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_client.async_client import AsyncClient, AsyncSharedMemory
-from graphkiln_client.async_model import ModelOptions
+from graphkiln_client.async_client import AsyncClient, AsyncModel, AsyncSharedMemory, ModelOptions
 from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from graphkiln_client.model import Model
-from graphkiln_client.results import Health, ServedModel
+from graphkiln_client.many import Many, ManyOptions, OnError, Progress, map_in_threads
+from graphkiln_client.results import Health, Result, ServedModel
 from graphkiln_client.runner import run
+from graphkiln_client.tasks import Classify, Detect, Detections, Embed, ImageTask, Segment, Vector
 from graphkiln_client.transports import open_blocking
+from graphkiln_client.transports.base import InferResponse
 from graphkiln_client.transports.endpoint import Compression, Security
+
+T = TypeVar("T")
+
+
+class Model:
+    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are kept while one version answers."""
+
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+        self.name = model.name
+        self.version = model.version
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.metadata())
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's Triton configuration; empty where the server has no such extension.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.config())
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """The preprocess spec: the given one, or the published one.
+
+        Raises:
+            InvalidInput: The model publishes none.
+            ProtocolError: It is malformed.
+        """
+        return run(self._model.preprocess())
+
+    def statistics(self) -> dict[str, Any]:
+        """The statistics of this version, or of the preferred one (Triton's statistics extension).
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.statistics())
+
+    def infer(self, inputs: Mapping[str, AnyArray], outputs: Iterable[str] = ()) -> dict[str, AnyArray]:
+        """Run the model on tensors.
+
+        Args:
+            inputs: Arrays by input name, with the batch dimension.
+            outputs: Names of the requested outputs; empty for all.
+
+        Returns:
+            Arrays by output name; read-only views of the response.
+
+        Raises:
+            ClientError: The request failed.
+        """
+        return run(self._model.infer(inputs, outputs))
+
+    def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], InferResponse]:
+        """Encode a request once, to be sent many times: for load generators, whose own work must not count.
+
+        Args:
+            inputs: As for `infer`.
+
+        Returns:
+            A function that sends the request, without retries. Thread-safe.
+
+        Raises:
+            ClientError: The inputs cannot be sent.
+        """
+        send = run(self._model.repeatable(inputs))
+        return lambda: run(send())
+
+    def classify(
+        self, image: ImageLike, *, top_k: int = 5, softmax: bool = False, outputs: Sequence[str] = ()
+    ) -> Result:
+        """Classify one image.
+
+        Args:
+            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
+                the client may fetch them.
+            top_k: How many classes, best first; at most as many as the model has.
+            softmax: Turn scores into probabilities.
+            outputs: Which outputs to rank; empty for all.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is not an image classifier.
+            ClientError: The request failed.
+        """
+        return run(self._model.classify(image, top_k=top_k, softmax=softmax, outputs=outputs))
+
+    def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
+        """Find things in an image.
+
+        Args:
+            image: As for `classify`.
+            score_threshold: The least score of a detection; None for the model's own.
+
+        Returns:
+            Detections, best first, in pixels of the image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no detector.
+            ClientError: The request failed.
+        """
+        return run(self._model.detect(image, score_threshold=score_threshold))
+
+    def segment(self, image: ImageLike) -> SegmentedImage:
+        """Find the class of every pixel of an image.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model is no segmenter.
+            ClientError: The request failed.
+        """
+        return run(self._model.segment(image))
+
+    def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
+        """Compute the vector of an image, float32 `[features]`.
+
+        Args:
+            image: As for `classify`.
+            normalize: Divide it by its length, or do not; None for the model's own choice.
+
+        Raises:
+            InvalidInput: The image cannot be read, or the model gives no vectors.
+            ClientError: The request failed.
+        """
+        return run(self._model.embed(image, normalize=normalize))
+
+    def classify_many(
+        self,
+        images: Iterable[ImageLike],
+        *,
+        top_k: int = 5,
+        softmax: bool = False,
+        outputs: Sequence[str] = (),
+        batch_size: int = 16,
+        concurrency: int = 8,
+        on_error: OnError = "raise",
+        progress: Progress | None = None,
+    ) -> Iterator[Result | ClientError]:
+        """Classify images, several batches at a time, and yield the results in the order of the images.
+
+        Args:
+            images: As for `classify`; read lazily.
+            top_k: As for `classify`.
+            softmax: As for `classify`.
+            outputs: As for `classify`.
+            batch_size: Most images in one request; limited by what the model takes.
+            concurrency: Most requests in flight; as many threads decode.
+            on_error: `"return"` yields the error of an image in its place instead of raising it.
+            progress: Called with the number of results so far, in the caller's thread.
+        """
+        many = Many(batch_size=batch_size, concurrency=concurrency, on_error=on_error, progress=progress)
+        return self._many(images, Classify(top_k=top_k, softmax=softmax, ranked=tuple(outputs)), many)
+
+    def detect_many(
+        self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
+    ) -> Iterator[Detections | ClientError]:
+        """As `detect`, several batches at a time; options and order as for `classify_many`."""
+        return self._many(images, Detect(score_threshold=score_threshold), Many(**options))
+
+    def segment_many(
+        self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
+    ) -> Iterator[SegmentedImage | ClientError]:
+        """As `segment`, likewise."""
+        return self._many(images, Segment(), Many(**options))
+
+    def embed_many(
+        self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
+    ) -> Iterator[Vector | ClientError]:
+        """As `embed`, likewise."""
+        return self._many(images, Embed(normalize=normalize), Many(**options))
+
+    def _many(self, images: Iterable[ImageLike], task: ImageTask[T], many: Many) -> Iterator[T | ClientError]:
+        def answer(batch: list[ImageLike]) -> list[T | ClientError]:
+            return run(self._model.answer(batch, task))
+
+        batches = run(self._model.batches(images, task, many))
+        with closing(map_in_threads(answer, batches, many.concurrency)) as answers_by_batch:
+            for answers in answers_by_batch:
+                for each in answers:
+                    yield many.report(each)
 
 
 class Client(Closeable):

@@ -7,9 +7,8 @@ Three recoveries are on this way, the innermost first:
 - `Connection` sends a request again after a failure that may pass: no connection, overload, not ready.
 - `_ask_encoded`, where the server refuses encoded images: they are decoded here and sent as tensors; or, where the
   caller wants them encoded, one by one.
-- `answer`, where another version answers than the one that a request was made for: images are prepared again for that
-  version. It can be replaced between the request for what it publishes and a request made accordingly; the digest of
-  the contract in the request has the server refuse it then.
+- `answer`, where the version was replaced since its contract was read: every request holds the digest of that
+  contract, the server refuses it where another contract holds by now, and the images are prepared again for that.
 """
 
 from __future__ import annotations
@@ -17,7 +16,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, get_args
+
+import numpy as np
 
 from graphkiln_backend.graph.contract import ContractChanged
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -25,7 +26,7 @@ from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFo
 from graphkiln_backend.graph.image_model import IMAGE_INPUT
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import ImageLike, Prepared, describe, upright_size
-from graphkiln_client.preparing import Form, batch_of, check_form, choose_encoded, prepare, to_tensor
+from graphkiln_client.preparing import Form, prepare, to_tensor
 from graphkiln_client.published import ALL_CLASSES, Labels, ServedVersion, parse_labels, published_tensor_model
 from graphkiln_client.remote_model import RemoteModel, new_request_id
 from graphkiln_client.tasks import ImageTask, Reply
@@ -33,16 +34,12 @@ from graphkiln_client.transports.base import PLAIN, InferResponse, RequestedOutp
 
 T = TypeVar("T")
 
-_MOST_VERSIONS = 5  # attempts at an answer that another version gives: more come only from servers that take turns
+_MOST_VERSIONS = 5  # attempts where the contract changes: more come only from servers that take turns
 _BETWEEN_VERSIONS_S = 0.05
 
 
 class _StaleVersion(Exception):
-    """Another version answers than the one that a request was made for; empty where the server does not name it."""
-
-    def __init__(self, answering_version: str = "") -> None:
-        super().__init__(answering_version)
-        self.answering_version = answering_version
+    """The server refuses a request that was made for the contract of another version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +81,16 @@ class ImageRequests:
         fetch_urls: bool,
         form: Form,
     ) -> None:
-        check_form(form)
+        if form not in get_args(Form):
+            raise InvalidInput(f"images must be 'auto', 'encoded' or 'tensor', got '{form}'")
         self._remote = remote
         self._transport = remote.connection.transport
-        self._given_preprocess = preprocess
-        self._given_labels: Labels | None = None if labels is None else tuple(labels)
+        self._preprocess = preprocess
+        self._labels: Labels | None = None if labels is None else tuple(labels)
         self._fetch_timeout_s = remote.connection.timeout_s if fetch_urls else None
         self._form = form
         self._served: ServedVersion | None = None
         self._image_model: RemoteModel | None = None
-        self._answering_version = ""
 
     async def preprocess(self) -> Preprocess:
         """The preprocess spec: the given one, or the published one.
@@ -102,7 +99,7 @@ class ImageRequests:
             InvalidInput: The model publishes none.
             ProtocolError: It is malformed.
         """
-        return self._given_preprocess or (await self._served_version()).preprocess
+        return self._preprocess or (await self._served_version()).preprocess
 
     async def max_batch_size(self, task: ImageTask[T]) -> int:
         """Most images in one request.
@@ -125,15 +122,14 @@ class ImageRequests:
             served = await self._served_version()
             try:
                 return await self._answer_for(served, images, task)
-            except _StaleVersion as stale:
+            except _StaleVersion:
                 if self._served is served:  # else another task has seen to it
                     self._remote.forget()
                     self._served, self._image_model = None, None
-                    self._answering_version = stale.answering_version
                 await self._transport.sleep(attempt * _BETWEEN_VERSIONS_S)
         raise ModelNotReady(
             f"'{self._remote.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
-            hint="name one: model(name, version)",
+            hint="name one that is served: model(name, version)",
         )
 
     async def _answer_for(
@@ -141,17 +137,18 @@ class ImageRequests:
     ) -> list[T | ClientError]:
         _check(served, task)
         answers: dict[int, T | ClientError] = {}
-        if encoded := await self._encoded_where_accepted(served, images):
+        prepared = await self._prepare(served, images, dict(enumerate(images)), self._accepted_form(served))
+        if encoded := {index: image for index, image in prepared.items() if isinstance(image, bytes)}:
             by_index = await self._ask_encoded(served, images, task, encoded)
             answers.update(by_index)
-        rest = {index: image for index, image in enumerate(images) if index not in answers}
-        samples = await self._transport.compute(lambda: [self._load(image, served) for image in rest.values()])
+            refused = {index: content for index, content in encoded.items() if index not in answers}
+            prepared |= await self._prepare(served, images, refused, "tensor")
         by_shape: dict[tuple[int, ...], dict[int, Prepared]] = {}
-        for index, sample in zip(rest, samples, strict=True):
-            if isinstance(sample, ClientError):
-                answers[index] = sample
-            else:
-                by_shape.setdefault(sample.sample.shape, {})[index] = sample
+        for index, image in prepared.items():
+            if isinstance(image, ClientError):
+                answers[index] = image
+            elif isinstance(image, Prepared):
+                by_shape.setdefault(image.sample.shape, {})[index] = image
         for group in by_shape.values():
             try:
                 of_group = await self._ask(served, images, task, _tensor_batch(served, group))
@@ -160,22 +157,36 @@ class ImageRequests:
                 answers.update(dict.fromkeys(group, error))
         return [answers[index] for index in range(len(images))]
 
-    async def _encoded_where_accepted(self, served: ServedVersion, images: Sequence[ImageLike]) -> dict[int, bytes]:
-        """The images that are sent encoded, by index; none where the model takes none.
+    def _accepted_form(self, served: ServedVersion) -> Form:
+        """The form in which images may travel to a version.
 
         Raises:
-            InvalidInput: The caller wants images to be sent so, and the model takes none.
+            InvalidInput: The caller wants images to be sent encoded, and the model takes none.
         """
-        form, spec, timeout_s = self._form, served.preprocess, self._fetch_timeout_s
-        accepted = bool(served.image_model(expected=form == "encoded")) and self._given_preprocess is None
-        if form == "encoded" and not accepted:
+        if served.image_model(expected=self._form == "encoded") and self._preprocess is None:
+            return self._form
+        if self._form == "encoded":
             raise InvalidInput(
                 f"'{self._remote.name}' takes no encoded images",
                 hint="leave out --encoded, or have its config.pbtxt say accept_images",
             )
-        if form == "tensor" or not accepted:
+        return "tensor"
+
+    async def _prepare(
+        self, served: ServedVersion, images: Sequence[ImageLike], chosen: Mapping[int, ImageLike], form: Form
+    ) -> dict[int, bytes | Prepared | ClientError]:
+        """Prepare images, given by their index, for sending; one that cannot be read has its error there."""
+
+        def prepare_one(index: int, image: ImageLike) -> bytes | Prepared | ClientError:
+            try:
+                name = describe(images[index])
+                return prepare(image, served.preprocess, form, name=name, fetch_timeout_s=self._fetch_timeout_s)
+            except ClientError as error:
+                return error
+
+        if not chosen:
             return {}
-        return await self._transport.compute(lambda: choose_encoded(images, form, spec, fetch_timeout_s=timeout_s))
+        return await self._transport.compute(lambda: {index: prepare_one(index, chosen[index]) for index in chosen})
 
     async def _ask_encoded(
         self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T], encoded: Mapping[int, bytes]
@@ -209,12 +220,6 @@ class ImageRequests:
             answers.update(alone)
         return answers
 
-    def _load(self, image: ImageLike, served: ServedVersion) -> Prepared | ClientError:
-        try:
-            return prepare(image, served.preprocess, fetch_timeout_s=self._fetch_timeout_s)
-        except ClientError as error:
-            return error
-
     async def _ask(
         self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T], batch: _Batch
     ) -> Mapping[int, T]:
@@ -222,7 +227,7 @@ class ImageRequests:
 
         Raises:
             ClientError: The request failed, or its outputs do not fit the task.
-            _StaleVersion: Another version answers.
+            _StaleVersion: Another contract holds.
         """
         names, request_id = task.outputs(served), new_request_id()
         begun = time.perf_counter()
@@ -263,11 +268,11 @@ class ImageRequests:
     async def _infer(
         self, served: ServedVersion, batch: _Batch, outputs: Mapping[str, RequestedOutput], request_id: str
     ) -> InferResponse:
-        """The response of the version that a request was made for.
+        """Run the model, or the one that takes its encoded images, by the contract that a request was made for.
 
         Raises:
             ClientError: The request failed.
-            _StaleVersion: Another version answers.
+            _StaleVersion: Another contract holds.
         """
         remote = self._remote
         if batch.encoded:
@@ -276,15 +281,11 @@ class ImageRequests:
                 served.image_model(expected=self._form == "encoded")
             )
         try:
-            response = await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
+            return await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
         except InvalidInput as error:
             if ContractChanged.MARK in error.message or await self._has_changed(served, error):
                 raise _StaleVersion from error
             raise
-        # Servers that publish no contracts refuse nothing: there the version is all that tells.
-        if response.version not in ("", served.version) and served.version and not served.is_pinned:
-            raise _StaleVersion(response.version)
-        return response
 
     async def _has_changed(self, served: ServedVersion, error: InvalidInput) -> bool:
         """True if a server that refuses an input publishes something else by now.
@@ -294,7 +295,7 @@ class ImageRequests:
         if error.status is None:
             return False
         try:
-            return await self._read(self._remote.beside(self._remote.name), "") != served
+            return await self._read(self._remote.beside(self._remote.name)) != served
         except ClientError:
             return False
 
@@ -305,26 +306,24 @@ class ImageRequests:
             InvalidInput: The model takes the encoded images of another model.
         """
         if self._served is None:
-            served = await self._read(self._remote, self._answering_version)
+            served = await self._read(self._remote)
             if tensor_model := published_tensor_model(served.config):
                 raise InvalidInput(
-                    f"'{self._remote.name}' is the way of encoded images into '{tensor_model}'",
+                    f"'{self._remote.name}' takes encoded images for '{tensor_model}'",
                     hint=f"ask '{tensor_model}': images go this way where that pays, or where --encoded says so",
                 )
             self._served = served
             return served
         return self._served
 
-    async def _read(self, remote: RemoteModel, answering_version: str) -> ServedVersion:
-        metadata, config = await remote.metadata(), await remote.config()
+    async def _read(self, remote: RemoteModel) -> ServedVersion:
         return ServedVersion.read(
             remote.name,
             remote.version,
-            metadata,
-            config,
-            answering_version=answering_version,
-            preprocess=self._given_preprocess,
-            labels=self._given_labels,
+            await remote.metadata(),
+            await remote.config(),
+            preprocess=self._preprocess,
+            labels=self._labels,
         )
 
 
@@ -345,11 +344,16 @@ def _tensor_batch(served: ServedVersion, group: Mapping[int, Prepared]) -> _Batc
     batched = len(row["shape"]) == samples[0].ndim + 1
     return _Batch(
         indices=[*group],
-        inputs={row["name"]: batch_of(samples) if batched else samples[0]},
+        inputs={row["name"]: _stacked(samples) if batched else samples[0]},
         batched=batched,
         encoded=False,
         sizes=[(each.height, each.width) for each in group.values()],
     )
+
+
+def _stacked(samples: Sequence[AnyArray]) -> AnyArray:
+    """One tensor; of a single sample a view, because its copy costs as much as sending it."""
+    return np.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]
 
 
 def split_samples(response: InferResponse, output: str, count: int, *, batched: bool) -> Sequence[AnyArray]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import http.client
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeGuard, get_args
+from typing import Any, Literal, TypeAlias
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import (
@@ -22,11 +22,11 @@ from urllib.request import (
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, InvalidInput
+from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
-from graphkiln_backend.images.decoding import ImageLike, Prepared
+from graphkiln_backend.images.decoding import ImageLike, Prepared, describe
 from graphkiln_client.transports.base import Deadline
 
 # How images travel: encoded where that is smaller and the server takes them, always so, or always as tensors.
@@ -36,68 +36,38 @@ _FILE_LIMIT = 64 * MIB  # a larger file exceeds most servers' messages: it is de
 _DOWNLOAD_LIMIT = 64 * MIB
 
 
-def check_form(form: str) -> None:
-    """Check the name of a form.
-
-    Raises:
-        InvalidInput: There is no such form.
-    """
-    if form not in get_args(Form):
-        raise InvalidInput(f"images must be 'auto', 'encoded' or 'tensor', got '{form}'")
-
-
-def prepare(image: ImageLike, spec: Preprocess, *, fetch_timeout_s: float | None = None) -> Prepared:
-    """Turn an image into one sample (no batch dimension) of the spec's layout and dtype, and keep the image's size.
+def prepare(
+    image: ImageLike, spec: Preprocess, form: Form = "tensor", *, name: str = "", fetch_timeout_s: float | None = None
+) -> bytes | Prepared:
+    """Turn an image into what is sent of it. It is read, or downloaded, once.
 
     Args:
         image: The image, or the `https://` URL of one.
         spec: The preprocessing.
+        form: How the image travels; pixels, and what cannot be read as a file, never travel encoded.
+        name: Name of the image in errors, by default its path, its URL, or its kind and size.
         fetch_timeout_s: Seconds that fetching a URL may take; None where URLs are not allowed.
+
+    Returns:
+        The encoded image; or one sample (no batch dimension) of the spec's layout and dtype with the image's size.
 
     Raises:
         InvalidInput: The image cannot be read.
         ConnectionFailed: The URL's server cannot be reached or trusted.
+        DeadlineExceeded: The URL's content does not come in time.
     """
-    if not _is_url(image):
-        return decoding.prepare(image, spec)
-    if fetch_timeout_s is None:
-        raise InvalidInput(f"{image} is a URL", hint="to fetch images, use Client(fetch_urls=True)")
-    content = download(image, fetch_timeout_s)
-    try:
-        return decoding.prepare(content, spec)
-    except InvalidInput as error:
-        raise InvalidInput(f"{image}: {error.message}", hint=error.hint) from error
-
-
-def batch_of(samples: Sequence[AnyArray]) -> AnyArray:
-    """One tensor; of a single sample a view, because its copy costs as much as sending it."""
-    return np.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]
-
-
-def choose_encoded(
-    images: Sequence[ImageLike], form: Form, spec: Preprocess, *, fetch_timeout_s: float | None
-) -> dict[int, bytes]:
-    """Choose the images that are sent encoded; the others are left to `prepare`.
-
-    `prepare` reads those files, and downloads those URLs, once more: bytes that are not sent are not kept. It also says
-    why an image cannot be read, so that the error of the first attempt is not needed.
-
-    Args:
-        images: The images.
-        form: How they travel.
-        spec: The preprocessing.
-        fetch_timeout_s: As for `prepare`.
-
-    Returns:
-        Encoded images by their index in `images`.
-    """
-    chosen = {}
-    for index, image in enumerate(images):
-        with suppress(ClientError):
-            encoded = _read_encoded(image, fetch_timeout_s)
-            if encoded is not None and (form == "encoded" or _is_worth_sending(encoded, spec)):
-                chosen[index] = encoded
-    return chosen
+    name = name or describe(image)
+    content = image
+    if isinstance(image, str) and image.startswith(("https://", "http://")):
+        if fetch_timeout_s is None:
+            raise InvalidInput(f"{image} is a URL", hint="to fetch images, use Client(fetch_urls=True)")
+        content = download(image, fetch_timeout_s)
+    elif form != "tensor" and isinstance(image, str | Path):
+        with suppress(OSError):  # decoding it gives the reason
+            content = read_bytes(image, _FILE_LIMIT)
+    if isinstance(content, bytes) and (form == "encoded" or (form == "auto" and _is_worth_sending(content, spec))):
+        return content
+    return decoding.prepare(content, spec, name=name)
 
 
 def to_tensor(encoded: Collection[bytes], *, batch_dimension: bool) -> AnyArray:
@@ -107,29 +77,11 @@ def to_tensor(encoded: Collection[bytes], *, batch_dimension: bool) -> AnyArray:
     return elements.reshape(-1, 1) if batch_dimension else elements
 
 
-def _read_encoded(image: ImageLike, fetch_timeout_s: float | None) -> bytes | None:
-    """The bytes of an image that is encoded; None for pixels, and for what cannot be read."""
-    if isinstance(image, bytes):
-        return image
-    if _is_url(image):
-        return None if fetch_timeout_s is None else download(image, fetch_timeout_s)
-    if not isinstance(image, str | Path):
-        return None
-    try:
-        return read_bytes(image, _FILE_LIMIT)
-    except OSError:
-        return None
-
-
 def _is_worth_sending(encoded: bytes, spec: Preprocess) -> bool:
     """True if an encoded image is smaller than its sample, or the size of that is not known before."""
     fixed = spec.resize if isinstance(spec.resize, tuple) else None
     size = spec.letterbox.size if spec.letterbox else spec.crop or fixed
     return size is None or len(encoded) < math.prod(size) * spec.channels * spec.dtype.bytes
-
-
-def _is_url(image: ImageLike) -> TypeGuard[str]:
-    return isinstance(image, str) and image.startswith(("https://", "http://"))
 
 
 class _HttpsRedirects(HTTPRedirectHandler):

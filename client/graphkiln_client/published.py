@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, Self, TypeVar
@@ -38,7 +38,6 @@ class ServedVersion:
     Attributes:
         model: Model name.
         version: Version number; empty where the server publishes none.
-        is_pinned: True if every request names this version.
         metadata: KServe v2 metadata.
         config: Triton configuration.
         contract: Images and classes of this version; None where the server publishes no contracts.
@@ -49,7 +48,6 @@ class ServedVersion:
 
     model: str
     version: str
-    is_pinned: bool
     metadata: Mapping[str, Any]
     config: Mapping[str, Any]
     contract: Contract | None
@@ -65,7 +63,6 @@ class ServedVersion:
         metadata: Mapping[str, Any],
         config: Mapping[str, Any],
         *,
-        answering_version: str = "",
         preprocess: Preprocess | None = None,
         labels: Labels | None = None,
     ) -> Self:
@@ -76,24 +73,19 @@ class ServedVersion:
             pinned: The version that requests name; empty for the server's choice.
             metadata: As `check_metadata` returns it.
             config: As `check_config` returns it.
-            answering_version: The version that answered last, if any.
             preprocess: See `given_preprocess`.
             labels: See `given_labels`.
 
         Raises:
-            InvalidInput: `pinned` is not a version number.
             ProtocolError: The contracts are malformed.
         """
-        version = pinned or answering_version or newest_version(metadata)
+        version = pinned or newest_version(metadata)
         contracts = published_contracts(model, config)
-        if contracts and pinned:
-            _check_number(model, pinned, metadata)
-        # A version that was loaded after the contracts were read refuses the empty contract, and all is read again.
+        # A version without a contract here refuses the empty one: it was loaded since, and all is read again.
         contract = contracts.find(version) or Contract() if contracts and version else None
         return cls(
             model=model,
             version=version,
-            is_pinned=bool(pinned),
             metadata=metadata,
             config=config,
             contract=contract,
@@ -234,7 +226,9 @@ def published_graph(model: str, config: Mapping[str, Any], version: str) -> str:
 
 def newest_version(metadata: Mapping[str, Any]) -> str:
     """The version that a server with several prefers. Source: Triton's version policy."""
-    return max(filter(str.isdecimal, _versions(metadata)), key=int, default="")
+    versions = metadata.get("versions")
+    names = map(str, versions) if isinstance(versions, list) else ()
+    return max(filter(str.isdecimal, names), key=int, default="")
 
 
 def check_metadata(document: dict[str, Any]) -> dict[str, Any]:
@@ -298,18 +292,6 @@ def parse_labels(output: AnyArray) -> Labels:
     if labels and not 0 <= min(labels) <= max(labels) < most:
         raise ProtocolError(f"the server returned a class of index {min(labels) if min(labels) < 0 else max(labels)}")
     return tuple(labels.get(index, "") for index in range(max(labels, default=-1) + 1))
-
-
-def _check_number(model: str, version: str, metadata: Mapping[str, Any]) -> None:
-    """Refuse what Triton takes for a version by its first digits (`01`, `1/x`): no contract is published under it."""
-    if not (version.isascii() and version.isdecimal()) or (version.startswith("0") and version != "0"):
-        served = ", ".join(_versions(metadata))
-        raise InvalidInput(f"'{version}' is no version of '{model}'", hint=f"they are numbers: {served}")
-
-
-def _versions(metadata: Mapping[str, Any]) -> Sequence[str]:
-    versions = metadata.get("versions")
-    return [str(version) for version in versions] if isinstance(versions, list) else []
 
 
 def _has_labels(config: Mapping[str, Any], output: str) -> bool:

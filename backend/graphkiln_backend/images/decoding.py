@@ -92,12 +92,13 @@ def load_sample(image: ImageLike, spec: Preprocess, *, budget: PixelBudget = nul
     return prepare(image, spec, budget=budget).sample
 
 
-def prepare(image: ImageLike, spec: Preprocess, *, budget: PixelBudget = nullcontext) -> Prepared:
+def prepare(image: ImageLike, spec: Preprocess, *, name: str = "", budget: PixelBudget = nullcontext) -> Prepared:
     """Turn an image into one sample, and keep the size that answers about it are brought back to.
 
     Args:
         image: The image.
         spec: Preprocessing.
+        name: Name of the image in errors, by default as `describe` gives it.
         budget: Holds the pixels of an encoded image while it is decoded and resized, see `images.encoded`.
 
     Raises:
@@ -109,9 +110,10 @@ def prepare(image: ImageLike, spec: Preprocess, *, budget: PixelBudget = nullcon
             resized_height, resized_width = spec.resized(height, width)
             held.enter_context(budget(max(width * height, resized_width * resized_height)))
 
-        with _telling(describe(image)):  # a rare kind of pixels may have no way to gray
+        name = name or describe(image)
+        with _telling(name):  # a rare kind of pixels may have no way to gray
             decoded = to_color(_open(image, claim), spec.color)
-        return Prepared(arrange(decoded, spec, describe(image)), decoded.height, decoded.width)
+        return Prepared(arrange(decoded, spec, name), decoded.height, decoded.width)
 
 
 def describe(image: ImageLike) -> str:

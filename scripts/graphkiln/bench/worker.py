@@ -15,8 +15,7 @@ from typing import IO
 from graphkiln.bench.generator import Recording, Timing, record_closed_loop, record_open_loop
 from graphkiln.bench.job import Job, Target, hear, tell
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_client.client import Client
-from graphkiln_client.model import Model
+from graphkiln_client.client import Client, Model
 
 _TERMINATED = 128 + signal.SIGTERM  # as shells say it
 

@@ -22,7 +22,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Detection, Ranking
-from graphkiln_client.async_model import AsyncModel
+from graphkiln_client.async_client import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.many import Many
 from graphkiln_client.published import ALL_CLASSES
@@ -346,10 +346,8 @@ CONTRACTS = {
 class Versions(Pixels):
     """A server with versions of different contracts, of which the newest answers; it refuses other contracts."""
 
-    def __init__(self, *live: str, checks: bool = True) -> None:
+    def __init__(self, *live: str) -> None:
         super().__init__(labels=False)
-        self.checks = checks
-        self.answers_at: dict[int, str] = {}
         self.contracts = dict(CONTRACTS)
         self.deploy(*live)
 
@@ -362,8 +360,8 @@ class Versions(Pixels):
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         response = super().infer(request, timeout_s)
-        response.version = request.version or self.answers_at.get(len(self.inferred()), self.live[-1])
-        if self.checks and request.contract != self.contracts[response.version].digest:
+        response.version = request.version or self.live[-1]
+        if request.contract != self.contracts[response.version].digest:
             raise InvalidInput(f"the server returned 400: {ContractChanged.MARK} than this version's", status=400)
         return response
 
@@ -382,9 +380,8 @@ class TestVersions:
         assert run(one.preprocess()) == CONTRACTS[version or "2"].preprocess
         assert len(transport.inferred()) == 1
 
-    @pytest.mark.parametrize("checks", [True, False], ids=["a server that checks", "a server that does not"])
-    def test_a_version_that_comes_while_the_client_lives(self, checks: bool) -> None:
-        transport = Versions("1", checks=checks)
+    def test_a_version_that_comes_while_the_client_lives(self) -> None:
+        transport = Versions("1")
         one = model(transport)
         assert classified(one, 9, 1, 2) == ("1", "ant")
         transport.deploy("1", "2")
@@ -409,13 +406,6 @@ class TestVersions:
         assert "name one" in caught.value.hint
         assert len(transport.inferred()) == 5
         assert transport.delays_s == [pytest.approx(0.05 * attempt) for attempt in range(5)]
-
-    def test_labels_by_the_extension_are_those_of_the_version_that_answered(self) -> None:
-        """A server without contracts: labels and scores must come from one version all the same."""
-        transport = Pixels()
-        transport.responses["model_metadata"] = {**transport.responses["model_metadata"], "versions": ["6"]}
-        assert run(model(transport).classify(image(0, 0, 9))).top.label == "cat"
-        assert len(transport.sent("model_config")) == 2  # version 7 answered
 
     def test_an_input_that_another_version_takes_is_prepared_again(self) -> None:
         """Triton refuses what does not fit its configuration before our backend sees it."""

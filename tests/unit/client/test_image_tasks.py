@@ -20,9 +20,10 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
-from graphkiln_client.async_model import AsyncModel
+from graphkiln_client import preparing
+from graphkiln_client.async_client import AsyncModel
+from graphkiln_client.client import Model
 from graphkiln_client.connection import Connection
-from graphkiln_client.model import Model
 from graphkiln_client.preparing import Form
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
@@ -268,7 +269,7 @@ def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
     asked, server = model(DETECTION, form=form)
     server.responses["model_config"]["parameters"]["tensor_model"] = {"string_value": "m0"}
     for ask in (lambda: asked.detect(FILES[0]), lambda: list(asked.detect_many(FILES)), lambda: asked.classify(b"")):
-        with pytest.raises(InvalidInput, match=r"'m' is the way of encoded images into 'm0' \(ask 'm0'"):
+        with pytest.raises(InvalidInput, match="'m' takes encoded images for 'm0'"):
             ask()
 
 
@@ -289,3 +290,23 @@ def test_an_option_that_does_not_exist_is_not_passed_over() -> None:
     for detector in (asked, Model(asked)):
         with pytest.raises(TypeError, match="unexpected keyword argument 'threshold'"):
             detector.detect_many([image(8, 8)], **options)
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["larger than its sample", "refused"])
+def test_an_image_of_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """It is decoded here where it is larger than its sample, or where the server refuses it."""
+    noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)
+    content, urls = FILES[0] if refused else file_of(noise), []
+    monkeypatch.setattr(preparing, "download", lambda url, _: urls.append(url) or content)
+    server = Server(DETECTION, encoded=True)
+    infer = server.infer
+
+    def refuse(request: InferRequest, timeout_s: float) -> InferResponse:
+        if request.model != "m":
+            raise InvalidInput("no", status=400)
+        return infer(request, timeout_s)
+
+    server.responses["infer"] = refuse
+    Model(AsyncModel(Connection(server, 5.0, 0), "m", "", fetch_urls=True)).detect("https://host/a.png")
+    assert urls == ["https://host/a.png"]
+    assert [request.model for request in server.inferred()] == (["m.images", "m"] if refused else ["m"])

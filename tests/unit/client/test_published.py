@@ -128,34 +128,25 @@ def contracts(**by_version: Contract) -> dict[str, Any]:
     return parameters(contracts=said.to_json())
 
 
-def read(version: str = "", answered: str = "", versions: Any = ("1", "2"), **config: Any) -> ServedVersion:
+def read(version: str = "", versions: Any = ("1", "2"), **config: Any) -> ServedVersion:
     rows = list(versions) if isinstance(versions, tuple) else versions
-    return ServedVersion.read("m", version, {"versions": rows}, config, answering_version=answered)
+    return ServedVersion.read("m", version, {"versions": rows}, config)
 
 
 class TestServedVersion:
     @pytest.mark.parametrize(
-        ("version", "answered", "versions", "expected"),
+        ("version", "versions", "expected"),
         [
-            ("", "", ["1", "2"], "2"),
-            ("", "", ["9", "10"], "10"),
-            ("", "1", ["1", "2"], "1"),
-            ("1", "2", ["1", "2"], "1"),
-            ("", "", None, ""),
-            ("", "", ["x", 3], "3"),
-            ("", "", [], ""),
+            ("", ["1", "2"], "2"),
+            ("", ["9", "10"], "10"),
+            ("1", ["1", "2"], "1"),
+            ("", None, ""),
+            ("", ["x", 3], "3"),
+            ("", [], ""),
         ],
     )
-    def test_the_version_that_is_addressed_or_answered_or_the_newest(
-        self, version: str, answered: str, versions: Any, expected: str
-    ) -> None:
-        assert read(version, answered, versions).version == expected
-
-    @pytest.mark.parametrize("version", ["01", "1/x", " 1", "+1", "\u0661", "x"])
-    def test_a_version_that_is_no_number(self, version: str) -> None:
-        with pytest.raises(InvalidInput, match="is no version of 'm'"):
-            read(version, **contracts(v1=ONE))
-        assert read(version).version == version, "a server of another kind may have such versions"
+    def test_the_version_that_is_addressed_or_the_newest(self, version: str, versions: Any, expected: str) -> None:
+        assert read(version, versions).version == expected
 
     def test_the_contract_comes_before_the_configuration(self) -> None:
         ranking = Ranking(scores="s", indices="i")

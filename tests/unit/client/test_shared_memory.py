@@ -25,7 +25,7 @@ from graphkiln_backend.graph.errors import (
     ServerError,
 )
 from graphkiln_client import Client
-from graphkiln_client.async_model import AsyncModel
+from graphkiln_client.async_client import AsyncModel
 from graphkiln_client.connection import Connection
 from graphkiln_client.runner import run
 from graphkiln_client.shared_memory import Region, RegionPool
