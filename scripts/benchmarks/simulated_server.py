@@ -28,7 +28,7 @@ from graphkiln.tuning.candidate import (
 from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import Axis, Space
 from graphkiln.tuning.statistics import Latency, Seconds, throughput
-from graphkiln.tuning.trials import WARM_S, Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _LOAD_S, _WARMUP_S, _HANG_S = 2.0, 0.5, 20.0
 _MOST = 50_000  # requests of one measurement: what is offered beyond waits outside
@@ -135,12 +135,6 @@ class SimulatedServer:
             server_cores=self._cores_used(candidate, within.size / seconds),
             memory_bytes=memory + candidate.number(MAX_BATCH_SIZE) * (1 << 20),
         )
-
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Load the candidate, and nothing else."""
-        del load
-        self.served = candidate
-        self.now_s += _LOAD_S + WARM_S
 
     def _standstills(self, candidate: Candidate, begin_s: float, seconds: float) -> Standstills:
         """Those of a measurement, in seconds after its begin: the machine's, and the candidate's own."""

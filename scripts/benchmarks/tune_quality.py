@@ -438,7 +438,7 @@ def _opened(model: Model, journals: Path, seconds: float) -> Iterator[tuple[Cour
         yield (
             Course(
                 open_trials=partial(_open_trials, subject, questions, 40 * model.p99_s),
-                space=_narrow(span_space(subject, p99_s=model.p99_s).space),
+                space=_narrow(span_space(subject, p99_s=model.p99_s)),
                 target=Target(p99_s=model.p99_s),
                 budget_s=model.budget_s,
                 cores=subject.cores,

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from graphkiln.tuning.candidate import Candidate
+import pytest
+
+from graphkiln.tuning import space
+from graphkiln.tuning.candidate import Candidate, Value
 from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.report import document_of
 from graphkiln.tuning.result import Result, Row
-from graphkiln.tuning.space import Machine, Space, span_space
+from graphkiln.tuning.space import Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target
@@ -40,9 +44,9 @@ def row(candidate: Candidate, rate: float, p99_s: float, lost: str = "", **more:
     return Row(scored=scored, score=f"{rate:g} requests per second", limit="the cores: busy")
 
 
-def finished(space: Space, target: Target, *, met: bool = True) -> Result:
+def finished(of: Space, target: Target, *, met: bool = True) -> Result:
     """A search that chose the third of four candidates, or none."""
-    default = space.default
+    default = of.default
     best = default.with_values({"engine": "openvino", "precision": "bf16", "spin": False})
     rows = (
         row(best, 400, 0.03),
@@ -67,18 +71,31 @@ def _missed(found: Row) -> Row:
     return replace(found, scored=replace(found.scored, score=Interval(score.value, 0.0, score.upper)))
 
 
+def span_everything(subject: Subject, p99_s: float = 0.05, *, absent: str = "", lacks: str = "") -> Space:
+    """The space of a model on a machine that has all engines but one, and all instructions unless it `lacks` them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(space, "probe", lambda name, _: Support(ok=name != absent, reason="not installed"))
+        patch.setattr(space, "missing_instructions", lambda _: lacks)
+        return span_space(subject, p99_s=p99_s)
+
+
+def only(space: Space, key: str, fixes: Mapping[str, Value]) -> Space:
+    """The part of a space in which one key varies."""
+    stay = {axis.key: axis.values[0] for axis in space.axes if axis.key != key}
+    return space.fixed({**stay, **fixes})
+
+
 def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:
-    """What was asked of the example model."""
-    machine = Machine(probe=lambda _name, _device: Support(ok=True), lacks=lambda _: "")
+    """What was asked of the example model, on a machine that can run everything."""
     facts = {
-        "subject": subject, "spanned": span_space(subject, p99_s=0.05, machine=machine), "target": Target(p99_s=0.05),
+        "subject": subject, "space": span_everything(subject), "target": Target(p99_s=0.05),
         "questions": read_questions(subject), "folder": folder,
     }  # fmt: skip
     return Tuning(**{**facts, **changes})
 
 
-def document(subject: Subject, folder: Path, *, met: bool = True, price: float | None = 3.6) -> dict[str, Any]:
+def document(subject: Subject, folder: Path, *, met: bool = True) -> dict[str, Any]:
     """The document of that search."""
     asked = tuning(subject, folder)
-    result = finished(asked.spanned.space, asked.target, met=met)
-    return document_of(result, asked, "graphkiln tune models/digits --p99 50ms", price)
+    result = finished(asked.space, asked.target, met=met)
+    return document_of(result, asked, "graphkiln tune models/digits --p99 50ms")

@@ -17,9 +17,10 @@ from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.tuning.candidate import Candidate
+    from graphkiln.tuning.journal import Report
     from graphkiln.tuning.subject import Subject
     from graphkiln.tuning.target import Target
-    from graphkiln.tuning.tuner import Report, Tuning
+    from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.cache.store import ArtifactCache
 
 _INTERRUPTED = 130  # exit code after Ctrl-C
@@ -82,9 +83,6 @@ def tune(
         str, typer.Option(help="Keys that vary; the others stay as they are.", show_default="all", metavar="KEY,...")
     ] = "",
     apply: Annotated[bool, typer.Option("--apply", help="Write what is chosen into the model's config.pbtxt.")] = False,
-    price: Annotated[
-        float | None, typer.Option(help="Of an hour of this machine: what 1,000 requests cost is told.", min=0)
-    ] = None,
     html: Html = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and measure nothing.")] = False,
     as_json: AsJson = False,
@@ -103,14 +101,13 @@ def tune(
     from graphkiln.tuning.measure import Arriving
     from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
     from graphkiln.tuning.report import document_of, print_result, render_page
-    from graphkiln.tuning.space import ModelSpace, narrow, span_space
+    from graphkiln.tuning.space import narrow, span_space
     from graphkiln.tuning.subject import vanishing_cache, with_int8
-    from graphkiln.tuning.target import check_price, parse_fixes
+    from graphkiln.tuning.target import parse_fixes
     from graphkiln.tuning.tuner import Tuning, search_folder
     from graphkiln_backend.graph.text import parse_duration
 
     check_html(html)
-    check_price(price)
     target = _target(p99, rate, objective, accuracy_floor)
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
@@ -120,12 +117,11 @@ def tune(
             subject = with_int8(subject, calibration, samples, folder / "int8")
         questions = read_questions(subject, samples, samples_to_read(target.accuracy_floor))
         check_floor(questions, target.accuracy_floor)
-        spanned = span_space(subject, p99_s=target.p99_s)
+        space = span_space(subject, p99_s=target.p99_s)
         varying = [key.strip() for key in only.split(",") if key.strip()]
-        space = narrow(spanned.space, varying, parse_fixes(fix or [], spanned.space.default))
         tuning = Tuning(
             subject=subject,
-            spanned=ModelSpace(space=space, left_out=spanned.left_out),
+            space=narrow(space, varying, parse_fixes(fix or [], space.default)),
             target=target,
             questions=questions,
             arriving=Arriving.of(burst, trace),
@@ -140,7 +136,7 @@ def tune(
             say(f"going on with {tuning.journal}; delete it to measure anew")
         with progress_report(tuning) as report:
             result = tuning.run(report)
-        document = document_of(result, tuning, command_line(), price)
+        document = document_of(result, tuning, command_line())
         if as_json:
             print_json(document)
         else:
@@ -235,7 +231,7 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
     """A progress bar on a terminal, else a line for each measurement."""
     from graphkiln.tuning.report import line_of
 
-    today = tuning.spanned.space.today
+    today = tuning.space.today
     if not sys.stderr.isatty():
         yield lambda progress: say(line_of(progress, today, tuning.budget_s))
         return
@@ -267,7 +263,7 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     if candidate is None:
         say(f"nothing is written: nothing was proven to meet the target of '{name}'")
         return
-    if candidate == tuning.spanned.space.today:
+    if candidate == tuning.space.today:
         say(f"nothing is written: what serves '{name}' today is the best")
         return
     application.prove(candidate, tuning.subject, tuning.questions)

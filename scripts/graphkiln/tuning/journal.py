@@ -17,14 +17,14 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from graphkiln.reporting.json_text import finite
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
+from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.closing import Closeable
@@ -163,7 +163,6 @@ class Budget:
         self._starts: deque[float] = deque(maxlen=_REMEMBERED)
         self._warmups: deque[float] = deque(maxlen=_REMEMBERED)
         self._probes: deque[float] = deque(maxlen=_REMEMBERED)
-        self._longest: dict[str, float] = {}
 
     @property
     def left_s(self) -> float:
@@ -187,12 +186,6 @@ class Budget:
         """Seconds of a bare session; 0 before the first."""
         return max(self._probes, default=0.0)
 
-    @property
-    def longest(self) -> str:
-        """The slowest overhead, to explain an overrun; "" before the first."""
-        what = max(self._longest, key=lambda each: self._longest[each], default="")
-        return f": {what.format(self._longest[what])}" if what else ""
-
     def serves(self, candidate: Candidate) -> bool:
         """Return true if a candidate's server runs."""
         return candidate == self._served
@@ -211,23 +204,14 @@ class Budget:
         self.spent_s += took_s
         self._served = None
         self._probes.append(took_s)
-        self._note("a session takes {:.0f} s to be built and timed", took_s)
 
     def charge(self, candidate: Candidate, seconds: float, took_s: float, *, failed: bool = False) -> None:
         """Charge a measurement of so many seconds, which took longer than that."""
         self.spent_s += took_s
         beside_s = max(0.0, took_s - seconds)
-        if failed:
-            self._note("a candidate that failed took {:.0f} s", took_s)
-        elif self.serves(candidate):
-            self._warmups.append(beside_s)
-        else:
-            self._starts.append(beside_s)
-            self._note("a server takes {:.0f} s to start", beside_s)
+        if not failed:
+            (self._warmups if self.serves(candidate) else self._starts).append(beside_s)
         self._served = None if failed else candidate
-
-    def _note(self, what: str, took_s: float) -> None:
-        self._longest[what] = max(took_s, self._longest.get(what, 0.0))
 
 
 # Deaths of the tuner in one measurement after which its candidate has failed: a candidate can take the tuner with it
@@ -238,6 +222,28 @@ Outcome = Bare | Measured | Failed
 _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """A measurement that has just been made.
+
+    Attributes:
+        number: Its number, those of earlier runs of the command included.
+        spent_s: Seconds of the budget before it.
+        candidate: The candidate, or its session alone.
+        load: The load; None for a bare session.
+        outcome: The result.
+    """
+
+    number: int
+    spent_s: float
+    candidate: Candidate
+    load: LoadShape | None
+    outcome: Outcome
+
+
+Report = Callable[[Progress], None]
+
+
 class RecordedTrials:
     """`Trials` on top of others, with a journal.
 
@@ -245,6 +251,7 @@ class RecordedTrials:
         trials: Trials that measure.
         journal: Earlier measurements; new ones are appended.
         clock: Seconds since any moment.
+        report: Called after each measurement that is made, not for those of the journal.
 
     Attributes:
         budget: Charged with each measurement, whether it was made now or by an earlier run: a search that goes on sees
@@ -254,8 +261,10 @@ class RecordedTrials:
         MeasurementError: The journal is damaged.
     """
 
-    def __init__(self, trials: Trials, journal: Journal, clock: Callable[[], float]) -> None:
-        self._trials, self._journal, self._clock = trials, journal, clock
+    def __init__(
+        self, trials: Trials, journal: Journal, clock: Callable[[], float], report: Report = lambda _: None
+    ) -> None:
+        self._trials, self._journal, self._clock, self._report = trials, journal, clock, report
         self._known: dict[str, tuple[Outcome, float]] = {}
         self._asked: set[str] = set()
         self._failed: dict[Candidate, Failed] = {}
@@ -284,7 +293,7 @@ class RecordedTrials:
 
         def work() -> Bare | Failed:
             self._running = None  # no server runs while a bare session is timed
-            return self._trials.probe(session)
+            return self._reported(session, None, self._trials.probe(session))
 
         outcome, took_s, is_first = self._once({"probe": session.as_json()}, work)
         if is_first:
@@ -297,12 +306,12 @@ class RecordedTrials:
             return self._failed[candidate]
 
         def work() -> Measured | Failed:
-            return self._trials.measure(candidate, load, seconds, seed)
+            return self._reported(candidate, load, self._trials.measure(candidate, load, seconds, seed))
 
         def prepare() -> None:
             # The server would still run, had the tuner not died since: its second start is not charged.
             if self.budget.serves(candidate) and self._running != candidate:
-                self._trials.warm(candidate, load)
+                self._trials.measure(candidate, load, WARM_S, 0)  # what fails fails again below
             self._running = candidate
 
         task = {"measure": candidate.as_json(), "load": asdict(load), "seconds": seconds, "seed": seed}
@@ -313,9 +322,10 @@ class RecordedTrials:
             self.budget.charge(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
         return outcome
 
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """See `Trials.warm`; not recorded."""
-        self._trials.warm(candidate, load)
+    def _reported(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
+        progress = Progress(number=self.count, spent_s=self.spent_s, candidate=candidate, load=load, outcome=outcome)
+        self._report(progress)
+        return outcome
 
     def _once(
         self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None] = lambda: None

@@ -18,7 +18,7 @@ from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candid
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.subject import PREFIX, Subject, read_subject, stage, vanishing_cache
-from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured, excused, oom_kills
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, excused, oom_kills
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.graph.golden import repeated
@@ -73,10 +73,6 @@ class LocalTrials(Closeable):
             self.close()  # what is wrong with a server must not stay for the next load
             return excused(found, kills)
         return found
-
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """See `Trials.warm`."""
-        self.measure(candidate, load, WARM_S, 0)
 
     def close(self) -> None:
         """Stop the running server, if any."""

@@ -16,10 +16,11 @@ from graphkiln.reporting.report import Table as HtmlTable
 from graphkiln.reporting.report import environment
 from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.contest import Point
+from graphkiln.tuning.journal import Progress
 from graphkiln.tuning.questions import undecided
 from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.trials import Bare, Failed, LoadShape, OpenLoop
-from graphkiln.tuning.tuner import Progress, Tuning
+from graphkiln.tuning.tuner import Tuning
 from graphkiln_backend.graph.files import MIB
 
 # The table, for a terminal of 80 columns.
@@ -157,10 +158,8 @@ def _measured_facts(point: Mapping[str, Any]) -> Iterator[str]:
         yield f"ran: {point['placed']}"
     yield f"the load generator took {point['client_cores']:.2f} cores"
     yield f"compared under load: {point['answers_checked']} answers"
-    costs = {"price_per_1000": "price of 1,000 requests", "watt_hours_per_1000": "watt-hours of 1,000 requests"}
-    for key, words in costs.items():
-        if key in point:
-            yield f"{words}: {point[key]:.3g}"
+    if "watt_hours_per_1000" in point:
+        yield f"watt-hours of 1,000 requests: {point['watt_hours_per_1000']:.3g}"
 
 
 def _rate(point: Mapping[str, Any]) -> str:
@@ -211,19 +210,18 @@ def _shortened(reason: str) -> str:
     return reason if len(reason) <= _LONGEST else f"{reason[:_LONGEST]}..."
 
 
-def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: float | None = None) -> dict[str, Any]:
+def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
     """A search as JSON data, in which no value is infinite.
 
     Args:
         result: The result.
         tuning: The search.
         command: The command line that repeats it.
-        price_per_hour: Price of the machine, in any currency; None if unknown.
     """
-    default = tuning.spanned.space.today
+    default = tuning.space.today
 
     def point(found: Point | None) -> dict[str, Any] | None:
-        return _point(found, price_per_hour) if found else None
+        return _point(found) if found else None
 
     def row(found: Row | None) -> dict[str, Any] | None:
         if found is None:
@@ -286,13 +284,13 @@ def document_of(result: Result, tuning: Tuning, command: str, price_per_hour: fl
 
 def space_document(tuning: Tuning) -> dict[str, Any]:
     """The space as JSON data: axes, candidates, and reasons of what is left out."""
-    space = tuning.spanned.space
+    space = tuning.space
     return {
         "axes": {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes},
         "points": space.points,
         "candidates": len(space.candidates),
         "reasons": space.reasons(),
-        "left_out": list(tuning.spanned.left_out),
+        "left_out": list(space.left_out),
     }
 
 
@@ -302,14 +300,12 @@ def in_words(candidate: Candidate, default: Candidate) -> str:
     return str(Candidate.of(changed)) if changed else "as it is served today"
 
 
-def _point(point: Point, price_per_hour: float | None) -> dict[str, Any]:
+def _point(point: Point) -> dict[str, Any]:
     measured, load = point.measured, point.load
     memory, per_second = measured.memory_bytes, measured.throughput.value
-    costs: dict[str, float] = {}
-    if price_per_hour is not None and per_second:
-        costs["price_per_1000"] = price_per_hour / 3600 / per_second * 1000
+    energy: dict[str, float] = {}
     if measured.energy_j is not None and per_second:
-        costs["watt_hours_per_1000"] = measured.energy_j / measured.seconds / per_second * 1000 / 3600
+        energy["watt_hours_per_1000"] = measured.energy_j / measured.seconds / per_second * 1000 / 3600
     return {
         "rate": load.rate if isinstance(load, OpenLoop) else None,
         "callers": None if isinstance(load, OpenLoop) else load.callers,
@@ -328,13 +324,13 @@ def _point(point: Point, price_per_hour: float | None) -> dict[str, Any]:
         "memory_mb": None if memory is None else memory / MIB,
         "placed": measured.placed,
         "warning": measured.warning,
-        **costs,
+        **energy,
     }
 
 
 def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
     """Count the space's unmeasured candidates by reason."""
-    legal = set(tuning.spanned.space.candidates)
+    legal = set(tuning.space.candidates)
     return dict(Counter(each.reason for each in result.exclusions if each.candidate in legal).most_common())
 
 

@@ -492,7 +492,7 @@ class Search:
         """Describe what the budget did not allow."""
         notes, budget = [], self._budget
         if budget.left_s < -0.5:
-            notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s{budget.longest}")
+            notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s")
         is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
         if chosen is None and self._probes.viable and is_over:
             notes.append("the budget was spent before a configuration was proven: with a larger one the search goes on")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -29,10 +29,8 @@ from graphkiln.tuning.candidate import (
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target
 from graphkiln.tuning.trials import Bare, Failed
-from graphkiln_backend.engines.base import Support
 from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import did_you_mean
@@ -79,11 +77,13 @@ class Space:
         axes: One for each key.
         constraints: The first that objects gives the reason.
         served: Today's configuration, if a key was fixed to another value; None for the first value of each axis.
+        left_out: A line for each value or key that is not tried, with the reason.
     """
 
     axes: tuple[Axis, ...]
     constraints: tuple[Constraint, ...] = ()
     served: Candidate | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def points(self) -> int:
@@ -151,18 +151,20 @@ class Space:
         Raises:
             InvalidInput: No axis has the key.
         """
-        self._check(values)
+        self.check_keys(values)
         fixed = (replace(axis, values=(values[axis.key],)) if axis.key in values else axis for axis in self.axes)
         return replace(self, axes=tuple(fixed), served=self.today)
 
-    def only(self, keys: Collection[str]) -> Space:
-        """The space in which only these keys vary; the others keep their defaults.
+    def check_keys(self, keys: Iterable[str]) -> None:
+        """Check that each key has an axis.
 
         Raises:
-            InvalidInput: No axis has the key.
+            InvalidInput: One has none.
         """
-        self._check(keys)
-        return self.fixed({axis.key: axis.values[0] for axis in self.axes if axis.key not in keys})
+        known = [axis.key for axis in self.axes]
+        for key in keys:
+            if key not in known:
+                raise InvalidInput(f"'{key}' is not tuned for this model", hint=did_you_mean(key, known))
 
     @cached_property
     def _judged(self) -> list[tuple[Candidate, str]]:
@@ -173,12 +175,6 @@ class Space:
     @cached_property
     def _positions(self) -> dict[str, dict[Value, int]]:
         return {axis.key: {value: number for number, value in enumerate(axis.values)} for axis in self.axes}
-
-    def _check(self, keys: Collection[str]) -> None:
-        known = [axis.key for axis in self.axes]
-        for key in keys:
-            if key not in known:
-                raise InvalidInput(f"'{key}' is not tuned for this model", hint=did_you_mean(key, known))
 
 
 _LARGEST_BATCH = 64
@@ -209,45 +205,12 @@ _NEVER_TUNED = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """Capabilities of the machine's engines; tests replace them.
-
-    Attributes:
-        probe: Checks that an engine is installed and can run on a device.
-        lacks: Returns the instructions that the CPU lacks for a precision; "" if none.
-    """
-
-    probe: Callable[[str, Device], Support] = probe
-    lacks: Callable[[Precision], str] = missing_instructions
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelSpace:
-    """A space, with the values and keys that were left out of it.
-
-    Attributes:
-        space: The candidates.
-        left_out: A line for each value or key that is not tried, with the reason.
-    """
-
-    space: Space
-    left_out: tuple[str, ...] = ()
-
-
-def span_space(subject: Subject, *, p99_s: float, machine: Machine | None = None) -> ModelSpace:
-    """All candidates of a model on this machine.
-
-    Args:
-        subject: The model.
-        p99_s: What 99 of 100 requests may take: a queue delay as long is no candidate.
-        machine: Capabilities of engines; those of this machine by default.
-    """
-    axes = _Axes(subject=subject, machine=machine or Machine(), p99_us=p99_s * 1e6)
+def span_space(subject: Subject, *, p99_s: float) -> Space:
+    """All candidates of a model on this machine; a queue delay that takes half of the target's p99 is none."""
+    axes = _Axes(subject=subject, p99_us=p99_s * 1e6)
     spanned = tuple(axes.all())
     never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
-    space = Space(axes=spanned, constraints=(constraint_of(subject),))
-    return ModelSpace(space=space, left_out=(*axes.left_out, *never))
+    return Space(axes=spanned, constraints=(constraint_of(subject),), left_out=(*axes.left_out, *never))
 
 
 @dataclass(slots=True)
@@ -255,7 +218,6 @@ class _Axes:
     """Collect the axes of a space, and reasons for values that are left out."""
 
     subject: Subject
-    machine: Machine
     p99_us: float
     defaults: Mapping[str, Value] = field(init=False)
     left_out: list[str] = field(default_factory=list)
@@ -291,7 +253,7 @@ class _Axes:
     def engines(self) -> list[str]:
         found = []
         for name in _ENGINES[self.on_gpu]:
-            support = self.machine.probe(name, self.subject.config.device)
+            support = probe(name, self.subject.config.device)
             if support.ok:
                 found.append(name)
             else:
@@ -319,7 +281,7 @@ class _Axes:
             return ""
         if saved is not Precision.FP32:
             return f"the graph was saved in {saved}, which loading does not change"
-        return "" if self.on_gpu else self.machine.lacks(precision)
+        return "" if self.on_gpu else missing_instructions(precision)
 
     def streams(self) -> Sequence[int]:
         if self.on_gpu or self.subject.config.max_batch_size < 2:
@@ -375,7 +337,7 @@ def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> S
     Raises:
         InvalidInput: No axis has a key, a value is unknown on this machine, or no candidate is left.
     """
-    space.only([*only, *fixes])  # names unknown keys
+    space.check_keys([*only, *fixes])
     _check_words(space, fixes)
     moved = {*only, *fixes}
     if only:
@@ -486,8 +448,6 @@ def _refuse_gpu(candidate: Candidate) -> str:
         return f"TensorRT chooses itself: no {', '.join(chosen)}" if chosen else ""
     return ""
 
-
-# The space of a model on a machine: which values are tried of each key, which are not, and why.
 
 # Cheap bounds on every configuration, from the time of its bare session.
 #

@@ -128,16 +128,6 @@ def parse_share(text: str, option: str) -> float:
     return share
 
 
-def check_price(price: float | None) -> None:
-    """Check that a price is finite.
-
-    Raises:
-        InvalidInput: It is not a number, or infinite.
-    """
-    if price is not None and not math.isfinite(price):
-        raise InvalidInput(f"--price {price:g}: expected what an hour of this machine costs, such as 1.20")
-
-
 def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
     """Read each `KEY=VALUE` of `--fix`.
 

@@ -139,13 +139,6 @@ class Trials(Protocol):
         """
         ...
 
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        """Serve a candidate, and load it for a moment that is not counted.
-
-        Failures show in the measurement that follows.
-        """
-        ...
-
 
 # Failures that the machine may have caused, and that may pass, beside failures of the candidate.
 #

@@ -8,25 +8,24 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 
-from graphkiln.tuning.candidate import MAX_BATCH_SIZE, Candidate
-from graphkiln.tuning.journal import Journal, RecordedTrials
+from graphkiln.tuning.candidate import MAX_BATCH_SIZE
+from graphkiln.tuning.journal import Journal, RecordedTrials, Report
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.measure import Arriving, Loading, is_alive
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
-from graphkiln.tuning.space import ModelSpace
+from graphkiln.tuning.space import Space
 from graphkiln.tuning.subject import Subject, check_unchanged
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import identity
 from graphkiln_backend.graph.errors import RepositoryError
@@ -54,35 +53,12 @@ _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """A measurement that has just been made.
-
-    Attributes:
-        number: Its number, those of earlier runs of the command included.
-        spent_s: Seconds of the budget.
-        candidate: The candidate, or its session alone.
-        load: The load; None for a bare session.
-        outcome: The result.
-    """
-
-    number: int
-    spent_s: float
-    candidate: Candidate
-    load: LoadShape | None
-    outcome: Bare | Measured | Failed
-
-
-Report = Callable[[Progress], None]
-_Outcome = TypeVar("_Outcome", bound=Bare | Measured | Failed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
     """A search: its model, space, target, requests and budget.
 
     Attributes:
         subject: The model.
-        spanned: The space.
+        space: The candidates.
         target: p99, rate and objective.
         questions: Contents of requests.
         arriving: Arrivals of requests.
@@ -91,7 +67,7 @@ class Tuning:
     """
 
     subject: Subject
-    spanned: ModelSpace
+    space: Space
     target: Target
     questions: Questions
     arriving: Arriving = field(default_factory=Arriving)
@@ -108,7 +84,7 @@ class Tuning:
 
     def identity(self) -> dict[str, Any]:
         """Identity of the search by readable names: a journal with another one is not continued."""
-        subject, space, trace = self.subject, self.spanned.space, self.arriving.trace
+        subject, space, trace = self.subject, self.space, self.arriving.trace
         axes = {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes}
         moments = "" if trace is None else hashlib.sha256(trace.tobytes()).hexdigest()[:16]
         return {
@@ -149,13 +125,12 @@ class Tuning:
             LocalTrials(
                 subject=self.subject,
                 loading=self.loading,
-                batch_sizes=batch_sizes(self.spanned),
+                batch_sizes=batch_sizes(self.space),
                 deadline_s=deadline_s,
             ) as trials,
         ):
-            reported = _Reported(trials, report)
-            recorded = reported.recorded = RecordedTrials(reported, journal, time.monotonic)
-            search = Search(self.spanned.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
+            recorded = RecordedTrials(trials, journal, time.monotonic, report)
+            search = Search(self.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
             result = search.run()
             check_unchanged(self.subject)
             self._check_same_graph(identity)
@@ -169,9 +144,9 @@ class Tuning:
             )
 
 
-def batch_sizes(spanned: ModelSpace) -> tuple[int, ...]:
+def batch_sizes(space: Space) -> tuple[int, ...]:
     """The batch sizes that a space may form: 1, and every largest one."""
-    tried = [value for axis in spanned.space.axes if axis.key == MAX_BATCH_SIZE for value in axis.values]
+    tried = [value for axis in space.axes if axis.key == MAX_BATCH_SIZE for value in axis.values]
     return tuple(sorted({1, *(value for value in tried if isinstance(value, int) and value > 0)}))
 
 
@@ -181,28 +156,6 @@ def _digest_of(questions: Questions) -> str:
         for name, array in feeds.items():
             digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()))
     return digest.hexdigest()[:16]
-
-
-class _Reported:
-    """Report each measurement that is made, not those read from the journal."""
-
-    def __init__(self, trials: Trials, report: Report) -> None:
-        self._trials, self._report = trials, report
-        self.recorded: RecordedTrials | None = None
-
-    def probe(self, session: Candidate) -> Bare | Failed:
-        return self._reported(session, None, self._trials.probe(session))
-
-    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        return self._reported(candidate, load, self._trials.measure(candidate, load, seconds, seed))
-
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        self._trials.warm(candidate, load)
-
-    def _reported(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
-        count, spent_s = (self.recorded.count, self.recorded.spent_s) if self.recorded else (1, 0.0)
-        self._report(Progress(number=count, spent_s=spent_s, candidate=candidate, load=load, outcome=outcome))
-        return outcome
 
 
 # All processes of a search (servers, timed sessions, conversions, the load generator) make their temporary files below

@@ -16,10 +16,11 @@ from digits_subject import digits_subject
 from tuned import finished, measured, tuning
 
 from graphkiln.cli.tune import doubts, progress_report, show_space
+from graphkiln.tuning.journal import Progress
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import OpenLoop
-from graphkiln.tuning.tuner import Progress, Tuning
+from graphkiln.tuning.tuner import Tuning
 from graphkiln_backend.system.signals import Stopped
 
 Ran = list[Tuning]
@@ -34,7 +35,7 @@ def ran(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ran:
     def search(self: Tuning, report: Callable[[Progress], None]) -> Any:
         del report
         asked.append(self)
-        return finished(self.spanned.space, self.target, met=self.target.p99_s > 0.001)
+        return finished(self.space, self.target, met=self.target.p99_s > 0.001)
 
     monkeypatch.setattr(Tuning, "run", search)
     return asked
@@ -65,7 +66,7 @@ def test_every_option_is_heard(run: RunVerb, ran: Ran, digits: Path) -> None:
     (asked,) = ran
     assert asked.target == Target(p99_s=0.2, rate=100, objective=Objective.MEMORY)
     assert (asked.budget_s, asked.arriving.burst) == (300, 4)
-    axes = {axis.key: axis.values for axis in asked.spanned.space.axes}
+    axes = {axis.key: axis.values for axis in asked.space.axes}
     assert axes["threads"] == (1,)
     assert axes["max_batch_size"] == (32,)
     assert False in axes["spin"], "a single thread does not spin"
@@ -73,10 +74,9 @@ def test_every_option_is_heard(run: RunVerb, ran: Ran, digits: Path) -> None:
 
 def test_json_and_a_page(run: RunVerb, ran: Ran, digits: Path, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    done = run("tune", str(digits), "--p99", "50ms", "--json", "--html", str(page), "--price", "2")
+    done = run("tune", str(digits), "--p99", "50ms", "--json", "--html", str(page))
     document = json.loads(done.out)
     assert document["met"]
-    assert document["promise"]["price_per_1000"] > 0
     assert "digits" in page.read_text()
     assert len(ran) == 1
 
@@ -144,7 +144,7 @@ def test_what_was_fixed_is_written_though_nothing_else_changes(
     """`--fix` makes another configuration of what serves today: it is not taken for it."""
 
     def search(self: Tuning, _: Callable[[Progress], None]) -> Any:
-        found = finished(self.spanned.space, self.target)
+        found = finished(self.space, self.target)
         return replace(found, chosen=found.rows[1], default=None)  # the first value of each axis
 
     monkeypatch.setattr(Tuning, "run", search)
@@ -197,8 +197,8 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_as_it_stands(
     done = run("tune", str(model), "--p99", "50ms", "--only", "max_batch_size", "--fix", "instances=1")
     assert done.code == 0, done.err
     (asked,) = ran
-    assert len(asked.spanned.space.candidates) > 4, "what stays as it is rules no candidate out"
-    today = asked.spanned.space.today
+    assert len(asked.space.candidates) > 4, "what stays as it is rules no candidate out"
+    today = asked.space.today
     assert today["spin"] is False, "a single thread has no other to wait for"
     assert (today["engine"], today["threads"], today["instances"], today["max_batch_size"]) == ("onnxruntime", 1, 2, 16)
     assert (today["max_queue_delay_us"], today["preferred_batch_sizes"]) == (500, (4, 8))
@@ -217,7 +217,6 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_as_it_stands(
         ("{digits} --p99 50ms --budget 0s", "--budget 0s: expected a time above 0"),
         ("{digits} --p99 50ms --budget=-5m", "--budget -5m: expected a time"),
         ("{digits} --p99 50ms --rate 1/min --budget 20m", "20 requests come in 1200 s"),
-        ("{digits} --p99 50ms --price inf", "--price inf: expected what an hour"),
         ("{digits} --p99 50ms --fix thread=1", "threads"),
         ("{digits} --p99 50ms --fix threads=0", "expected 1 or more"),
         ("{digits} --p99 50ms --fix threads=1 --fix threads=2", "'threads' has another value already"),
@@ -283,7 +282,7 @@ def test_each_measurement_is_a_line_where_no_terminal_is(
     subject: Subject, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = tuning(subject, tmp_path)
-    candidate = asked.spanned.space.default
+    candidate = asked.space.default
     with progress_report(asked) as report:
         report(Progress(number=1, spent_s=12.0, candidate=candidate, load=OpenLoop(80), outcome=measured(80, 0.02)))
     told = capsys.readouterr().err

@@ -143,7 +143,7 @@ class Scripted:
 
     def __init__(self, work: Callable[[], Measured | Failed] | None = None) -> None:
         self.calls, self.work = 0, work
-        self.warmed: list[LoadShape] = []
+        self.loads: list[LoadShape] = []
 
     def clock(self) -> float:
         return 2.0 * self.calls
@@ -152,13 +152,9 @@ class Scripted:
         self.calls += 1
         return Bare(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
 
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        assert candidate == CANDIDATE
-        self.warmed.append(load)
-        self.calls += 1
-
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        del candidate, load
+        del candidate
+        self.loads.append(load)
         self.calls += 1
         if self.work:
             return self.work()
@@ -216,10 +212,10 @@ def test_a_measurement_in_which_the_tuner_died_three_times_has_failed(tmp_path: 
 def test_a_server_that_a_kill_took_is_warm_again_and_charged_to_nobody(tmp_path: Path) -> None:
     first = Scripted()
     measure(tmp_path / "j", first, OpenLoop(5.0), OpenLoop(6.0))
-    assert first.warmed == []
+    assert first.loads == [OpenLoop(5.0), OpenLoop(6.0)]
     trials = Scripted()
     _, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(6.0), OpenLoop(7.0), OpenLoop(8.0))
-    assert trials.warmed == [OpenLoop(7.0)], "once: from then on it runs"
+    assert trials.loads == [OpenLoop(7.0), OpenLoop(7.0), OpenLoop(8.0)], "once: from then on it runs"
     assert spent_s == 8.0, "as if nothing had happened"
 
 
@@ -334,16 +330,6 @@ def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
     assert budget.spent_s == 45
 
 
-def test_what_took_longest_is_told() -> None:
-    budget = Budget(10.0)
-    assert budget.longest == ""
-    budget.charge_probe(3.0)
-    assert budget.longest == ": a session takes 3 s to be built and timed"
-    budget.charge(ONE, 2.0, 14.0)
-    budget.charge(ONE, 2.0, 90.0)
-    assert budget.longest == ": a server takes 12 s to start", "a long warm-up is no start"
-    budget.charge(OTHER, 2.0, 60.0, failed=True)
-    assert budget.longest == ": a candidate that failed took 60 s"
 
 
 # What a measurement says of itself.

@@ -16,6 +16,7 @@ from rich.console import Console
 from tuned import document, finished, measured, tuning
 
 from graphkiln.tuning.candidate import Candidate
+from graphkiln.tuning.journal import Progress
 from graphkiln.tuning.report import (
     HEIGHT,
     WIDTH,
@@ -32,7 +33,6 @@ from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
-from graphkiln.tuning.tuner import Progress
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_it_says_what_was_asked_and_found(subject: Subject, tmp_path: Path) -> N
 
 def test_it_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
-    result = finished(asked.spanned.space, asked.target)
+    result = finished(asked.space, asked.target)
     (point,) = result.rows[0].scored.points
     endless = replace(point.measured.latency, p99=Interval(0.1, 0.1, math.inf))
     odd = replace(point, measured=replace(point.measured, latency=endless))
@@ -68,7 +68,7 @@ def test_it_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
 
 def test_what_bounds_ruled_out_is_counted(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
-    space = asked.spanned.space
+    space = asked.space
     slow = tuple(Exclusion(candidate=each, reason="a run takes 9 ms") for each in space.candidates[:3])
     result = replace(finished(space, asked.target), exclusions=(*space.exclusions[:5], *slow))
     assert document_of(result, asked, "tune")["refused"] == {"a run takes 9 ms": 3}
@@ -76,7 +76,7 @@ def test_what_bounds_ruled_out_is_counted(subject: Subject, tmp_path: Path) -> N
 
 def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
-    space = asked.spanned.space
+    space = asked.space
     refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
     untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
     result = replace(finished(space, asked.target), exclusions=(refused, untried))
@@ -84,15 +84,14 @@ def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path
     assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
 
 
-def test_costs_are_in_it_if_they_can_be_known(subject: Subject, tmp_path: Path) -> None:
+def test_energy_is_in_it_if_it_can_be_known(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
-    result = finished(asked.spanned.space, asked.target)
+    result = finished(asked.space, asked.target)
     point = replace(result.curve[0], measured=measured(100, 0.01, energy_j=360.0))
-    found = document_of(replace(result, promise=point), asked, "tune", 3.6)["promise"]
-    assert found["price_per_1000"] == pytest.approx(0.01)
+    found = document_of(replace(result, promise=point), asked, "tune")["promise"]
     assert found["watt_hours_per_1000"] == pytest.approx(0.1)
     found = document_of(result, asked, "tune")["promise"]
-    assert not {"price_per_1000", "watt_hours_per_1000"} & {*found}
+    assert "watt_hours_per_1000" not in found
 
 
 # What a search found, in 80 columns.
@@ -114,7 +113,6 @@ def test_the_answer_comes_first(subject: Subject, tmp_path: Path) -> None:
     assert "knee: beyond 300 requests per second" in text
     assert "ran: openvino on cpu in bf16" in text
     assert "the load generator took 0.25 cores" in text
-    assert "price of 1,000 requests: 0.0025" in text
     assert "note: the machine became slower" in text
     assert "42 measurements in 10.0 minutes, kept in" in text
     assert "compared under load: 7 answers" in text
@@ -238,7 +236,6 @@ def test_it_says_what_was_chosen_and_why_others_lost(subject: Subject, tmp_path:
     assert "beyond 300 requests per second" in page
     assert "the machine became slower" in page
     assert "graphkiln tune models/digits --p99 50ms" in page
-    assert "price of 1,000" in page
 
 
 def test_what_was_not_tried_is_a_table(subject: Subject, tmp_path: Path) -> None:
@@ -255,11 +252,10 @@ def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> No
 
 
 def test_where_nothing_meets_the_target_it_says_what_comes_closest(subject: Subject, tmp_path: Path) -> None:
-    page = render_page(document(subject, tmp_path, met=False, price=None))
+    page = render_page(document(subject, tmp_path, met=False))
     assert "no configuration was proven to meet the target" in page
     assert "What comes closest" in page
     assert "the cores: busy" in page
-    assert "price of 1,000" not in page
     assert Tags(page).names.count("svg") == 1
 
 

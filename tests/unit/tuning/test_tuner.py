@@ -21,13 +21,13 @@ from tuned import measured, tuning
 
 from graphkiln.tuning import tuner
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.journal import Journal
+from graphkiln.tuning.journal import Journal, Progress
 from graphkiln.tuning.measure import Arriving, is_alive
-from graphkiln.tuning.space import ModelSpace
+from graphkiln.tuning.space import narrow
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured
-from graphkiln.tuning.tuner import Progress, Tuning, clear_dead, other_searches, search_folder
+from graphkiln.tuning.tuner import Tuning, clear_dead, other_searches, search_folder
 from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
 
 
@@ -55,10 +55,6 @@ class FakeTrials:
         assert self.open
         return Bare(batch_s={1: 0.001, **dict.fromkeys(self.facts["batch_sizes"], 0.001)})
 
-    def warm(self, candidate: Candidate, load: LoadShape) -> None:
-        del candidate, load
-        assert self.open
-
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured:
         del load, seconds, seed
         self.interrupt_at -= 1
@@ -82,9 +78,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeTrials]:
 def small(subject: Subject, folder: Path, **changes: Any) -> Tuning:
     """Three candidates under a rate that is given."""
     asked = tuning(subject, folder, target=Target(p99_s=0.05, rate=100.0, objective=Objective.LATENCY), **changes)
-    space = asked.spanned.space.only(["max_batch_size"])
-    axes = tuple(replace(axis, values=(32, 4, 2)) if axis.key == "max_batch_size" else axis for axis in space.axes)
-    return replace(asked, spanned=ModelSpace(space=replace(space, axes=axes)))
+    space = narrow(asked.space, ["max_batch_size"], {})
+    axes = tuple(
+        replace(axis, values=(32, 4, 2) if axis.key == "max_batch_size" else axis.values[:1]) for axis in space.axes
+    )
+    return replace(asked, space=replace(space, axes=axes))
 
 
 def test_the_best_is_found_and_each_measurement_told(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
@@ -162,7 +160,7 @@ def interrupted(self: FakeTrials, **facts: Any) -> None:
         lambda t: replace(t, arriving=Arriving(burst=4)),
         lambda t: replace(t, arriving=Arriving(trace=np.array([0.0, 1.0]))),
         lambda t: replace(t, questions=replace(t.questions, feeds=t.questions.feeds[:2])),
-        lambda t: replace(t, spanned=ModelSpace(space=t.spanned.space.only(["engine"]))),
+        lambda t: replace(t, space=narrow(t.space, ["engine"], {})),
     ],
 )
 def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, change: Any) -> None:
