@@ -330,8 +330,6 @@ def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
     assert budget.spent_s == 45
 
 
-
-
 # What a measurement says of itself.
 
 # A failure that may pass is told from one that does not.
