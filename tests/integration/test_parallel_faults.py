@@ -24,7 +24,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
-from graphkiln_backend.lowering.parallel.split import find_stages
+from graphkiln_backend.lowering.parallel.stages import find_stages
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

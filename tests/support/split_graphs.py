@@ -18,7 +18,7 @@ from graphkiln_backend.graph.device import CPU, Parallelism, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.lowering.parallel.parts import count_costs, write_parts
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
-from graphkiln_backend.lowering.parallel.split import find_stages
+from graphkiln_backend.lowering.parallel.stages import find_stages
 from graphkiln_backend.passes.sharding import Sharded, shard_graph
 from graphkiln_backend.passes.stages import find_parts, write_part
 

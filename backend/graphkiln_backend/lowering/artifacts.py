@@ -7,22 +7,20 @@ that instances share them: compiling for it would be work for nothing.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import Engine, Session, SessionConfig
+from graphkiln_backend.engines.base import Engine, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import LoweringError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.remembered import (
     CHOICE,
     OBSERVATIONS,
@@ -40,33 +38,12 @@ from graphkiln_backend.repository.onnx_file import (
 from graphkiln_backend.repository.version import ModelVersion
 
 if TYPE_CHECKING:
-    from graphkiln_backend.lowering.parallel.parts import SplitSource
     from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 
 _log = logging.getLogger("graphkiln.lowering")
 
 _GRAPH = "model.onnx"
 _AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
-
-
-class Phases:
-    """A stopwatch for the phases of a start, which do not overlap.
-
-    Attributes:
-        seconds: Seconds of each phase so far, in the order in which they first began.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def measure(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a phase, however it ends."""
-        begun = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begun
 
 
 class Artifacts:
@@ -81,7 +58,7 @@ class Artifacts:
     def __init__(self, version: ModelVersion, saved: Precision, cache: ArtifactCache) -> None:
         self.version = version
         self.saved = saved
-        self._cache = cache
+        self.cache = cache
         self._content: dict[str, str] = {}
         self._stamp = version.stamp()
 
@@ -110,7 +87,7 @@ class Artifacts:
         def build(folder: Path) -> None:
             self._lower(precision, folder / name)
 
-        return self._cache.get("graph", self._model, self._graph_key(config), build) / name
+        return self.cache.get("graph", self.model, self.graph_key(config), build) / name
 
     def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
         """Return what the engine compiled for a session, or None where nothing is kept.
@@ -120,53 +97,16 @@ class Artifacts:
             LoweringError: The engine refuses the graph.
         """
         identity = engine.identity(config)
-        if not self._cache.lasting or not identity:
+        if not self.cache.lasting or not identity:
             return None
-        key = {**self._graph_key(config), **identity, "device": hardware.identity(config.device)}
+        key = {**self.graph_key(config), **identity, "device": hardware.identity(config.device)}
 
         def build(folder: Path) -> None:
             _log.info("compiling for %s", config)
             engine.compile(self.prepare_graph(config), config, folder)
             self.check_unchanged()
 
-        return self._cache.get_lasting(config.engine, self._model, key, build)
-
-    def build_session(self, engine: Engine, config: SessionConfig, phases: Phases | None = None) -> Session:
-        """Build a session from what was compiled where that is kept, else from the graph.
-
-        Args:
-            engine: Builds it.
-            config: How to run it.
-            phases: Stopwatch.
-
-        Raises:
-            GraphkilnError: As `prepare_graph`, `prepare_compiled` and `Engine.build`.
-        """
-        phases = phases or Phases()
-        if config.splits:
-            from graphkiln_backend.lowering.parallel.building import build_split  # few models are split
-            from graphkiln_backend.lowering.parallel.parts import prepare_parts
-
-            with phases.measure("artifacts"):
-                parts = prepare_parts(self._split_source(config), engine, config)
-            with phases.measure("session"):
-                return build_split(engine, parts, config, promised_signature(self.version))
-        with phases.measure("artifacts"):
-            compiled = self.prepare_compiled(engine, config)
-            graph = self.prepare_graph(config)
-        with phases.measure("session"):
-            return engine.build(graph, config, compiled)
-
-    def _split_source(self, config: SessionConfig) -> SplitSource:
-        from graphkiln_backend.lowering.parallel.parts import SplitSource
-
-        return SplitSource(
-            cache=self._cache,
-            model=self._model,
-            key=self._graph_key(config),
-            prepare_graph=partial(self.prepare_graph, config),
-            check_unchanged=self.check_unchanged,
-        )
+        return self.cache.get_lasting(config.engine, self.model, key, build)
 
     @contextmanager
     def recall_choice(
@@ -181,9 +121,9 @@ class Artifacts:
         key = {**conditions, "device": hardware.identity(configs[0].device)}
         for config in configs:
             # "step" is what a configuration was called when the first caches were filled.
-            parts = {**self._graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
+            parts = {**self.graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
-        with recall(CHOICE, self._cache, self._model, key, "the choice of an engine") as fact:
+        with recall(CHOICE, self.cache, self.model, key, "the choice of an engine") as fact:
             yield fact
 
     @contextmanager
@@ -201,18 +141,19 @@ class Artifacts:
             The entry; None where the cache does not last, or the engine has no release that could be named.
         """
         identity = engine.identity(config)
-        if not self._cache.lasting or not identity:
+        if not self.cache.lasting or not identity:
             yield None
             return
         session = {"session": f"{config}, {config.threads} threads, {sorted(config.options.items())}"}
         session |= {"cuts": f"{list(config.cuts)}"} if config.cuts else {}
         device = {"device": hardware.identity(config.device)}
-        key = {**self._graph_key(config), **identity, **device, **session, **conditions}
-        with recall(OBSERVATIONS, self._cache, self._model, key, f"what was found out about {config}") as fact:
+        key = {**self.graph_key(config), **identity, **device, **session, **conditions}
+        with recall(OBSERVATIONS, self.cache, self.model, key, f"what was found out about {config}") as fact:
             yield fact
 
     @property
-    def _model(self) -> str:
+    def model(self) -> str:
+        """Name of model and version, for people."""
         folder = self.version.graph_path.parent
         return f"{folder.parent.name}/{folder.name}"
 
@@ -225,7 +166,7 @@ class Artifacts:
             save_with_tensor_outputs(self.version.graph_path, folder / _GRAPH)
             self.check_unchanged()
 
-        return self._cache.get("graph", self._model, self._saved_key(), build) / _GRAPH
+        return self.cache.get("graph", self.model, self._saved_key(), build) / _GRAPH
 
     def _saved_key(self) -> dict[str, str]:
         """The graph that every session starts from, and its weights."""
@@ -239,8 +180,8 @@ class Artifacts:
         precision = config.precision
         return precision if precision and precision.is_half and precision is not self.saved else None
 
-    def _graph_key(self, config: SessionConfig) -> dict[str, str]:
-        """The graph, its weights, and how it is lowered."""
+    def graph_key(self, config: SessionConfig) -> dict[str, str]:
+        """Identify the graph that a session runs: the saved one, its weights, and how it is lowered."""
         saved = self._saved_key()
         precision = self._lowered_precision(config)
         if precision is None:

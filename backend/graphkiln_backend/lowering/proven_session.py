@@ -8,7 +8,9 @@ second session to see; whether rows may share a batch; which batch sizes pay for
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +28,7 @@ from graphkiln_backend.lowering.acceptance import (
     promised_signature,
     read_placement,
 )
-from graphkiln_backend.lowering.artifacts import Artifacts, Phases
+from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.remembered import Observations, ReadPlacement
 from graphkiln_backend.lowering.replaying import Replay
@@ -40,6 +42,26 @@ from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_nu
 _log = logging.getLogger("graphkiln.lowering")
 
 WARM_UP = "warm-up"  # the phase
+
+
+class Phases:
+    """A stopwatch for the phases of a start, which do not overlap.
+
+    Attributes:
+        seconds: Seconds of each phase so far, in the order in which they first began.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
+        """Add the time that the block takes to a phase, however it ends."""
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - begun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +141,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         support = engine.probe(config.device)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    session = artifacts.build_session(engine, config, phases)
+    session = _build_session(engine, artifacts, config, phases)
     try:
         proven = _Proof(session, engine, artifacts, config, requirements, phases).run()
         if len(session.signature.outputs) == 1 or config.splits:
@@ -137,6 +159,23 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
     except BaseException:
         session.close()
         raise
+
+
+def _build_session(engine: Engine, artifacts: Artifacts, config: SessionConfig, phases: Phases) -> Session:
+    """Build a session from what was compiled where that is kept, else from the graph."""
+    if config.splits:
+        from graphkiln_backend.lowering.parallel.building import build_split  # few models are split
+        from graphkiln_backend.lowering.parallel.parts import prepare_parts
+
+        with phases.measure("artifacts"):
+            parts = prepare_parts(artifacts, engine, config)
+        with phases.measure("session"):
+            return build_split(engine, parts, config, promised_signature(artifacts.version))
+    with phases.measure("artifacts"):
+        compiled = artifacts.prepare_compiled(engine, config)
+        graph = artifacts.prepare_graph(config)
+    with phases.measure("session"):
+        return engine.build(graph, config, compiled)
 
 
 @dataclass(slots=True)

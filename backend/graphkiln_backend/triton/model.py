@@ -30,11 +30,10 @@ from graphkiln_backend.graph.contract import CONTRACTS
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.text import bounded
-from graphkiln_backend.lowering.artifacts import Phases
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
-from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.lowering.proven_session import Phases, ProvenSession
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
 from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig

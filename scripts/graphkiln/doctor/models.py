@@ -174,17 +174,12 @@ def need_of(model: Path) -> Need:
 def _check_devices(settings: Settings, config: ModelConfig) -> None:
     """Refuse a model that is spread over more cores or GPUs than this machine has."""
     from graphkiln_backend.engines.hardware import gpus
-    from graphkiln_backend.lowering.parallel.places import find_places
+    from graphkiln_backend.lowering.parallel.places import Machine
     from graphkiln_backend.system.resources import usable_core_numbers
 
     if settings.parallel:
-        find_places(
-            settings.parallel,
-            instances=config.processes,
-            instance=0,
-            device=config.device,
-            cores=usable_core_numbers(),
-            gpus=len(gpus()),
+        Machine(device=config.device, cores=usable_core_numbers(), gpus=len(gpus()), instances=config.processes).places(
+            settings.parallel
         )
 
 

@@ -26,7 +26,9 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.proven_session import build_proven_session
 from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.repository.onnx_file import read_precision
 from graphkiln_backend.repository.version import ModelVersion, read_version
@@ -197,8 +199,8 @@ class TestKeeping:
         engine = add_engine("engine")
         artifacts = Artifacts(bare, Precision.FP32, cache)
         assert artifacts.prepare_compiled(engine, engine.config) is None
-        session: Any = artifacts.build_session(engine, engine.config)
-        assert session.compiled is None
+        proven: Any = build_proven_session(artifacts, engine.config, Requirements())
+        assert proven.session.compiled is None
         assert engine.graphs == [bare.graph_path]
         assert cache.entries() == []
 

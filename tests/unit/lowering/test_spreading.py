@@ -29,6 +29,7 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.parallel import spreading
 from graphkiln_backend.lowering.parallel.building import PipelineSession
+from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.speed import graph_digest
 from graphkiln_backend.lowering.parallel.spreading import Spread, spread_model
 from graphkiln_backend.lowering.parallel.transport import HostTransport
@@ -135,9 +136,7 @@ class TestReading:
         golden = GoldenSamples(inputs={"x": x}, source_outputs={"y": x}, graph_outputs={"y": x})
         known = spread(settings, replace(version, golden=golden))
         assert "sizes that vary" not in known.explain()
-        assert unknown.split
-        assert known.split
-        assert known.split.stages[0].activation_bytes > 30 * unknown.split.stages[0].activation_bytes
+        assert known.stages[0].activation_bytes > 30 * unknown.stages[0].activation_bytes
 
     @pytest.mark.parametrize("own", [True, False])
     def test_cores_under_a_quota_may_be_taken_twice(
@@ -174,14 +173,12 @@ class TestMeasuredTimes:
     def test_decide_where_the_graph_is_cut(self, tmp_path: Path) -> None:
         version, settings = version_of(tmp_path, "attention"), Settings(parallel=Parallelism(pipeline=2))
         counted = spread(settings, version)
-        assert counted.split
-        nodes = counted.split.whole.nodes
+        nodes = count_costs(version.graph_path, 1).nodes
         first, second = [number for number, node in enumerate(nodes) if node.op_type == "MatMul"][:2]
         keep(version, {node.name: 1.0 if number in {first, second} else 1e-6 for number, node in enumerate(nodes)})
         measured = spread(settings, version)
-        assert measured.split
         assert "costs: measured by onnxruntime 1 on a core for batches of 1" in measured.explain()
-        assert first < measured.split.cuts[0] <= second < counted.split.cuts[0]
+        assert first < measured.cuts[0] <= second < counted.cuts[0]
 
     @pytest.mark.parametrize("auto", [True, False])
     def test_of_another_graph_are_refused(self, tmp_path: Path, *, auto: bool) -> None:
@@ -194,7 +191,7 @@ class TestMeasuredTimes:
     def test_say_nothing_of_whole_copies(self, tmp_path: Path) -> None:
         version = version_of(tmp_path, "attention")
         keep(version, {"n": 1.0}, graph="another")
-        assert not spread(Settings(parallel=Parallelism(data=1)), version).split
+        assert not spread(Settings(parallel=Parallelism(data=1)), version).stages
 
 
 class TestRefusals:

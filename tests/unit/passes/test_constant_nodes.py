@@ -13,7 +13,7 @@ from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, write_parts
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
-from graphkiln_backend.lowering.parallel.split import find_cuts, find_stages
+from graphkiln_backend.lowering.parallel.stages import find_cuts, find_stages
 from graphkiln_backend.passes.constants import bring_to_readers, find_constant_nodes
 from graphkiln_backend.passes.node_costs import load_for_splitting
 

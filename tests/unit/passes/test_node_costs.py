@@ -13,7 +13,7 @@ from graphs import draw, graph
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE
-from graphkiln_backend.lowering.parallel.split import find_cuts, find_stages
+from graphkiln_backend.lowering.parallel.stages import find_cuts, find_stages
 from graphkiln_backend.passes.node_costs import bind_sizes, count_costs, load_for_splitting
 
 MLP = """(float[b,4] x, bool c) => (float[b,3] y, float[b,5] r) {

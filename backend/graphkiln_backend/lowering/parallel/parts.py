@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Engine, SessionConfig, SessionTuning
 from graphkiln_backend.graph.decoding import decode, encode
@@ -23,31 +21,13 @@ from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.errors import CacheError, ManifestError
 from graphkiln_backend.graph.graph_costs import GraphCosts
 from graphkiln_backend.graph.modules import version_of
+from graphkiln_backend.lowering.artifacts import Artifacts
 
 _log = logging.getLogger("graphkiln.lowering")
 # Part of the key of everything that is kept of a split graph. Raise it when the same cuts of the same graph would give
 # other parts: `write_parts`, `passes/node_costs.py`, `sharding.py`, `stages.py`.
 PARTS_VERSION = "1"
 _STOP_SPINNING = "session.force_spinning_stop"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SplitSource:
-    """A graph that is split, and the cache for its parts.
-
-    Attributes:
-        cache: Keeps the parts.
-        model: For people: the model.
-        key: The graph, its weights, and how it is lowered.
-        prepare_graph: Returns its file.
-        check_unchanged: Raises `LoweringError` where it was replaced meanwhile.
-    """
-
-    cache: ArtifactCache
-    model: str
-    key: Mapping[str, str]
-    prepare_graph: Callable[[], Path]
-    check_unchanged: Callable[[], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,11 +43,11 @@ class PreparedParts:
     compiled: Mapping[tuple[int, int], Path] = field(default_factory=dict)
 
 
-def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) -> PreparedParts:
+def prepare_parts(artifacts: Artifacts, engine: Engine, config: SessionConfig) -> PreparedParts:
     """Find the parts of a split graph in the cache, or make them.
 
     Args:
-        source: The graph.
+        artifacts: Artifacts of the version.
         engine: Runs the parts.
         config: Its spread: `cuts` of its nodes, `places`, and the shards of `parallel`.
 
@@ -75,16 +55,14 @@ def prepare_parts(source: SplitSource, engine: Engine, config: SessionConfig) ->
         CacheError: It is not in the cache and cannot be written.
         LoweringError: The graph cannot be split, or the engine refuses a part.
     """
-    compile_one = partial(_compile, source, engine, config)
-    first = compile_one(0, 0)
-    if first is None:
-        return PreparedParts(folder=_write_graphs(source, config))
-    parts = read_parts(first)
-    numbers = [(part, shard) for part in range(len(parts.parts)) for shard in range(parts.shards)]
-    compiled = {each: folder for each in numbers if (folder := compile_one(*each))}
-    if len(compiled) < len(numbers):  # the cache is full or gone by now
-        return PreparedParts(folder=_write_graphs(source, config))
-    return PreparedParts(folder=first, compiled=compiled)
+    first = _compile(artifacts, engine, config, 0, 0)
+    if first is not None:
+        parts = read_parts(first)
+        numbers = [(part, shard) for part in range(len(parts.parts)) for shard in range(parts.shards)]
+        compiled = {each: folder for each in numbers if (folder := _compile(artifacts, engine, config, *each))}
+        if len(compiled) == len(numbers):  # else the cache is full or gone by now
+            return PreparedParts(folder=first, compiled=compiled)
+    return PreparedParts(folder=_write_graphs(artifacts, config))
 
 
 def config_at(config: SessionConfig, place: Place) -> SessionConfig:
@@ -103,45 +81,40 @@ def _taking_turns(tuning: SessionTuning) -> SessionTuning:
     return replace(tuning, config_entries={_STOP_SPINNING: "1", **tuning.config_entries})
 
 
-def _compile(source: SplitSource, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:
+def _compile(artifacts: Artifacts, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:
     """Find or make what the engine compiles of a shard of a part; None where nothing of that is kept."""
     own = config_at(config, config.places[0])
     identity = engine.identity(own)
     if not identity:
         return None
-    key = {
-        **_key(source, config),
-        **identity,
-        "device": hardware.identity(own.device),
-        "part": str(part),
-        "shard": str(shard),
-    }
+    device = hardware.identity(own.device)
+    key = {**_key(artifacts, config), **identity, "device": device, "part": str(part), "shard": str(shard)}
 
     def build(folder: Path) -> None:
-        graphs = _write_graphs(source, config)
+        graphs = _write_graphs(artifacts, config)
         _log.info("compiling part %d, shard %d for %s", part, shard, config)
         engine.compile(graph_of(graphs, part, shard), own, folder)
         shutil.copy(graphs / PARTS_FILE, folder)
-        source.check_unchanged()
+        artifacts.check_unchanged()
 
-    return source.cache.get_lasting(config.engine, source.model, key, build)
+    return artifacts.cache.get_lasting(config.engine, artifacts.model, key, build)
 
 
-def _write_graphs(source: SplitSource, config: SessionConfig) -> Path:
-    """The folder of the parts' graphs."""
+def _write_graphs(artifacts: Artifacts, config: SessionConfig) -> Path:
+    """Return the folder of the parts' graphs."""
 
     def build(folder: Path) -> None:
         _log.info("splitting the graph for %s", config)
-        write_parts(source.prepare_graph(), config.cuts, _shards(config), folder)
-        source.check_unchanged()
+        write_parts(artifacts.prepare_graph(config), config.cuts, _shards(config), folder)
+        artifacts.check_unchanged()
 
-    return source.cache.get("parts", source.model, _key(source, config), build)
+    return artifacts.cache.get("parts", artifacts.model, _key(artifacts, config), build)
 
 
-def _key(source: SplitSource, config: SessionConfig) -> dict[str, str]:
+def _key(artifacts: Artifacts, config: SessionConfig) -> dict[str, str]:
     libraries = {name: version_of(name) for name in ("onnx", "onnx-ir")}
     cuts = {"cuts": f"{list(config.cuts)}", "shards": str(_shards(config))}
-    return {**source.key, **cuts, **libraries, "rules": PARTS_VERSION}
+    return {**artifacts.graph_key(config), **cuts, **libraries, "rules": PARTS_VERSION}
 
 
 def _shards(config: SessionConfig) -> int:

@@ -10,7 +10,7 @@ import pytest
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
 from graphkiln_backend.lowering.parallel.speed import Speed
-from graphkiln_backend.lowering.parallel.split import StageCost, find_cuts, find_stages
+from graphkiln_backend.lowering.parallel.stages import StageCost, find_cuts, find_stages
 
 SPEED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1.0, link_s=0.0)
 """A second for each operation, and for each byte that is handed on."""

@@ -15,7 +15,7 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.speed import CPU_CORE, MeasuredSpeed, Speed, find_times, graph_digest
-from graphkiln_backend.lowering.parallel.split import find_stages
+from graphkiln_backend.lowering.parallel.stages import find_stages
 from graphkiln_backend.repository.version import ModelVersion
 
 COUNTED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e12, link_s=0.0)

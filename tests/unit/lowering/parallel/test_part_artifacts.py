@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +19,20 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.parallel import parts as part_artifacts
 from graphkiln_backend.lowering.parallel.building import build_split
 from graphkiln_backend.lowering.parallel.parts import (
     PreparedParts,
-    SplitSource,
     config_at,
     graph_of,
     prepare_parts,
     read_parts,
 )
 from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_backend.repository.version import read_version
 
 X = draw(4, 3, 16, 16, seed=1)
 
@@ -52,13 +56,12 @@ class Setting:
         self.config = spread(self.graph, folder / "by hand", 2)
         self.by_hand = PreparedParts(folder=folder / "by hand")
         self.cache = folder / "cache"
-        self.checked = 0
 
-    def start(self, *, content: str = "one", lasting: bool = True, config: SessionConfig | None = None) -> list[str]:
+    def start(self, *, lasting: bool = True, config: SessionConfig | None = None) -> list[str]:
         """Builds the session as a start does, asks it, and says what was compiled for that."""
         engine, config = Counting(), config or self.config
         with ArtifactCache(self.cache, lasting=lasting) as cache:
-            prepared = prepare_parts(self.source(cache, content), engine, config)
+            prepared = prepare_parts(self.artifacts(cache), engine, config)
             self.answer = self.ask(engine, prepared, config)
         return engine.compiled
 
@@ -66,17 +69,8 @@ class Setting:
         with build_split(engine, prepared, config, read_signature(self.graph)) as session:
             return session.run({"x": X})["y"]
 
-    def source(self, cache: ArtifactCache, content: str) -> SplitSource:
-        return SplitSource(
-            cache=cache,
-            model="whole/1",
-            key={"graph": content},
-            prepare_graph=lambda: self.graph,
-            check_unchanged=self.check,
-        )
-
-    def check(self) -> None:
-        self.checked += 1
+    def artifacts(self, cache: ArtifactCache) -> Artifacts:
+        return Artifacts(read_version(self.graph.parent), Precision.FP32, cache)
 
     def compiled_entries(self) -> list[Path]:
         entries = sorted(self.cache.glob("entries/onnxruntime-*"))
@@ -92,7 +86,6 @@ def setting(tmp_path: Path) -> Setting:
 def test_a_second_start_compiles_nothing_and_cuts_nothing(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     assert setting.start() == ["part-0-shard-0.onnx", "part-1-shard-0.onnx"]
     first = setting.answer
-    assert setting.checked == 3, "that the graph is still the same: of the cuts, and of each part"
     monkeypatch.setattr(part_artifacts, "write_parts", None)
     assert setting.start() == []
     np.testing.assert_array_equal(setting.answer, first)
@@ -124,10 +117,26 @@ def test_parts_that_are_not_listed_are_compiled_again(setting: Setting) -> None:
 
 def test_other_content_or_other_cuts_are_other_artifacts(setting: Setting) -> None:
     setting.start()
-    assert len(setting.start(content="another")) == 2
     three = spread(setting.graph, setting.by_hand.folder, 3)
     assert len(setting.start(config=three)) == 3
+    (setting.graph.parent / "weights.bin").write_bytes(b"beside the graph")
+    assert len(setting.start()) == 2
     assert len(setting.compiled_entries()) == 7
+
+
+def test_parts_of_a_graph_that_is_replaced_meanwhile_are_not_kept(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = part_artifacts.write_parts
+
+    def slow(*arguments: Any) -> None:
+        write(*arguments)
+        setting.graph.write_bytes(setting.graph.read_bytes() + b"")
+
+    monkeypatch.setattr(part_artifacts, "write_parts", slow)
+    with pytest.raises(LoweringError, match="was replaced"):
+        setting.start()
+    assert not list(setting.cache.glob("entries/*"))
 
 
 class TestWhereNothingIsCompiled:
@@ -138,7 +147,7 @@ class TestWhereNothingIsCompiled:
     def test_for_an_engine_that_keeps_nothing(self, setting: Setting) -> None:
         off = replace(setting.config, tuning=replace(setting.config.tuning, graph_level="off"))
         with ArtifactCache(setting.cache) as cache:
-            prepared = prepare_parts(setting.source(cache, "one"), OnnxRuntimeEngine(), off)
+            prepared = prepare_parts(setting.artifacts(cache), OnnxRuntimeEngine(), off)
             assert not prepared.compiled
             assert graph_of(prepared.folder, 1, 0).is_file()
             assert read_parts(prepared.folder).stages == 2

@@ -11,7 +11,7 @@ import split_graphs
 
 from graphkiln_backend.graph.errors import CacheError
 from graphkiln_backend.lowering.parallel.parts import count_costs, graph_of, read_parts, write_parts
-from graphkiln_backend.lowering.parallel.split import find_cuts
+from graphkiln_backend.lowering.parallel.stages import find_cuts
 
 
 def test_stages_and_shards(tmp_path: Path) -> None:
@@ -30,15 +30,6 @@ def test_stages_and_shards(tmp_path: Path) -> None:
     for number in range(4):
         for shard in range(2):
             onnx.checker.check_model(onnx.load(graph_of(tmp_path / "parts", number, shard)))
-
-
-def test_costs_of_a_shard(tmp_path: Path) -> None:
-    graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
-    whole, shard = count_costs(graph, 1), count_costs(graph, 2)
-    assert whole.flops == 2 * 2 * 24 * 48
-    assert shard.flops == whole.flops // 2
-    assert shard.weight_bytes < 0.6 * whole.weight_bytes
-    assert not whole.local
 
 
 def test_a_folder_that_is_damaged(tmp_path: Path) -> None:

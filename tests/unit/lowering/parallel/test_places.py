@@ -6,24 +6,22 @@ import pytest
 
 from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.lowering.parallel.places import check_apart, core_groups, find_places
+from graphkiln_backend.lowering.parallel.places import Machine, check_apart
 
 BOTH = Parallelism(pipeline=2, tensor=2)
 
 
 def on_cpu(numbers: Parallelism, cores: int, instance: int = 0, instances: int = 1) -> list[tuple[int, ...]]:
-    found = find_places(
-        numbers, instances=instances, instance=instance, device=CPU, cores=range(10, 10 + cores), gpus=0
-    )
-    return [place.cores for place in found]
+    machine = Machine(device=CPU, cores=range(10, 10 + cores), instances=instances, instance=instance)
+    return [place.cores for place in machine.places(numbers)]
 
 
 @pytest.mark.parametrize(
     ("count", "groups"),
-    [(1, [(0, 1, 2, 3, 4)]), (2, [(0, 1, 2), (3, 4)]), (5, [(0,), (1,), (2,), (3,), (4,)])],
+    [(1, [(10, 11, 12, 13, 14)]), (2, [(10, 11, 12), (13, 14)]), (5, [(10,), (11,), (12,), (13,), (14,)])],
 )
 def test_groups_are_neighbors_and_nearly_equal(count: int, groups: list[tuple[int, ...]]) -> None:
-    assert core_groups(range(5), count) == groups
+    assert on_cpu(Parallelism(pipeline=count), 5) == groups
 
 
 def test_stages_and_shards_share_no_core() -> None:
@@ -38,7 +36,7 @@ def test_instances_share_no_core() -> None:
 
 
 def test_gpus_behind_that_of_the_instance() -> None:
-    found = find_places(BOTH, instances=2, instance=1, device=Device.gpu(2), cores=[0], gpus=6)
+    found = Machine(device=Device.gpu(2), cores=[0], gpus=6, instances=2, instance=1).places(BOTH)
     assert found == tuple(Place(Device.gpu(index)) for index in (2, 3, 4, 5))
 
 
@@ -58,7 +56,7 @@ def test_what_the_machine_or_the_configuration_does_not_have(numbers: Parallelis
 @pytest.mark.parametrize(("gpus", "words"), [(5, "gpu:0, gpu:1, gpu:2, gpu:3, gpu:4"), (0, "none")])
 def test_gpus_that_are_not_here(gpus: int, words: str) -> None:
     with pytest.raises(LoweringError, match=f"asks for 4 GPUs from gpu:2 on; GPUs that are here: {words}"):
-        find_places(BOTH, instances=1, instance=0, device=Device.gpu(2), cores=[0], gpus=gpus)
+        Machine(device=Device.gpu(2), cores=[0], gpus=gpus).places(BOTH)
 
 
 class TestInstancesThatShareStages:
@@ -85,7 +83,7 @@ class TestInstancesThatShareStages:
     ) -> None:
         """Shards of a batch all work at once; each process has weights of its own on a GPU."""
         with pytest.raises(LoweringError, match=f"asks for as many instances.*its configuration has {instances}"):
-            find_places(numbers, instances=instances, instance=0, device=device, cores=range(8), gpus=8)
+            Machine(device=device, cores=range(8), gpus=8, instances=instances).places(numbers)
 
 
 class TestGpusOfInstances:

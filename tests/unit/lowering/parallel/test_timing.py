@@ -9,12 +9,9 @@ import pytest
 import split_graphs
 from graphs import draw, graph
 
-from graphkiln_backend.engines.base import TimedSession
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
-from graphkiln_backend.lowering.parallel import speed as timing
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.speed import find_times, keep_times, measure_nodes
 from graphkiln_backend.repository.version import ModelVersion
@@ -36,20 +33,6 @@ def test_every_node_has_its_time_also_those_that_runtimes_fuse(tmp_path: Path) -
     path = keep_times(version, times)
     assert path.name == NODE_TIMES_FILE
     assert find_times(version) == times
-
-
-def test_golden_samples_are_what_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, ...]] = []
-    original = timing._measure
-
-    def measure(session: TimedSession, names: list[str], feeds: dict[str, object]) -> object:
-        seen.append(feeds["x"].shape)  # type: ignore[attr-defined]
-        return original(session, names, feeds)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(timing, "_measure", measure)
-    golden = GoldenSamples(inputs={"x": draw(3, 24)}, source_outputs={}, graph_outputs={"y": draw(3, 24)})
-    measure_nodes(version_of(tmp_path, split_graphs.mlp(), golden), largest_batch=5)
-    assert seen == [(1, 24), (5, 24)]
 
 
 def test_nodes_inside_of_nodes_count_for_those_around_them(tmp_path: Path) -> None:
@@ -87,10 +70,3 @@ def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
     times = NodeTimes(graph="", runtime="", machine="", batches={"1": {"a": 1.0}})
     with pytest.raises(LoweringError, match="cannot write"):
         keep_times(version, times)
-
-
-def test_sessions_of_onnx_runtime_tell_the_time(tmp_path: Path) -> None:
-    config = timing.SessionConfig(engine="onnxruntime", device=timing.CPU, threads=1, spin=False, reason="test")
-    with OnnxRuntimeEngine().build(split_graphs.save(split_graphs.mlp(), tmp_path), config) as session:
-        assert isinstance(session, TimedSession)
-        assert all(seconds >= 0 for seconds in session.time_nodes({"x": draw(2, 24)}, 3).values())

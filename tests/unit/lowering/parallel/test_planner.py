@@ -1,10 +1,14 @@
-"""The plan of a model that is spread: which numbers, what each device holds, and why not otherwise."""
+"""The plan of a model that is spread: which numbers, what each device holds, and why not otherwise.
+
+How long a batch takes is compared with a simulation.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -13,8 +17,8 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.places import find_places
-from graphkiln_backend.lowering.parallel.split import CountCosts, Split, plan_split, why_whole
+from graphkiln_backend.lowering.parallel.places import Machine
+from graphkiln_backend.lowering.parallel.spreading import Planner, Spread, batch_seconds, why_whole
 
 KIB = 1024
 
@@ -49,23 +53,14 @@ def planned(
     cores: int = 8,
     batch: int = 32,
     signature: Signature = BATCH,
-    count_costs: CountCosts = costs,
+    count_costs: Callable[[int], GraphCosts] = costs,
     times: NodeTimes | None = None,
     turns: int = 1,
-) -> Split:
-    def places(found: Parallelism) -> Any:
-        return find_places(found, instances=turns, instance=0, device=CPU, cores=range(cores), gpus=0)
-
-    return plan_split(
-        numbers,
-        count_costs,
-        places,
-        devices=cores,
-        largest_batch=batch,
-        signature=signature,
-        times=times,
-        turns=turns,
-    )
+) -> Spread:
+    machine = Machine(device=CPU, cores=range(cores), instances=turns)
+    return Planner(
+        machine=machine, count_costs=count_costs, signature=signature, largest_batch=batch, times=times
+    ).plan(numbers)
 
 
 def test_stages_in_words() -> None:
@@ -142,7 +137,7 @@ def heavy_end(shards: int) -> GraphCosts:
     return GraphCosts(nodes=nodes, inputs={"t0": SHRINKING[0] * KIB}, outputs=frozenset(["t8"]))
 
 
-def held(split: Split) -> list[int]:
+def held(split: Spread) -> list[int]:
     """Bytes that each device has to hold, counted by hand: weights, the largest step, what waits for the next stage."""
     found, waiting = [], min(WAITING, split.numbers.micro_batches - 1)
     for begin, end in itertools.pairwise((0, *split.cuts, len(HEAVY_END))):
@@ -219,3 +214,39 @@ class TestMicroBatches:
     )
     def test_why_a_batch_cannot_be_split(self, signature: Signature, words: str) -> None:
         assert why_whole(8, signature).startswith(words) if words else why_whole(8, signature) == ""
+
+    def test_parts_whose_activations_do_not_fit_are_not_considered(self) -> None:
+        heavy = partial(costs, flops=25_000_000, weights=64_000_000)
+        numbers = Parallelism(pipeline=2, memory_bytes=2 * 64_000_000 + 400)
+        assert planned(numbers, count_costs=heavy).rows == 4
+        with pytest.raises(LoweringError, match="no split into 2 stages fits"):
+            planned(replace(numbers, micro_batches=2), count_costs=heavy)
+
+
+class TestTimeOfABatch:
+    @pytest.mark.parametrize("times", [[1.0], [1.0, 1.0], [1.0, 3.0, 2.0], [5.0, 0.5]])
+    @pytest.mark.parametrize("count", [1, 2, 7])
+    def test_alone(self, times: list[float], count: int) -> None:
+        assert batch_seconds(times, count) == pytest.approx(simulated(times, count, turns=1, batches=1))
+
+    @pytest.mark.parametrize("times", [[1.0, 1.0], [1.0, 3.0, 2.0]])
+    @pytest.mark.parametrize("count", [1, 4])
+    @pytest.mark.parametrize("turns", [2, 3])
+    def test_among_others(self, times: list[float], count: int, turns: int) -> None:
+        """A stage is never idle, or all that are under way pass it one by one."""
+        seconds, batches = batch_seconds(times, count, turns), 300
+        assert seconds <= simulated(times, count, turns, batches) / batches * 1.02
+        assert seconds >= simulated(times, count, len(times) * turns, batches) / batches * 0.98
+
+
+def simulated(times: list[float], count: int, turns: int, batches: int) -> float:
+    """When the last of many batches is done, as many of which as `turns` are under way at once."""
+    free, done = [0.0] * len(times), list[float]()
+    for batch in range(batches):
+        ready = done[batch - turns] if batch >= turns else 0.0
+        for _ in range(count):
+            at = ready
+            for number, seconds in enumerate(times):
+                at = free[number] = max(at, free[number]) + seconds
+        done.append(at)
+    return done[-1]
