@@ -157,6 +157,7 @@ class CannedGrpc:
     ) -> None:
         self._answers = list(answers)
         self.methods: list[str] = []
+        self.messages: list[bytes] = []
         self.metadata: list[dict[str, Any]] = []
         self._server = grpc.server(ThreadPoolExecutor(4), handlers=[self])
         self._credentials = credentials
@@ -174,7 +175,7 @@ class CannedGrpc:
 
     def service(self, details: Any) -> Any:
         """Grpcio's hook for every call."""
-        return grpc.unary_unary_rpc_method_handler(lambda _, context: self._answer(details, context))
+        return grpc.unary_unary_rpc_method_handler(lambda message, context: self._answer(details, message, context))
 
     def __enter__(self) -> Self:
         return self
@@ -184,7 +185,7 @@ class CannedGrpc:
     ) -> None:
         self._server.stop(0).wait()
 
-    def _answer(self, details: Any, context: Any) -> bytes:
+    def _answer(self, details: Any, message: bytes, context: Any) -> bytes:
         name = details.method.rpartition("/")[2]
         if name == "ServerMetadata":
             extensions = ["binary_tensor_data", "model_configuration"]
@@ -192,6 +193,7 @@ class CannedGrpc:
         if name == "ServerLive":
             return pb.ServerLiveResponse(live=True).SerializeToString()
         self.methods.append(name)
+        self.messages.append(message)
         self.metadata.append(dict(details.invocation_metadata))
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, tuple):

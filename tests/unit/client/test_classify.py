@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import (
     ClientError,
-    ConnectionFailed,
     InvalidInput,
     ModelNotReady,
     ProtocolError,
@@ -150,12 +148,6 @@ class TestLabels:
         ]
         assert len(transport.inferred()) == 1
 
-    def test_they_are_of_one_sample_of_a_batch(self) -> None:
-        transport = Pixels()
-        assert top(classify(transport, image(1), image(0, 1))) == ["ant", "bee"]
-        asked = [request for request in transport.inferred() if any(o.class_count for o in request.outputs.values())]
-        assert {len(np.asarray(request.inputs["pixels"])) for request in asked} == {1}
-
 
 class TestBatches:
     def test_images_of_one_shape_are_one_request(self) -> None:
@@ -245,11 +237,6 @@ class TestRefusals:
             classify(transport, image(1))
         assert "infer()" in caught.value.hint
 
-    def test_an_unknown_output(self) -> None:
-        with pytest.raises(InvalidInput, match="'m' has no output color, shape") as caught:
-            run(model(Pixels()).classify(image(1), outputs=["shape", "scores", "color"]))
-        assert caught.value.hint == "it has scores, map"
-
     def test_corners_of_boxes_are_ranked_only_by_name(self) -> None:
         task = Detection(boxes="b", scores="s", classes="c", counts="n")
         preprocess = {"string_value": PIXELS.to_json()}
@@ -284,29 +271,8 @@ class TestRefusals:
         assert isinstance(error, InvalidInput)
         assert "fetch_urls=True" in error.hint
 
-    @pytest.mark.parametrize("error", [ConnectionFailed("gone"), ServerError("broken")])
-    def test_a_failed_request_is_raised(self, error: ClientError) -> None:
-        transport = Pixels()
-        transport.responses["infer"] = error
-        with pytest.raises(type(error)):
-            run(model(transport).classify(image(1)))
-
 
 class TestRankScores:
-    def test_positions_come_one_after_the_other(self) -> None:
-        values = np.array([[[0, 5], [7, 1]]], np.int32)  # [1, 2 positions, 2 classes]
-        answers = rank_scores(values, 1, ("cat", "dog"), softmax=False)
-        assert [(a.position, a.index, a.label, a.score) for a in answers] == [
-            ((0, 0), 1, "dog", 5),
-            ((0, 1), 0, "cat", 7),
-        ]
-
-    def test_softmax_keeps_the_order_of_the_scores(self) -> None:
-        values = np.array([1000.0, 1001.0, 0.0, 0.5])
-        answers = rank_scores(values, 4, (), softmax=True)
-        assert [a.index for a in answers] == [1, 0, 3, 2]
-        assert answers[0].score == pytest.approx(1 / (1 + math.exp(-1)))
-
     def test_a_scalar_is_one_class(self) -> None:
         (answer,) = rank_scores(np.array(2.5), 5, (), softmax=False)
         assert (answer.index, answer.score, answer.position) == (0, 2.5, ())
@@ -318,15 +284,6 @@ class TestRankScores:
 
 
 class TestReadRanking:
-    def test_the_graphs_order_is_kept(self) -> None:
-        scores, indices = np.array([0.25, 0.5], np.float16), np.array([2, 0], np.int32)
-        rows = read_ranking(scores, indices, 5, ("ant", "bee", "cat"))
-        assert [(row.index, row.label, row.score) for row in rows] == [(2, "cat", 0.25), (0, "ant", 0.5)]
-
-    def test_positions(self) -> None:
-        rows = read_ranking(np.array([[1.0], [2.0]]), np.array([[7], [8]], np.uint8), 3, ())
-        assert [(row.position, row.index) for row in rows] == [((0,), 7), ((1,), 8)]
-
     @pytest.mark.parametrize(
         "indices",
         [np.array([0, 1, 2]), np.array([0.0, 1.0]), np.array([-1, 0]), np.array([[0, 1]]), np.array([True, False])],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,7 +17,6 @@ import graphkiln_client
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import (
     ClientError,
-    ConnectionFailed,
     InvalidInput,
     ModelNotReady,
     Unauthorized,
@@ -157,20 +158,8 @@ class TestServer:
         with pytest.raises(InvalidInput, match=r"killed while it loaded the model; the server's log"):
             drive(transport, lambda client, value: value(client.load("m")))
 
-    def test_the_transport_is_closed_with_the_client(self, drive: Any, transport: FakeTransport) -> None:
-        drive(transport, lambda client, value: value(client.ready()))
-        assert transport.closed
-
 
 class TestModel:
-    def test_it_knows_its_name_and_version(self, drive: Any, transport: FakeTransport) -> None:
-        def use(client: Any, _: Any) -> Any:
-            model = client.model("m", "3")
-            assert (model.name, model.version) == ("m", "3")
-
-        drive(transport, use)
-        assert transport.requests == [], "no request before the first use"
-
     def test_infer_returns_a_dictionary_of_arrays(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["infer"] = echo
         x = np.arange(3, dtype=np.float32)
@@ -247,11 +236,6 @@ class TestClassifyMany:
         assert [isinstance(result, ClientError) for result in results] == [False, True, False]
         assert counts == [1, 2, 3]
 
-    def test_a_server_that_is_gone_is_the_error_of_every_image(self, drive: Any, transport: FakeTransport) -> None:
-        transport.responses["infer"] = ConnectionFailed("gone")
-        results = drive(transport, many([gray(1)] * 5, on_error="return", batch_size=2), max_retries=0)
-        assert [type(result) for result in results] == [ConnectionFailed] * 5
-
 
 class TestOptions:
     @pytest.mark.parametrize(
@@ -289,3 +273,14 @@ class TestOptions:
 def test_a_url_of_another_kind_is_refused() -> None:
     with pytest.raises(InvalidInput, match="use http://HOST:PORT, https://HOST:PORT"):
         Client("ftp://somewhere")
+
+
+def test_http_does_not_pay_for_grpc() -> None:
+    program = """
+import sys
+from graphkiln_client import Client
+with Client("http://127.0.0.1:9"):
+    print(*sorted({"grpc", "google.protobuf", "aiohttp", "PIL"} & set(sys.modules)))
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"grpc", "aiohttp"} & set(shown.stdout.split())

@@ -47,12 +47,6 @@ class TestMany:
             many.report(InvalidInput("no image"))
         assert counts == [1, 2]
 
-    def test_or_returned_and_counted(self) -> None:
-        counts: list[int] = []
-        error = InvalidInput("no image")
-        assert Many(on_error="return", progress=counts.append).report(error) is error
-        assert counts == [1]
-
     @pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"batch_size": 0}, {"concurrency": 0}])
     def test_options_that_cannot_be(self, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput, match="must be"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from fake_transport import FakeTransport, echo
 
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ProtocolError
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.connection import Connection
 from graphkiln_client.remote_model import RemoteModel, new_request_id
 from graphkiln_client.runner import run
@@ -30,14 +30,6 @@ def test_what_is_published_is_requested_once() -> None:
     assert run(model.config()) is run(model.config())
     assert [request.arguments for request in transport.sent("model_metadata")] == [("m", "3")]
     assert len(transport.sent("model_config")) == 1
-
-
-@pytest.mark.parametrize("failure", [ConnectionFailed("gone"), {"inputs": [{}]}])
-def test_a_failure_is_not_kept(failure: Any) -> None:
-    model = remote(FakeTransport({"model_metadata": [failure, METADATA]}))
-    with pytest.raises((ConnectionFailed, ProtocolError)):
-        run(model.metadata())
-    assert run(model.metadata())["inputs"][0]["name"] == "X"
 
 
 def test_a_server_without_the_extension_is_not_asked_for_a_configuration() -> None:
@@ -96,12 +88,6 @@ def test_dimensions_that_no_server_could_hold_are_not_sent(shape: tuple[int, ...
     with pytest.raises(InvalidInput, match="cannot be sent"):
         run(remote(transport).encode_once({"X": empty}))
     assert transport.inferred() == []
-
-
-@pytest.mark.parametrize("shape", [(1,), (0,), (0, 3), (3, 0, 2**20), (2, 3)])
-def test_other_shapes_are(shape: tuple[int, ...]) -> None:
-    transport = FakeTransport({"infer": echo})
-    assert run(remote(transport).infer({"X": np.zeros(shape)}, {}, "id")).outputs["X"].shape == shape
 
 
 def test_nested_lists_of_different_lengths() -> None:

@@ -20,7 +20,6 @@ from graphkiln_backend.graph.errors import (
     ConnectionFailed,
     DeadlineExceeded,
     InvalidInput,
-    ModelNotFound,
     ProtocolError,
     ServerError,
 )
@@ -43,14 +42,6 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class TestRegion:
-    def test_it_is_memory_under_a_name_that_others_can_map(self) -> None:
-        region = Region("graphkiln-test-a", 4096)
-        region.memory[:3] = [1, 2, 3]
-        assert (SHM / region.name).read_bytes()[:3] == b"\1\2\3"
-        assert (SHM / region.name).stat().st_mode & 0o777 == 0o600, "nobody else's business"
-        region.close()
-        assert not (SHM / region.name).exists()
-
     def test_a_name_that_is_taken(self) -> None:
         region = Region("graphkiln-test-c", 4096)
         with pytest.raises(InvalidInput, match="cannot create shared memory"):
@@ -199,15 +190,6 @@ class TestTensors:
             run(model.infer({"X": np.full(3, 9, np.float32)}))
         assert first.tolist() == [2, 2, 2]
 
-    def test_only_the_requested_outputs_are_given_room(self) -> None:
-        server = Server(A=("FP32", [-1]), B=("FP32", [-1]))
-        server.responses["infer"] = lambda request, _: InferResponse(
-            model="m", version="", outputs=dict(request.inputs)
-        )
-        with Shared(server) as model:
-            run(model.infer({"A": np.ones(3, np.float32), "B": np.ones(3, np.float32)}, outputs=["B"]))
-        assert list(server.inferred()[0].outputs) == ["B"]
-
     @pytest.mark.parametrize("shape", [(100_000,), (-1,), (2, 2)])
     def test_an_output_that_has_no_room_where_it_should_be(self, shape: tuple[int, ...]) -> None:
         server = Server(X=("FP32", [-1]))
@@ -302,12 +284,6 @@ class TestRegionPool:
         with Shared(server) as model, pytest.raises(type(error)):
             run(model.infer(X))
 
-    def test_a_server_that_is_gone_at_the_end(self) -> None:
-        server = Server(X=("FP32", [-1]))
-        with Shared(server) as model:
-            run(model.infer(X))
-            server.responses["unregister_region"] = ConnectionFailed("gone")
-
     def test_a_region_that_a_request_still_refers_to_is_unregistered_later(self) -> None:
         server = Server(X=("FP32", [-1]))
         unregister = server.responses["unregister_region"]
@@ -323,14 +299,6 @@ class TestRegionPool:
             run(model.infer(X))
             server.responses["unregister_region"] = ServerError("it is currently in use.")
         assert server.regions
-
-    @pytest.mark.parametrize("unknown", [InvalidInput("no such region"), ModelNotFound("no such region")])
-    def test_both_protocols_words_for_an_unknown_region(self, unknown: Exception) -> None:
-        server = Server(X=("FP32", [-1]))
-        server.responses["infer"] = [unknown, server.infer]
-        server.responses["region_status"] = unknown
-        with Shared(server) as model:
-            assert run(model.infer(X))["X"].tolist() == [0, 2, 4]
 
     def test_a_request_prepared_once_goes_through_it_as_well(self) -> None:
         server = Server(X=("FP32", [-1]))

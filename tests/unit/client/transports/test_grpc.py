@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -134,20 +133,6 @@ def translate(code: grpc.StatusCode, *, reachable: bool = True, details: str | N
 
 
 class TestErrors:
-    def test_a_deadline_says_how_long_was_waited(self) -> None:
-        error = translate(grpc.StatusCode.DEADLINE_EXCEEDED)
-        assert type(error) is DeadlineExceeded
-        assert str(error) == "no response from grpc://host:8001 within 1.5 s"
-        assert error.status == "DEADLINE_EXCEEDED"
-
-    def test_unavailable_is_two_things(self) -> None:
-        """Nobody there, or a server that says: not now."""
-        assert type(translate(grpc.StatusCode.UNAVAILABLE)) is ModelNotReady
-        error = translate(grpc.StatusCode.UNAVAILABLE, reachable=False)
-        assert type(error) is ConnectionFailed
-        assert "cannot reach grpc://host:8001: because" in str(error)
-        assert "is a server running there" in error.hint
-
     @pytest.mark.parametrize("code", list(grpc.StatusCode))
     def test_no_error_shows_a_secret_and_none_needs_details(self, code: grpc.StatusCode) -> None:
         for reachable in (True, False):
@@ -157,12 +142,6 @@ class TestErrors:
 
 
 class TestOpenChannel:
-    @pytest.mark.parametrize("library", [grpc, grpc.aio])
-    def test_a_ca_file_that_is_missing(self, library: Any, tmp_path: Path) -> None:
-        endpoint = Endpoint.parse("grpcs://host", {}, tmp_path / "ca.pem")
-        with pytest.raises(InvalidInput, match=r"ca\.pem"):
-            open_channel(library, endpoint, "")
-
     @pytest.mark.parametrize("compression", ["", "gzip", "deflate"])
     def test_requests_are_compressed_as_told(self, compression: Any) -> None:
         with CannedGrpc([GRPC_INFERRED]) as server, Client(server.url, compression=compression) as client:

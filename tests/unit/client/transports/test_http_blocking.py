@@ -92,17 +92,6 @@ class TestPool:
             thread.join()
         assert server.opened == 3
 
-    def test_no_more_idle_ones_than_allowed(
-        self, server: Counting, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(http_blocking, "_MAX_IDLE", 1)
-        first = transport._open(Deadline.after(5))
-        index(transport)
-        wait_until(lambda: server.open_connections == 2)
-        transport._exchange_on(first, transport.wire.repository_index().request, Deadline.after(5))
-        wait_until(lambda: server.open_connections == 1)
-        assert len(transport._idle) == 1
-
     def test_an_idle_connection_that_the_server_closed_is_replaced(
         self, server: Counting, transport: HttpTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -111,16 +100,6 @@ class TestPool:
         server.drop_idle()
         assert index(transport) == []
         assert server.opened == 2
-
-    def test_a_connection_that_was_used_just_now_is_not_polled(
-        self, server: Counting, transport: HttpTransport
-    ) -> None:
-        """Where the server closed it meanwhile, that is a failure like any other: the client tries again."""
-        index(transport)
-        server.drop_idle()
-        with pytest.raises(ConnectionFailed):
-            index(transport)
-        assert index(transport) == []
 
     def test_an_unread_response_does_not(self, server: Counting, transport: HttpTransport) -> None:
         server._answers = [lambda connection: connection.recv(1), OK]
@@ -132,13 +111,6 @@ class TestPool:
     def test_closing_closes_the_idle_ones(self, server: Counting, transport: HttpTransport) -> None:
         index(transport)
         run(transport.close())
-        wait_until(lambda: server.open_connections == 0)
-
-    def test_what_is_under_way_at_the_close_is_closed_after_it(
-        self, server: Counting, transport: HttpTransport
-    ) -> None:
-        run(transport.close())
-        assert index(transport) == []
         wait_until(lambda: server.open_connections == 0)
 
 
@@ -228,24 +200,6 @@ class TestReaching:
         index(transport)
         run(transport.close())
         assert server.requests[0].startswith(b"POST /gateway/a/v2/repository/index HTTP/1.1\r\n")
-
-    def test_an_ipv6_server(self) -> None:
-        try:
-            listener = socket.create_server(("::1", 0), family=socket.AF_INET6)
-        except OSError:
-            pytest.skip("this machine has no IPv6")
-        with Counting([OK]) as server:
-            server._listener.shutdown(socket.SHUT_RDWR)  # ends its thread, which closing would not
-            server._listener.close()
-            server._listener = listener
-            thread = threading.Thread(target=server._accept)
-            server._threads.append(thread)
-            thread.start()
-            port = listener.getsockname()[1]
-            transport = open_transport(f"http://[::1]:{port}")
-            assert index(transport) == []
-            run(transport.close())
-            assert f"Host: [::1]:{port}\r\n".encode() in server.requests[0]
 
 
 class TestProxies:

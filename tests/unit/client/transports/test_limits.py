@@ -10,7 +10,7 @@ import pytest
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import MIB
 from graphkiln_client.transports import limits
-from graphkiln_client.transports.limits import BoundedBody, check_json, decompress, infer_limit
+from graphkiln_client.transports.limits import check_json, decompress, infer_limit
 
 
 class TestInferLimit:
@@ -39,19 +39,12 @@ class TestDecompress:
         with pytest.raises(ProtocolError, match="larger than"):
             decompress(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", 1)
 
-    def test_no_more_members_than_anybody_sends(self) -> None:
-        with pytest.raises(ProtocolError):
-            decompress(gzip.compress(b"") * 100_000, "gzip", 100)
-
     def test_what_is_cut_short(self) -> None:
         with pytest.raises(ProtocolError, match="decompressed as gzip"):
             decompress(gzip.compress(bytes(1000))[:-9], "gzip", 1000)
 
 
 class TestJson:
-    def test_as_large_as_people_send(self) -> None:
-        check_json(b"[" + b"[0.5,0.5]," * 100_000 + b"[]]")
-
     @pytest.mark.parametrize(
         ("body", "reason"),
         [(b"[" * 4_000_001, "more than 4000000 lists"), (bytes(64 * MIB + 1), "larger than 64 MiB")],
@@ -59,34 +52,3 @@ class TestJson:
     def test_more(self, body: bytes, reason: str) -> None:
         with pytest.raises(ProtocolError, match=reason):
             check_json(body)
-
-
-class TestBody:
-    @pytest.mark.parametrize("size", [1, 7, 100_000])
-    def test_pieces_come_together(self, size: int) -> None:
-        content = bytes(range(256)) * 40
-        body = BoundedBody(len(content))
-        for start in range(0, len(content), size):
-            body.add(content[start : start + size])
-            body.check()
-        assert body.content() == content
-
-    @pytest.mark.parametrize("length", ["11", "9" * 30])
-    def test_a_length_that_is_too_much(self, length: str) -> None:
-        with pytest.raises(ProtocolError, match=rf"larger than 10 bytes .*set {limits.VARIABLE}"):
-            BoundedBody(10).expect(length)
-
-    def test_too_many_bytes(self) -> None:
-        body = BoundedBody(10)
-        body.add(bytes(10))
-        body.check()
-        body.add(b"x")
-        with pytest.raises(ProtocolError):
-            body.check()
-        assert body.content() == bytes(10)
-
-    def test_too_much_around_them(self) -> None:
-        body = BoundedBody(10)
-        body.check(limits.HEAD_LIMIT)
-        with pytest.raises(ProtocolError):
-            body.check(limits.HEAD_LIMIT + 1)

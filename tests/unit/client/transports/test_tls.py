@@ -13,8 +13,7 @@ import trustme
 from canned import GRPC_INFERRED, INFERRED, CannedGrpc, CannedHttp
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput
-from graphkiln_client import Client
+from graphkiln_backend.graph.errors import ConnectionFailed
 
 Infer = Callable[..., dict[str, AnyArray]]
 
@@ -63,9 +62,3 @@ class TestTls:
             else:
                 with pytest.raises(ConnectionFailed, match="expired"):
                     infer(server.url, ca_file=tmp_path / "ca.pem", max_retries=0)
-
-    def test_a_ca_file_that_is_none(self, tmp_path: Any) -> None:
-        (tmp_path / "ca.pem").write_text("nonsense")
-        for url in ("https://x", "grpcs://x"):
-            with pytest.raises(InvalidInput, match=r"ca\.pem"):
-                Client(url, ca_file=tmp_path / "ca.pem")

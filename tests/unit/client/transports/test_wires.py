@@ -1,0 +1,530 @@
+"""Requests and responses of both protocols without a connection, beside those of tritonclient."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+from canned import CannedGrpc, CannedHttp, http
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2 as pb
+from wire_arrays import ARRAYS
+
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    ModelNotReady,
+    Overloaded,
+    ProtocolError,
+    ServerError,
+    Unauthorized,
+)
+from graphkiln_backend.graph.text import bounded
+from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor, Wire
+from graphkiln_client.transports.grpc_wire import GrpcWire, grpc_error, parse_response
+from graphkiln_client.transports.http_wire import HttpResponse, HttpWire, http_error
+
+HTTP, GRPC = HttpWire(), GrpcWire()
+LENGTH = "Inference-Header-Content-Length"
+PLACE = SharedTensor(region="r", offset=64, size_bytes=12, datatype=DType.FP32, shape=(1, 3))
+
+both = pytest.mark.parametrize("protocol", ["http", "grpc"])
+
+
+def request(
+    inputs: dict[str, Any] | None = None, outputs: dict[str, RequestedOutput] | None = None, **fields: Any
+) -> InferRequest:
+    return InferRequest(model="m", version="2", inputs=inputs or {}, outputs=outputs or {}, **fields)
+
+
+def http_parts(asked: InferRequest, *, binary: bool = True) -> tuple[Any, bytes]:
+    """The JSON header of a request, and the bytes behind it."""
+    sent = HTTP.infer(asked, 1.5, binary=binary).request
+    body = b"".join(sent.body)
+    length = int(sent.headers.get(LENGTH, len(body)))
+    return json.loads(body[:length]), body[length:]
+
+
+def grpc_message(asked: InferRequest) -> Any:
+    return pb.ModelInferRequest.FromString(GRPC.infer(asked, 1.5, binary=True).request.message)
+
+
+def read_http(
+    outputs: Any, raw: bytes = b"", asked: InferRequest | None = None, *, length: str = "", **fields: Any
+) -> InferResponse:
+    head = json.dumps({"model_name": "m", "model_version": "3", "outputs": outputs, **fields}).encode()
+    headers = {LENGTH: length or (str(len(head)) if raw else "")}
+    response = HttpResponse(status=200, headers=headers, body=head + raw)
+    return HTTP.infer(asked or request(), 1.0, binary=True).read(response)
+
+
+def read_grpc(outputs: Any, raw: Any = (), asked: InferRequest | None = None, **fields: Any) -> InferResponse:
+    message = pb.ModelInferResponse(
+        model_name="m", model_version="3", outputs=outputs, raw_output_contents=raw, **fields
+    )
+    return GRPC.infer(asked or request(), 1.0, binary=True).read(message)
+
+
+def row(name: str, shape: Any = (1,), datatype: str = "UINT8", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": list(shape), **fields}
+
+
+class TestRequests:
+    @both
+    @pytest.mark.parametrize(
+        ("ours", "theirs"),
+        [
+            (lambda wire: wire.ready(), lambda client: client.is_server_ready()),
+            (lambda wire: wire.model_metadata("m", ""), lambda client: client.get_model_metadata("m")),
+            (lambda wire: wire.model_metadata("m", "2"), lambda client: client.get_model_metadata("m", "2")),
+            (lambda wire: wire.model_config("m", "2"), lambda client: client.get_model_config("m", "2")),
+            (lambda wire: wire.model_statistics("m", "2"), lambda client: client.get_inference_statistics("m", "2")),
+            (lambda wire: wire.model_statistics("", ""), lambda client: client.get_inference_statistics()),
+            (lambda wire: wire.repository_index(), lambda client: client.get_model_repository_index()),
+            (lambda wire: wire.load("m"), lambda client: client.load_model("m")),
+            (lambda wire: wire.load("m", '{"a": 1}'), lambda client: client.load_model("m", config='{"a": 1}')),
+            (lambda wire: wire.unload("m"), lambda client: client.unload_model("m")),
+            (
+                lambda wire: wire.register_region("r", "/r", 64),
+                lambda client: client.register_system_shared_memory("r", "/r", 64),
+            ),
+            (lambda wire: wire.region_status("r"), lambda client: client.get_system_shared_memory_status("r")),
+            (lambda wire: wire.unregister_region("r"), lambda client: client.unregister_system_shared_memory("r")),
+        ],
+    )
+    def test_calls_are_those_of_tritonclient(
+        self, protocol: str, ours: Callable[[Wire], Any], theirs: Callable[[Any], Any]
+    ) -> None:
+        if protocol == "grpc":
+            with CannedGrpc([b""]) as server:
+                client = triton_grpc.InferenceServerClient(server.url.removeprefix("grpc://"))
+                theirs(client)
+                client.close()
+            sent = ours(GRPC).request
+            assert sent.method == f"/inference.GRPCInferenceService/{server.methods[0]}"
+            if not sent.method.endswith("RepositoryModelUnload"):  # theirs says the default: unload_dependents
+                assert sent.message == server.messages[0]
+            return
+        with CannedHttp([http(b"{}")]) as server:
+            client = triton_http.InferenceServerClient(server.url.removeprefix("http://"))
+            theirs(client)
+            client.close()
+        head, _, body = server.requests[0].partition(b"\r\n\r\n")
+        sent = ours(HTTP).request
+        assert [sent.method, sent.path] == head.split(b"\r\n")[0].decode().split(" ")[:2]
+        if "register" in sent.path:
+            assert json.loads(b"".join(sent.body)) == json.loads(body or b"{}")
+
+    @pytest.mark.parametrize("name", ["a/b", "a?b", "a#b", "\u00e4", "a b", "a%2Fb", "a\r\nb"])
+    def test_a_name_is_one_part_of_the_path(self, name: str) -> None:
+        for call in (HTTP.model_metadata(name, name), HTTP.load(name), HTTP.region_status(name)):
+            path = call.request.path
+            assert path.count("/") == 5
+            assert not set(path) & set("?# \r\n")
+            assert path.isascii()
+
+    @pytest.mark.parametrize("array", ARRAYS)
+    def test_an_inference_is_that_of_tritonclient(self, array: Any) -> None:
+        asked = request({"N": np.arange(2, dtype=np.uint8), "X": array}, {"Y": RequestedOutput(class_count=3)})
+        datatype = DType.from_numpy(array.dtype).value
+        tensors = {}
+        for library in (triton_http, triton_grpc):
+            tensors[library] = [library.InferInput("N", [2], "UINT8"), library.InferInput("X", array.shape, datatype)]
+            tensors[library][0].set_data_from_numpy(np.arange(2, dtype=np.uint8))
+            tensors[library][1].set_data_from_numpy(array)
+        output = triton_http.InferRequestedOutput("Y", binary_data=True, class_count=3)
+        theirs, length = triton_http.InferenceServerClient.generate_request_body(
+            tensors[triton_http], outputs=[output], timeout=1_500_000
+        )
+        header, raw = http_parts(asked)
+        expected = json.loads(theirs[:length])
+        assert header["inputs"] == [{**each, "shape": list(each["shape"])} for each in expected["inputs"]]
+        assert (header["outputs"], header["parameters"]) == (expected["outputs"], {"timeout": 1_500_000})
+        assert raw == theirs[length:]
+        message = pb.ModelInferRequest(model_name="m", model_version="2")
+        for tensor in tensors[triton_grpc]:
+            message.inputs.append(tensor._get_tensor())
+            message.raw_input_contents.append(tensor._get_content() or b"")
+        message.outputs.add(name="Y").parameters["classification"].int64_param = 3
+        message.parameters["timeout"].int64_param = 1_500_000
+        assert grpc_message(asked) == message
+
+    def test_tensors_in_shared_memory_are_no_bytes(self) -> None:
+        asked = request({"X": PLACE}, {"Y": RequestedOutput(shared=PLACE)})
+        theirs = {}
+        for library in (triton_http, triton_grpc):
+            tensor, output = library.InferInput("X", [1, 3], "FP32"), library.InferRequestedOutput("Y")
+            tensor.set_shared_memory("r", 12, 64)
+            output.set_shared_memory("r", 12, 64)
+            theirs[library] = tensor._get_tensor(), output._get_tensor()
+        header, raw = http_parts(asked)
+        tensor, output = theirs[triton_http]
+        output["parameters"].pop("binary_data")  # false, as if it were not there
+        assert (header["inputs"], header["outputs"], raw) == ([tensor], [output], b"")
+        message = grpc_message(asked)
+        assert (message.inputs[0], message.outputs[0]) == theirs[triton_grpc]
+        assert not message.raw_input_contents
+
+    def test_id_contract_and_plain_outputs(self) -> None:
+        asked = request({"X": np.zeros(1)}, request_id="7", contract="abc")
+        header, _ = http_parts(asked)
+        assert (header["id"], header["parameters"]["contract"]) == ("7", "abc")
+        assert header["parameters"]["binary_data_output"] is True
+        message = grpc_message(asked)
+        assert (message.id, message.parameters["contract"].string_param) == ("7", "abc")
+        assert "contract" not in grpc_message(request()).parameters
+        assert GRPC.infer(asked, 1.0, binary=True).request.request_id == "7"
+
+    @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 3_000_000])
+    def test_tensors_of_every_size_over_grpc(self, size: int) -> None:
+        array = (np.arange(size) % 251).astype(np.uint8)
+        message = grpc_message(request({"X": array}))
+        assert (list(message.inputs[0].shape), message.raw_input_contents[0]) == ([size], array.tobytes())
+
+    def test_requests_of_a_kind_share_what_is_the_same_over_grpc(self) -> None:
+        """What is kept of one request must not show in the next one of another model, shape, type, id or output."""
+        x = np.zeros((1, 2), np.float32)
+        requests = [
+            InferRequest(model=model, version=version, inputs={name: array}, outputs=outputs, request_id=own)
+            for model, version, name, array, outputs, own in (
+                ("m", "1", "X", x, {}, "a"),
+                ("n", "1", "X", x, {}, "a"),
+                ("m", "2", "X", x, {}, "a"),
+                ("m", "1", "X", x.reshape(2, 1), {}, "a"),
+                ("m", "1", "X", x.astype(np.int32), {}, "a"),
+                ("m", "1", "Z", x, {}, "a"),
+                ("m", "1", "X", x, {"Y": RequestedOutput()}, "a"),
+                ("m", "1", "X", x, {}, "b"),
+            )
+        ]
+        first, *others, last = [grpc_message(each) for each in (*requests, requests[0])]
+        assert first == last
+        assert all(message != first for message in others)
+
+    @pytest.mark.parametrize(("compression", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
+    def test_a_compressed_inference_is_the_same_inside(self, compression: Any, unpack: Any) -> None:
+        asked = request({"X": np.zeros(1000, np.float32)})
+        plain = HTTP.infer(asked, 1.5, binary=True).request
+        packed = HttpWire(compression).infer(asked, 1.5, binary=True).request
+        assert unpack(b"".join(packed.body)) == b"".join(plain.body)
+        assert packed.headers["Content-Encoding"] == packed.headers["Accept-Encoding"] == compression
+        assert packed.headers[LENGTH] == plain.headers[LENGTH], "of the body before it is compressed"
+
+    def test_without_the_binary_extension_tensors_are_json(self) -> None:
+        feeds = {"X": np.array([[1.5, 2]], np.float32), "N": np.array([2**62]), "B": np.array([True])}
+        feeds["T"] = np.array(["a", "\u00e4".encode()], object)
+        header, raw = http_parts(request(feeds, {"Y": RequestedOutput()}), binary=False)
+        assert [row["data"] for row in header["inputs"]] == [[1.5, 2.0], [2**62], [True], ["a", "\u00e4"]]
+        assert (header["inputs"][0]["shape"], header["outputs"], raw) == ([1, 2], [{"name": "Y"}], b"")
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.zeros(1, np.float16),
+            np.zeros(1, ml_dtypes.bfloat16),
+            np.array([b"\xff"], object),
+            np.array([np.nan]),
+            np.array([1.0, np.inf], np.float32),
+        ],
+    )
+    def test_what_json_cannot_carry(self, array: Any) -> None:
+        with pytest.raises(InvalidInput, match="input 'X'"):
+            http_parts(request({"X": array}), binary=False)
+
+
+def http_response(body: bytes = b"", status: int = 200, **headers: str) -> HttpResponse:
+    return HttpResponse(
+        status=status, headers={name.replace("_", "-"): text for name, text in headers.items()}, body=body
+    )
+
+
+class TestDocuments:
+    """Health, metadata, configuration, statistics and the index are the same over both protocols."""
+
+    @pytest.mark.parametrize(("status", "expected"), [(200, True), (400, False), (503, False), (500, False)])
+    def test_ready_and_live(self, status: int, expected: bool) -> None:
+        assert HTTP.ready().read(http_response(status=status)) is expected
+        assert HTTP.live().read(http_response(status=status)) is expected
+        assert GRPC.ready().read(pb.ServerReadyResponse(ready=expected)) is expected
+        assert GRPC.live().read(pb.ServerLiveResponse(live=expected)) is expected
+
+    @pytest.mark.parametrize(
+        ("status", "kind"), [(401, Unauthorized), (403, Unauthorized), (404, ModelNotFound), (429, Overloaded)]
+    )
+    def test_a_refusal_does_not_tell_whether_it_is_ready(self, status: int, kind: type[ClientError]) -> None:
+        with pytest.raises(kind):
+            HTTP.ready().read(http_response(status=status))
+
+    @pytest.mark.parametrize(
+        ("ours", "document", "message"),
+        [
+            (
+                lambda wire: wire.model_metadata("m", ""),
+                {
+                    "name": "m",
+                    "versions": ["1"],
+                    "platform": "p",
+                    "inputs": [{"name": "X", "datatype": "FP32", "shape": [-1, 3]}],
+                },
+                pb.ModelMetadataResponse,
+            ),
+            (
+                lambda wire: wire.model_statistics("m", ""),
+                {
+                    "model_stats": [
+                        {
+                            "name": "7",
+                            "version": "1",
+                            "inference_count": 2**60,
+                            "last_inference": 5,
+                            "inference_stats": {"success": {"count": 3, "ns": 2**53 + 1}},
+                            "batch_stats": [{"batch_size": 4, "compute_infer": {"count": 1, "ns": 9}}],
+                        }
+                    ]
+                },
+                pb.ModelStatisticsResponse,
+            ),
+        ],
+    )
+    def test_numbers_are_numbers(self, ours: Callable[[Wire], Any], document: Any, message: Any) -> None:
+        """Protobuf's JSON has strings for 64 bits."""
+        assert ours(HTTP).read(http_response(json.dumps(document).encode())) == document
+        assert ours(GRPC).read(message(**document)) == document
+
+    def test_configuration_and_index(self) -> None:
+        config = {"name": "m", "max_batch_size": 8}
+        assert GRPC.model_config("m", "").read(pb.ModelConfigResponse(config=config)) == config
+        assert GRPC.model_config("m", "").read(pb.ModelConfigResponse()) == {}
+        index = [{"name": "m", "version": "1", "state": "READY"}]
+        assert HTTP.repository_index().read(http_response(json.dumps(index).encode())) == index
+        assert GRPC.repository_index().read(pb.RepositoryIndexResponse(models=index)) == index
+        for body in (b"{}", b"[1]", b'["m"]', b"null"):
+            with pytest.raises(ProtocolError, match="index is not a list"):
+                HTTP.repository_index().read(http_response(body))
+
+    @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"<html>", b"[" * 100_000])
+    def test_what_is_no_json_object(self, body: bytes) -> None:
+        for call in (HTTP.server_metadata(), HTTP.model_config("m", ""), HTTP.infer(request(), 1.0, binary=True)):
+            with pytest.raises(ProtocolError):
+                call.read(http_response(body))
+
+    def test_a_damaged_message(self) -> None:
+        with pytest.raises(ProtocolError, match="ServerReady is damaged"):
+            parse_response(b"\xff\xff\xff", GRPC.ready().request)
+
+
+class TestInferResponse:
+    @pytest.mark.parametrize("array", ARRAYS)
+    def test_bytes_are_read_as_tritonclient_reads_them(self, array: Any) -> None:
+        datatype = DType.from_numpy(array.dtype).value
+        tensor = triton_grpc.InferInput("Y", list(array.shape), datatype)
+        tensor.set_data_from_numpy(array)
+        raw = tensor._get_content() or b""
+        rows = [row("N", [2]), row("Y", array.shape, datatype)]
+        message = pb.ModelInferResponse(outputs=rows, raw_output_contents=[b"\7\x08", raw])
+        expected = triton_grpc.InferResult(message).as_numpy("Y")
+        sizes = [{"parameters": {"binary_data_size": size}} for size in (2, len(raw))]
+        for response in (
+            read_grpc(rows, [b"\7\x08", raw]),
+            read_http([{**each, **size} for each, size in zip(rows, sizes, strict=True)], b"\7\x08" + raw),
+        ):
+            np.testing.assert_array_equal(response.outputs["N"], [7, 8])
+            np.testing.assert_array_equal(response.outputs["Y"], expected)
+            assert response.outputs["Y"].shape == array.shape
+            assert (response.model, response.version) == ("m", "3")
+            with pytest.raises(ValueError, match="read-only"):
+                response.outputs["N"][0] = 1
+
+    @pytest.mark.parametrize(
+        ("datatype", "field", "values"),
+        [
+            ("BOOL", "bool_contents", [True, False]),
+            ("INT8", "int_contents", [-128, 127]),
+            ("INT16", "int_contents", [-(2**15), 2**15 - 1]),
+            ("INT32", "int_contents", [-(2**31), 2**31 - 1]),
+            ("INT64", "int64_contents", [-(2**63), 2**63 - 1]),
+            ("UINT8", "uint_contents", [0, 255]),
+            ("UINT16", "uint_contents", [0, 2**16 - 1]),
+            ("UINT32", "uint_contents", [0, 2**32 - 1]),
+            ("UINT64", "uint64_contents", [0, 2**64 - 1]),
+            ("FP32", "fp32_contents", [0.5, -2]),
+            ("FP64", "fp64_contents", [0.1, -2]),
+            ("BYTES", "bytes_contents", [b"a", b""]),
+        ],
+    )
+    def test_plain_numbers(self, datatype: str, field: str, values: list[Any]) -> None:
+        data = [value.decode() if isinstance(value, bytes) else value for value in values]
+        for response in (
+            read_grpc([row("Y", (2, 1), datatype, contents={field: values})]),
+            read_http([row("Y", (2, 1), datatype, data=data)]),
+            read_http([row("Y", (2, 1), datatype, data=[[each] for each in data])]),
+        ):
+            array = response.outputs["Y"]
+            assert array.ravel().tolist() == values
+            assert (array.shape, DType.from_numpy(array.dtype).value) == ((2, 1), datatype)
+
+    @pytest.mark.parametrize("contents", [[b"\1"], [b"", b"\1"]])
+    def test_outputs_in_shared_memory_have_a_shape_only(self, contents: list[bytes]) -> None:
+        """Triton leaves an empty place for them in a message; a server that does not is understood, too."""
+        asked = request(outputs={"A": RequestedOutput(shared=PLACE), "B": RequestedOutput()})
+        outputs = [row("A", (2, 3)), row("B")]
+        over_http = [outputs[0], {**outputs[1], "parameters": {"binary_data_size": 1}}]
+        for response in (read_grpc(outputs, contents, asked), read_http(over_http, b"\1", asked)):
+            assert response.shared_shapes == {"A": (2, 3)}
+            assert {name: array.tolist() for name, array in response.outputs.items()} == {"B": [1]}
+        alone = request(outputs={"A": RequestedOutput(shared=PLACE)})
+        assert read_grpc([row("A")], [b""], alone).shared_shapes == {"A": (1,)}
+
+    def test_an_id_that_was_sent_must_come_back(self) -> None:
+        asked = request(request_id="7")
+        for read in (read_http, read_grpc):
+            assert read([], asked=asked, id="7").model == "m"
+            assert read([], asked=asked).model == "m", "it need not come back at all"
+            with pytest.raises(ProtocolError, match="request 7 has the id 8"):
+                read([], asked=asked, id="8")
+
+    @pytest.mark.parametrize("length", ["x", "-1", "1.5", "\u0663", "9" * 19, "9" * 5000])
+    def test_a_length_that_is_none_means_no_bytes(self, length: str) -> None:
+        with contextlib.suppress(ProtocolError):  # Arabic digits are a number, too, and too small here
+            assert read_http([], length=length).model == "m"
+
+    @pytest.mark.parametrize(
+        ("output", "raw"),
+        [
+            ({}, b""),
+            ({"name": "Y"}, b""),
+            (row("Y"), b""),
+            (row("Y", data=[1]) | {"shape": 1}, b""),
+            (row("Y", ["x"], data=[1]), b""),
+            (row("Y", datatype="FP33", data=[1]), b""),
+            (row("Y", data=[1]) | {"datatype": ["FP32"]}, b""),
+            (row("Y", [2], data=[1]), b""),
+            (row("Y", [-1], data=[1]), b""),
+            (row("Y", data=["one"]), b""),
+            (row("Y", data={"a": 1}), b""),
+            (row("Y", data=[256]), b""),
+            (row("Y", datatype="FP32", parameters={}), b"\0\0\0\0"),
+            (row("Y", datatype="FP32", parameters={"binary_data_size": 4}), b"\0\0\0"),
+            (row("Y", datatype="FP32", parameters={"binary_data_size": -4}), b"\0\0\0\0"),
+            (row("Y", [0], "FP32", parameters={"binary_data_size": -4}), b"\0\0\0\0"),
+            (row("Y", datatype="FP32", parameters={"binary_data_size": 3}), b"\0\0\0\0"),
+            (row("Y", datatype="FP32", parameters={"binary_data_size": "x"}), b"\0\0\0\0"),
+            (row("Y", datatype="FP32", parameters=None), b"\0\0\0\0"),
+        ],
+    )
+    def test_a_malformed_output_over_http(self, output: dict[str, Any], raw: bytes) -> None:
+        with pytest.raises(ProtocolError):
+            read_http([output], raw)
+
+    @pytest.mark.parametrize(
+        ("outputs", "contents"),
+        [
+            ([row("A"), row("B")], [b"\1"]),
+            ([row("A")], [b"\1", b"\2"]),
+            ([], [b"\1"]),
+            ([row("A", (2,))], [b"\1"]),
+            ([row("A", (-1,))], [b"\1"]),
+            ([row("A", datatype="FP31")], [b"\1"]),
+            ([row("Y", (2,), "FP32", contents={"fp32_contents": [1]})], []),
+            ([row("Y", (1,), "FP32", contents={"fp64_contents": [1]})], []),
+            ([row("Y", (1,), "FP16", contents={"fp32_contents": [1]})], []),
+            ([row("Y", (1,), "UINT8", contents={"uint_contents": [256]})], []),
+            ([row("Y", (-2,), "FP32", contents={"fp32_contents": [1]})], []),
+        ],
+    )
+    def test_a_malformed_output_over_grpc(self, outputs: list[Any], contents: list[bytes]) -> None:
+        with pytest.raises(ProtocolError):
+            read_grpc(outputs, contents)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [
+            (b"", "no reason given"),
+            (b'{"message": "x"}', '{"message": "x"}'),
+            (b"[1]", "[1]"),
+            (b'{"error": 7}', "7"),
+            (b"\xff", "\ufffd"),
+            (b"[" * 5000, bounded("[" * 5000)),
+            (json.dumps({"error": "ä" * 1000}).encode(), "ä" * 1000),
+            (b'{"error": "cut short\\n\\nAt:\\n  /x/model.py(97): _load\\n"}', "cut short"),
+            (b"<html>\r\n<head><title>404 Not Found</title></head>\r\n<body><hr>nginx</body>", "404 Not Found"),
+            (b"\n<!DOCTYPE HTML>\n<html lang=en><head><title>\n Error response\n</title>", "Error response"),
+            (b"<!doctype html><h1>no title", "<!doctype html><h1>no title"),
+        ],
+    )
+    def test_the_reason_is_that_of_the_server(self, body: bytes, reason: str) -> None:
+        error = http_error(http_response(body, 404), "7")
+        assert error.message == f"the server returned 404: {reason}"
+        assert error.request_id == "7"
+        assert ("another server, or a gateway" in error.hint) == (b"html" in body.lower())
+
+    @pytest.mark.parametrize(
+        ("header", "seconds"),
+        [("7", 7.0), ("0", 0.0), ("", None), ("-1", None), ("1.5", None), ("Fri, 31 Dec 1999 23:59:59 GMT", None)],
+    )
+    def test_when_to_try_again(self, header: str, seconds: float | None) -> None:
+        assert http_error(http_response(status=429, Retry_After=header), None).retry_after_s == seconds
+
+    KINDS: dict[str, type[ClientError]] = {  # noqa: RUF012
+        "INVALID_ARGUMENT": InvalidInput,
+        "NOT_FOUND": ModelNotFound,
+        "UNAUTHENTICATED": Unauthorized,
+        "PERMISSION_DENIED": Unauthorized,
+        "RESOURCE_EXHAUSTED": Overloaded,
+        "CANCELLED": DeadlineExceeded,
+        "UNAVAILABLE": ModelNotReady,
+    }
+
+    @pytest.mark.parametrize("code", list(grpc.StatusCode))
+    def test_every_status_of_grpc_is_an_error_of_ours(self, code: grpc.StatusCode) -> None:
+        error = grpc_error(code, "because", "7")
+        assert type(error) is self.KINDS.get(code.name, ServerError)
+        assert (error.status, error.body, error.request_id) == (code.name, "because", "7")
+
+
+KEYS = ["outputs", "name", "shape", "datatype", "parameters", "binary_data_size", "data", "id", "model_name"]
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    document=st.recursive(
+        VALUES,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=5),
+        max_leaves=15,
+    ),
+    tail=st.binary(max_size=20),
+)
+def test_generated_responses_over_http(document: Any, tail: bytes) -> None:
+    head = json.dumps(document).encode()
+    received = HttpResponse(status=200, headers={LENGTH: str(len(head))}, body=head + tail)
+    with contextlib.suppress(ProtocolError):
+        HTTP.infer(request(request_id="1"), 1.0, binary=True).read(received)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    names=st.lists(st.sampled_from(["Y", "Z"]), max_size=3),
+    datatype=st.sampled_from(["FP32", "BYTES", "BF16", "INT8", "X"]),
+    shape=st.lists(st.integers(-3, 2**62), max_size=3),
+    raw=st.lists(st.binary(max_size=12), max_size=3),
+)
+def test_generated_responses_over_grpc(names: list[str], datatype: str, shape: list[int], raw: list[bytes]) -> None:
+    with contextlib.suppress(ProtocolError):
+        read_grpc([row(name, shape, datatype) for name in names], raw)
