@@ -6,7 +6,9 @@ cropped or padded, normalized. Every error names the image.
 
 from __future__ import annotations
 
+import errno
 import io
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -21,9 +23,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import GIB, open_regular
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.images.formats import FORMATS, HEAD_BYTES
-from graphkiln_backend.images.jpeg_scans import check_scans
-from graphkiln_backend.images.refusals import UnknownFormat, as_image, check_pixels, refuse_format, refuse_path
+from graphkiln_backend.images.formats import FORMATS, HEAD_BYTES, recognize, recognize_text
 
 # A file path, an encoded image, a Pillow image, or uint8 pixels: `[height, width]` or `[height, width, 3 or 4]`.
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
@@ -61,6 +61,14 @@ _SIDEWAYS = (5, 6, 7, 8)  # orientations in which rows become columns. Source: E
 _METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # where Pillow keeps an orientation
 # Where a PNG keeps an orientation; some of these may follow the pixels, and Pillow decodes them to find it.
 _PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+
+# Limit of libjpeg-turbo's own tools (`djpeg -maxscans`) and NVIDIA DALI. Programs write ten, careful ones some sixty.
+_MOST_SCANS = 500
+_MOST_PIXELS = 1 << 32  # of all scans together: 24 of the largest image that is decoded at all
+# Ends the data of a scan: in them, 0xff is followed by 0 or a restart marker.
+_MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
+_SCAN, _END = 0xDA, 0xD9
+_WITHOUT_LENGTH = (0x01, 0xD8)  # markers that no length follows. Source: ITU T.81, table B.1.
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +155,16 @@ def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) 
         with open_regular(image, _FILE_LIMIT) as file:
             return _decode(file, claim)
     if isinstance(image, np.ndarray):
-        return Image.fromarray(check_pixels(image, describe(image)))
+        return Image.fromarray(_check_pixels(image, describe(image)))
     if isinstance(image, bytes):
         return _decode(io.BytesIO(image), claim)
-    upright = _upright(as_image(image))
+    if not isinstance(image, Image.Image):
+        raise InvalidInput(
+            f"a {type(image).__name__} is no image",
+            hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels; "
+            "several images with classify_many and its like",
+        )
+    upright = _upright(image)
     return upright.copy() if upright is image else upright  # the caller may go on to draw in it
 
 
@@ -167,13 +181,13 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
     """Open an image and read its header only.
 
     Raises:
-        UnknownFormat: It is of another format, or its header is damaged.
+        _UnknownFormat: It is of another format, or its header is damaged.
     """
     try:
         image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError as error:
         file.seek(0)
-        raise UnknownFormat(file.read(HEAD_BYTES)) from error
+        raise _UnknownFormat(file.read(HEAD_BYTES)) from error
     with image:
         yield image
 
@@ -181,7 +195,7 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 def _upright(image: Image.Image) -> Image.Image:
     """Turn an image by its orientation; return itself where it needs no turn."""
     if image.format == "EPS":  # a program, not pixels: never run it
-        raise UnknownFormat(b"%!PS")
+        raise _UnknownFormat(b"%!PS")
     image.load()
     _check_range(image)
     turn = _ROTATIONS.get(_orientation(image))
@@ -212,6 +226,22 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
+class _UnknownFormat(Exception):
+    """Content of no known format, or of one that is never read; `head` is its beginning."""
+
+    def __init__(self, head: bytes) -> None:
+        super().__init__()
+        self.head = head
+
+    def describe(self, name: str) -> InvalidInput:
+        """Name the format where it is recognized, and a way to convert it."""
+        message, known = f"{name} is not an image in a known format", f"known are {', '.join(FORMATS)}"
+        found = recognize(self.head)
+        if found is None:
+            return InvalidInput(message, hint=known)
+        return InvalidInput(f"{message}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, known))))
+
+
 @contextmanager
 def _telling(name: str) -> Iterator[None]:
     """Translate errors of Pillow and the file system into `InvalidInput` with the image's name."""
@@ -219,10 +249,10 @@ def _telling(name: str) -> Iterator[None]:
         yield
     except InvalidInput:
         raise
-    except UnknownFormat as error:
-        raise refuse_format(name, error.head) from error
+    except _UnknownFormat as error:
+        raise error.describe(name) from error
     except OSError as error:
-        raise refuse_path(name, error) from error
+        raise _refuse_path(name, error) from error
     except MemoryError as error:
         raise InvalidInput(f"there is not enough memory to decode {name}") from error
     except Image.DecompressionBombError as error:
@@ -230,6 +260,66 @@ def _telling(name: str) -> Iterator[None]:
         raise InvalidInput(f"{name} is too large to decode safely: {error}", hint=hint) from error
     except Exception as error:  # damaged files make Pillow's decoders fail in any way
         raise InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}") from error
+
+
+def _refuse_path(name: str, error: OSError) -> InvalidInput:
+    """Build the error for a file that cannot be read, or for an image that was given as text instead of a path."""
+    if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+        return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
+    if found := recognize_text(name.encode("utf-8", "replace")):
+        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.way_out)
+    return InvalidInput(f"there is no file {name}")
+
+
+def _check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uint8]:
+    """Return uint8 pixels `[height, width]` or `[height, width, 3 or 4]` as they are.
+
+    Raises:
+        InvalidInput: They have another shape or type.
+    """
+    fits = pixels.dtype == np.uint8 and (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4)))
+    if not fits or not pixels.size:
+        raise InvalidInput(f"expected uint8 pixels [height, width, 3], got {pixels.dtype}{list(pixels.shape)} ({name})")
+    return pixels
+
+
+def check_scans(image: Image.Image, file: BinaryIO) -> None:
+    """Refuse a progressive JPEG whose many scans would take any decoder minutes to hours.
+
+    Such a file repeats all of its pixels in hundreds of scans, and Pillow sets no limit.
+
+    Args:
+        image: Image of which the header was read.
+        file: Its file; the position is kept.
+
+    Raises:
+        ValueError: It has too many scans.
+
+    Source: "Two Issues with the JPEG Standard", LJT-01-003 (libjpeg-turbo).
+    """
+    if "progressive" not in image.info or image.format not in ("JPEG", "MPO"):
+        return
+    place = file.tell()
+    file.seek(0)
+    scans = count_scans(file.read())
+    file.seek(place)
+    if scans > _MOST_SCANS or scans * image.width * image.height > _MOST_PIXELS:
+        raise ValueError(
+            f"it would take too long: {scans} scans of {image.width}x{image.height} pixels; save it without them"
+        )
+
+
+def count_scans(jpeg: bytes) -> int:
+    """Count the scans of the first image of a file; of a damaged one, those before its end."""
+    scans = place = 0
+    while found := _MARKER.search(jpeg, place):
+        place, marker = found.end(), found[1][0]
+        if marker == _END:
+            break
+        scans += marker == _SCAN
+        if marker not in _WITHOUT_LENGTH:
+            place += int.from_bytes(jpeg[place : place + 2], "big")
+    return scans
 
 
 def upright_size(content: bytes) -> tuple[int, int]:

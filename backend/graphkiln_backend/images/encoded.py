@@ -27,19 +27,20 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.system.closing import Closeable
 
-# How much memory the images take that a process decodes at the same time: what is over the budget waits.
-#
-# A file of half a megabyte may hold an image of 178 million pixels, which take 700 MB each while they are decoded,
-# and as much again while they are turned or converted. As many at once as there are threads would be more than a
-# machine has.
+_MOST_NAMED = 3  # faults in one message
+_MOST_TIMES = 1 << 16  # decoding times kept until they are read
+# 5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB, and a
+# file of half a megabyte may hold it: as many at once as there are threads would be more than a machine has.
+_PIXELS_AT_ONCE = 1 << 27
+
+# The samples `[images, ...]` of a request, or why there are none.
+Samples: TypeAlias = "AnyArray | InvalidInput"
+
+_Decoded: TypeAlias = "AnyArray | Exception"
 
 
 class PixelBudget:
-    """Lets so many pixels be in memory at once. Thread-safe.
-
-    Args:
-        pixels: How many. An image that has more waits until it is the only one.
-    """
+    """Limit the pixels that are in memory at once; an image that has more waits until it is the only one. Thread-safe."""
 
     def __init__(self, pixels: int) -> None:
         self._pixels = self._free = pixels
@@ -60,21 +61,8 @@ class PixelBudget:
                 self._changed.notify_all()
 
 
-# Most faults in one message.
-_MOST_NAMED = 3
-# Most values kept until they are read.
-_MOST_TIMES = 1 << 16
-# 5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB.
-_PIXELS_AT_ONCE = 1 << 27
-
-# The samples `[images, ...]` of a request, or why there are none.
-Samples: TypeAlias = "AnyArray | InvalidInput"
-
-_Decoded: TypeAlias = "AnyArray | Exception"
-
-
 class Decoder(Closeable):
-    """Decodes images by one spec. Thread-safe.
+    """Decode images by one spec. Thread-safe.
 
     Args:
         spec: How an image becomes a sample.
@@ -137,12 +125,19 @@ class Decoder(Closeable):
 
 
 def _gather(decoded: Sequence[_Decoded]) -> Samples:
-    """The samples of a request.
+    """Stack the samples of a request, or describe the images of it that could not be decoded.
 
     Raises:
         Exception: What is no fault of an image.
     """
-    faults = list(_faults(decoded))
+    faults = []
+    for index, error in enumerate(decoded):
+        if isinstance(error, MemoryError):
+            faults.append(f"image {index}: there is not enough memory to decode it")
+        elif isinstance(error, InvalidInput):
+            faults.append(f"image {index}: {error}")
+        elif isinstance(error, Exception):
+            raise error
     if faults:
         more = f"; and {len(faults) - _MOST_NAMED} more" if len(faults) > _MOST_NAMED else ""
         return InvalidInput("; ".join(faults[:_MOST_NAMED]) + more)
@@ -156,18 +151,3 @@ def _gather(decoded: Sequence[_Decoded]) -> Samples:
                 hint="send images of different sizes in requests of their own",
             )
     return samples[0][np.newaxis] if len(samples) == 1 else np.stack(samples)
-
-
-def _faults(decoded: Sequence[_Decoded]) -> Iterator[str]:
-    """Describe the images that could not be decoded.
-
-    Raises:
-        Exception: What is no fault of an image.
-    """
-    for index, error in enumerate(decoded):
-        if isinstance(error, MemoryError):
-            yield f"image {index}: there is not enough memory to decode it"
-        elif isinstance(error, InvalidInput):
-            yield f"image {index}: {error}"
-        elif isinstance(error, Exception):
-            raise error

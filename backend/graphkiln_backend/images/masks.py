@@ -16,15 +16,14 @@ import numpy.typing as npt
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.images.frame import Coordinates, Frame
 
-# Values of a grid between its cells: bilinear as torch's `interpolate(align_corners=False)`, or nearest.
-
 Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.float64]
+Pixels = npt.NDArray[np.bool_]
 ClassMap = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _T = TypeVar("_T", bound=np.generic)
 
-# Of one strip of rows: all classes of a large image would fill the memory.
-_MOST_VALUES = 1 << 24
+_MOST_VALUES = 1 << 24  # of one strip of rows: all classes of a large image would fill the memory
+_FARTHEST = 1 << 24  # pixels that float32 counts one by one; a box that reaches further is nowhere
 
 
 def sample_bilinear(grid: Floats, rows: Places, columns: Places) -> Floats:
@@ -80,12 +79,6 @@ def _neighbors(places: Places, size: int) -> tuple[npt.NDArray[np.int64], npt.ND
     centered = np.clip(places - 0.5, 0, size - 1)
     first = np.floor(centered).astype(np.int64)
     return first, np.minimum(first + 1, size - 1), (centered - first).astype(np.float32)
-
-
-Pixels = npt.NDArray[np.bool_]
-
-# Pixels that float32 counts one by one; a box that reaches further is nowhere.
-_FARTHEST = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

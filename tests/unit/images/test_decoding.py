@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import io
-import os
 import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,12 +20,11 @@ from PIL import Image, ImageCms
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.images import decoding as module
-from graphkiln_backend.images import jpeg_scans
 from graphkiln_backend.images.decoding import (
     arrange,
+    count_scans,
     describe,
     load_sample,
     open_image,
@@ -38,8 +34,6 @@ from graphkiln_backend.images.decoding import (
 )
 from graphkiln_backend.images.encoded import PixelBudget
 from graphkiln_backend.images.formats import FORMATS
-from graphkiln_backend.images.jpeg_scans import check_scans, count_scans
-from graphkiln_backend.images.refusals import check_pixels, refuse_format, refuse_path
 
 MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -52,22 +46,12 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 
 class TestImage:
-    def test_resizes_and_crops_as_pillow_does(self) -> None:
-        image = Image.effect_noise((90, 60), 80).convert("RGB")
-        sample = load_sample(image, Preprocess(resize=30, crop=(24, 24), dtype=DType.UINT8, layout="HWC"))
-        expected = image.resize((45, 30), Image.Resampling.BILINEAR).crop((10, 3, 34, 27))
-        np.testing.assert_array_equal(sample, np.asarray(expected))
-
     @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I"])
     @pytest.mark.parametrize("color", ["RGB", "L"])
     def test_takes_every_mode(self, mode: str, color: Any) -> None:
         image = Image.new(mode, (4, 5))
         sample = load_sample(image, Preprocess(color=color, dtype=DType.UINT8, layout="HWC"))
         assert sample.shape == (5, 4, 1 if color == "L" else 3)
-
-    def test_sixteen_bits_are_scaled_not_clipped(self) -> None:
-        image = Image.fromarray(np.array([[0, 257, 32896, 65535]], np.uint16))
-        np.testing.assert_array_equal(load_sample(image, RAW)[0, :, 0], [0, 1, 128, 255])
 
     @pytest.mark.parametrize(
         "pixels",
@@ -98,19 +82,6 @@ class TestImage:
             sample = load_sample(Image.new(mode, (4, 5)), Preprocess(color=color, dtype=DType.UINT8, layout="HWC"))
             assert sample.shape == (5, 4, 1 if color == "L" else 3)
 
-    def test_exif_turns_the_image_upright(self) -> None:
-        image = Image.new("RGB", (2, 1))
-        image.putpixel((0, 0), (255, 0, 0))
-        exif = Image.Exif()
-        exif[0x0112] = 6  # the camera was turned: rotate clockwise to see it upright
-        sample = load_sample(encoded(image, exif=exif), RAW)
-        np.testing.assert_array_equal(sample[:, 0, 0], [255, 0])
-
-    def test_bgr_is_rgb_backwards(self) -> None:
-        image = Image.new("RGB", (1, 1), (1, 2, 3))
-        sample = load_sample(image, Preprocess(color="BGR", dtype=DType.UINT8, layout="HWC"))
-        np.testing.assert_array_equal(sample.ravel(), [3, 2, 1])
-
     @pytest.mark.parametrize(
         ("image", "words"),
         [
@@ -128,25 +99,12 @@ class TestImage:
         with pytest.raises(InvalidInput, match=words):
             load_sample(image, RAW)
 
-    def test_a_decompression_bomb_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-        with pytest.raises(InvalidInput, match="too large"):
-            load_sample(encoded(Image.new("L", (300, 300))), RAW)
-
     def test_a_panorama(self) -> None:
         image = Image.linear_gradient("L").resize((20_000, 40)).convert("RGB")
         sample = load_sample(
             encoded(image, "JPEG"), Preprocess(resize=32, crop=(32, 32), dtype=DType.UINT8, layout="HWC")
         )
         assert sample.shape == (32, 32, 3)
-
-    @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
-    def test_of_an_animation_the_first_image(self, kind: str) -> None:
-        first, second = Image.new("RGB", (8, 8), (255, 0, 0)), Image.new("RGB", (8, 8), (0, 0, 255))
-        data = encoded(
-            first, kind, save_all=True, append_images=[second], **({"lossless": True} if kind == "WEBP" else {})
-        )
-        np.testing.assert_array_equal(load_sample(data, RAW)[0, 0], [255, 0, 0])
 
     def test_transparency_shows_the_color_below(self) -> None:
         """As torchvision does, which drops alpha; palettes with transparency, too."""
@@ -168,15 +126,6 @@ class TestImage:
         content = encoded(image, "JPEG", exif=exif, quality=100)
         np.testing.assert_array_equal(load_sample(content, RAW), load_sample(encoded(image, "JPEG", quality=100), RAW))
         assert upright_size(content) == (4, 6)
-
-    @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-    @pytest.mark.parametrize("orientation", [1, 6, 7])
-    def test_an_image_that_is_upright_is_not_turned_again(self, kind: str, orientation: int) -> None:
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        content = encoded(Image.effect_noise((6, 4), 80).convert("RGB"), kind, exif=exif)
-        once = open_image(content)
-        np.testing.assert_array_equal(np.asarray(open_image(once)), np.asarray(once))
 
     @pytest.mark.parametrize("orientation", range(1, 9))
     def test_every_orientation(self, orientation: int) -> None:
@@ -206,16 +155,6 @@ class TestImage:
         with contextlib.suppress(InvalidInput):
             load_sample(kind + data, RAW)
 
-    @pytest.mark.filterwarnings("ignore")  # Pillow has words of its own about damaged tags
-    @settings(max_examples=200, deadline=None)
-    @given(kind=st.sampled_from(["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"]), data=st.data())
-    def test_damaged_images_give_our_error_or_pixels(self, kind: str, data: st.DataObject) -> None:
-        whole = bytearray(encoded(Image.linear_gradient("L").resize((20, 20)).convert("RGB"), kind))
-        for _ in range(data.draw(st.integers(1, 5))):
-            whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-        with contextlib.suppress(InvalidInput):
-            load_sample(bytes(whole), RAW)
-
 
 class TestForms:
     """The same image, however it is given."""
@@ -227,13 +166,10 @@ class TestForms:
         for form in forms:
             np.testing.assert_array_equal(load_sample(form, RAW), np.asarray(image))
 
-    def test_pixels_without_channels_are_gray(self) -> None:
-        pixels = np.arange(6, dtype=np.uint8).reshape(2, 3)
-        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels[..., np.newaxis].repeat(3, axis=2))
-
-    def test_of_four_channels_the_last_is_dropped(self) -> None:
-        pixels = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-        np.testing.assert_array_equal(load_sample(pixels, RAW), pixels[..., :3])
+    def test_pixels_of_one_and_four_channels(self) -> None:
+        gray, four = np.arange(6, dtype=np.uint8).reshape(2, 3), np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+        np.testing.assert_array_equal(load_sample(gray, RAW), gray[..., np.newaxis].repeat(3, axis=2))
+        np.testing.assert_array_equal(load_sample(four, RAW), four[..., :3])
 
     def test_the_image_of_the_caller_is_not_changed(self) -> None:
         image = Image.effect_noise((9, 6), 80).convert("RGB")
@@ -254,40 +190,13 @@ class TestForms:
     def test_has_a_name_in_messages(self, image: Any, name: str) -> None:
         assert describe(image) == name
 
-    def test_a_file_that_is_no_image_is_closed(self, tmp_path: Path) -> None:
-        """An open file would be a warning, which is an error in tests."""
-        damaged = encoded(Image.effect_noise((50, 50), 80).convert("RGB"))[:200]
-        (tmp_path / "damaged.png").write_bytes(damaged)
-        with pytest.raises(InvalidInput, match=r"damaged\.png cannot be decoded"):
-            open_image(tmp_path / "damaged.png")
-        (tmp_path / "damaged.png").unlink()
-
 
 class TestGeometry:
-    def test_a_crop_larger_than_the_image_is_padded_with_black(self) -> None:
-        sample = load_sample(
-            Image.new("RGB", (2, 2), (9, 9, 9)), Preprocess(crop=(4, 6), dtype=DType.UINT8, layout="HWC")
-        )
-        assert sample.shape == (4, 6, 3)
-        assert sample[1:3, 2:4].min() == 9
-        assert sample.sum() == 9 * 2 * 2 * 3
-
-    def test_exact_sizes_do_not_keep_the_aspect_ratio(self) -> None:
-        spec = Preprocess(resize=(3, 8), dtype=DType.UINT8, layout="HWC")
-        assert load_sample(Image.new("RGB", (50, 20)), spec).shape == (3, 8, 3)
-
     def test_orientation_comes_before_the_resize(self) -> None:
         exif = Image.Exif()
         exif[0x0112] = 6
         upright = load_sample(encoded(Image.new("RGB", (40, 20)), "JPEG", exif=exif), Preprocess(resize=10))
         assert upright.shape == (3, 20, 10)
-
-    @pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
-    def test_every_filter_is_that_of_pillow(self, interpolation: Any) -> None:
-        image = Image.effect_noise((40, 30), 80).convert("RGB")
-        spec = Preprocess(resize=(9, 11), interpolation=interpolation, dtype=DType.UINT8, layout="HWC")
-        expected = image.resize((11, 9), Image.Resampling[interpolation.upper()])
-        np.testing.assert_array_equal(load_sample(image, spec), np.asarray(expected))
 
     def test_layouts_hold_the_same_numbers(self) -> None:
         image = Image.effect_noise((8, 6), 80).convert("RGB")
@@ -321,11 +230,6 @@ class TestWhatIsNotDecoded:
         with pytest.raises(InvalidInput, match="is not an image in a known format"):
             load_sample(content, RAW)
 
-    @pytest.mark.parametrize("kind", FORMATS)
-    def test_the_ending_says_nothing(self, tmp_path: Path, kind: str) -> None:
-        (tmp_path / "a.eps").write_bytes(encoded(Image.new("RGB", (4, 5)), kind))
-        assert load_sample(tmp_path / "a.eps", RAW).shape == (5, 4, 3)
-
     @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
     def test_of_several_images_the_first_counts(self, kind: str) -> None:
         frames = [Image.new("RGB", (4, 4), color) for color in ("white", "black")]
@@ -346,11 +250,6 @@ class TestWhatIsNotDecoded:
         with pytest.raises(InvalidInput, match="is too large to decode safely"):
             load_sample(content, RAW)
 
-    @pytest.mark.parametrize("size", [(1, 100_000), (100_000, 1)])
-    def test_a_line_that_would_become_a_wall(self, size: tuple[int, int]) -> None:
-        with pytest.raises(InvalidInput, match=r"too long and narrow: it would be resized to"):
-            load_sample(encoded(Image.new("L", size)), Preprocess(resize=256, crop=(224, 224)))
-
     @settings(max_examples=300, deadline=None)
     @given(st.sampled_from(FORMATS), st.data())
     def test_damaged_files_are_one_error(self, kind: str, data: st.DataObject) -> None:
@@ -363,13 +262,6 @@ class TestWhatIsNotDecoded:
 
 class TestLetterbox:
     SPEC = Preprocess(letterbox=Letterbox(size=(6, 8), padding=114), layout="HWC", dtype=DType.UINT8)
-
-    def test_the_image_lies_in_the_middle_of_gray(self) -> None:
-        sample = load_sample(np.full((3, 3, 3), 200, np.uint8), self.SPEC)
-        assert sample.shape == (6, 8, 3)
-        assert (sample[:, 1:7] == 200).all()
-        assert (sample[:, :1] == 114).all()
-        assert (sample[:, 7:] == 114).all()
 
     @pytest.mark.parametrize("color", ["RGB", "BGR", "L"])
     @pytest.mark.parametrize("layout", ["CHW", "HWC"])
@@ -420,11 +312,6 @@ class TestUprightSize:
         with pytest.raises(InvalidInput, match=f"^{len(content)} bytes is not an image"):
             upright_size(content)
 
-    def test_bombs_are_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8)
-        with pytest.raises(InvalidInput, match="too large to decode safely"):
-            upright_size(encoded(Image.new("RGB", (5, 5))))
-
 
 class TestTurn:
     """Whoever decodes many images at once says when each may lie in memory."""
@@ -455,9 +342,6 @@ class TestTurn:
         for _ in range(2):
             with pytest.raises(InvalidInput, match="cannot be decoded"):
                 load_sample(damaged, RAW, budget=budget.take)
-
-    def test_pixels_lie_in_memory_already(self) -> None:
-        load_sample(np.zeros((3, 4, 3), np.uint8), RAW, budget=None)  # type: ignore[arg-type]
 
 
 class TestAsPeopleHaveThem:
@@ -493,13 +377,6 @@ class TestAsPeopleHaveThem:
         with pytest.raises(InvalidInput, match="cannot be decoded"):
             load_sample(content[: len(content) // 2 - cut], RAW)
 
-    @pytest.mark.parametrize("mode", ["RGB", "L", "P", "LA", "RGBA", "1"])
-    def test_pages_of_several_kinds_begin_with_the_first(self, mode: str) -> None:
-        pages = [Image.new("CMYK", (5, 9)), Image.new("1", (70, 3))]
-        content = encoded(self.IMAGE.convert(mode), "TIFF", save_all=True, append_images=pages)
-        expected = load_sample(encoded(self.IMAGE.convert(mode), "TIFF"), RAW)
-        np.testing.assert_array_equal(load_sample(content, RAW), expected)
-
     @pytest.mark.parametrize("size", [(1, 10_000), (10_000, 1)])
     @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
     def test_a_line_of_ten_thousand_pixels(self, size: tuple[int, int], kind: str) -> None:
@@ -528,18 +405,11 @@ def pixels(**fields: Any) -> Preprocess:
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
-def test_resizes_then_crops(interpolation: Any) -> None:
-    sample = arrange(IMAGE, pixels(resize=15, crop=(9, 10), interpolation=interpolation), "a")
+@pytest.mark.parametrize("color", ["RGB", "BGR"])
+def test_resizes_then_crops(interpolation: Any, color: Any) -> None:
+    sample = arrange(IMAGE, pixels(resize=15, crop=(9, 10), interpolation=interpolation, color=color), "a")
     expected = IMAGE.resize((20, 15), Image.Resampling[interpolation.upper()]).crop((5, 3, 15, 12))
-    np.testing.assert_array_equal(sample, np.asarray(expected))
-
-
-def test_what_has_its_size_is_not_touched() -> None:
-    np.testing.assert_array_equal(arrange(IMAGE, pixels(), "a"), np.asarray(IMAGE))
-
-
-def test_blue_comes_first_where_the_spec_says_so() -> None:
-    np.testing.assert_array_equal(arrange(IMAGE, pixels(color="BGR"), "a"), np.asarray(IMAGE)[..., ::-1])
+    np.testing.assert_array_equal(sample if color == "RGB" else sample[..., ::-1], np.asarray(expected))
 
 
 def test_a_letterbox_is_filled_with_gray_or_with_zeros() -> None:
@@ -574,9 +444,6 @@ def with_more_scans(count: int) -> bytes:
 
 
 class TestCountScans:
-    def test_one_that_is_not_progressive_has_one(self) -> None:
-        assert count_scans(jpeg()) == 1
-
     def test_progressive_ones_have_what_the_file_holds(self) -> None:
         content = jpeg(progressive=True)
         assert count_scans(content) == content.count(b"\xff\xda") == 10
@@ -591,50 +458,15 @@ class TestCountScans:
         assert count_scans(jpeg(restart_marker_blocks=1)) == 1
         assert count_scans(jpeg().replace(b"\xff\xda", b"\xff\xff\xff\xda")) == 1
 
-    @pytest.mark.parametrize("content", [b"", b"\xff", b"\xff\xd8", b"\xff\xd8\xff\xda", b"hello"])
-    def test_of_a_damaged_file_as_far_as_it_goes(self, content: bytes) -> None:
-        assert count_scans(content) == (b"\xff\xda" in content)
 
-
-class TestCheckScans:
-    @staticmethod
-    def check(content: bytes, side: int = 16, kind: str = "JPEG") -> None:
-        info = {"progressive": 1} if count_scans(content) > 1 else {}
-        image: Any = SimpleNamespace(format=kind, info=info, width=side, height=side)
-        file = io.BytesIO(content)
-        file.seek(7)
-        check_scans(image, file)
-        assert file.tell() == 7
-
-    def test_what_programs_write_is_taken_at_any_size(self) -> None:
-        self.check(jpeg(progressive=True), 13_000)
-        self.check(jpeg(), 13_000)
-
-    @pytest.mark.parametrize("kind", ["JPEG", "MPO"])
-    def test_more_scans_than_the_limit(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 12)
-        self.check(with_more_scans(2))
-        with pytest.raises(ValueError, match="13 scans of 16x16"):
-            self.check(with_more_scans(3), kind=kind)
-
-    def test_fewer_scans_of_a_large_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jpeg_scans, "_MOST_PIXELS", 12 * 100 * 100)
-        self.check(with_more_scans(2), 100)
-        with pytest.raises(ValueError, match="12 scans of 101x101"):
-            self.check(with_more_scans(2), 101)
-
-    def test_the_limits(self) -> None:
-        """What libjpeg-turbo's tools and NVIDIA DALI allow, and 24 of the largest image."""
-        assert (jpeg_scans._MOST_SCANS, jpeg_scans._MOST_PIXELS) == (500, 1 << 32)
-
-    def test_other_formats_have_no_scans(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 5)
-        self.check(with_more_scans(1), kind="TIFF")
-
-
+@pytest.mark.parametrize(("limit", "value"), [("_MOST_SCANS", 12), ("_MOST_PIXELS", 12 * 24 * 16)])
 @pytest.mark.parametrize("given", [bytes, Path])
-def test_it_is_refused_before_it_is_decoded(tmp_path: Path, given: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_scans, "_MOST_SCANS", 12)
+def test_many_scans_are_refused_before_they_are_decoded(
+    tmp_path: Path, given: type, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    """The limits are those of libjpeg-turbo's tools and NVIDIA DALI."""
+    assert (module._MOST_SCANS, module._MOST_PIXELS) == (500, 1 << 32)
+    monkeypatch.setattr(module, limit, value)
     content = with_more_scans(3)
     (tmp_path / "a.jpg").write_bytes(content)
     with pytest.raises(InvalidInput, match="would take too long: 13 scans of 24x16"):
@@ -649,24 +481,6 @@ def avif() -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "AVIF")
     return file.getvalue()
-
-
-def test_a_format_is_named_with_a_way_out() -> None:
-    error = refuse_format("cat.jpg", avif())
-    assert error.message == "cat.jpg is not an image in a known format: it is AVIF"
-    assert error.hint == "convert it: avifdec FILE OUT.png; known are JPEG, PNG, WEBP, BMP, GIF, TIFF"
-
-
-def test_what_nobody_knows_is_not_guessed() -> None:
-    error = refuse_format("5 bytes", b"hello")
-    assert str(error) == "5 bytes is not an image in a known format (known are JPEG, PNG, WEBP, BMP, GIF, TIFF)"
-
-
-def test_a_file_that_cannot_be_read() -> None:
-    missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "a.png")
-    assert refuse_path("a.png", missing).message == "there is no file a.png"
-    assert refuse_path("a.png", UnusableFile("it is a pipe")).message == "a.png cannot be decoded: it is a pipe"
-    assert refuse_path("a.png", OSError()).message == "a.png cannot be decoded: OSError"
 
 
 @pytest.mark.parametrize("length", [60, 3000, 100_000])
@@ -706,14 +520,6 @@ def test_what_is_given_in_the_place_of_an_image(given: Any) -> None:
     assert describe(given) == type(given).__name__ or hasattr(given, "shape")
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [((3, 4, 5), "uint8"), ((3, 4, 3), "float32"), ((0, 4, 3), "uint8"), ((2, 3, 4, 3), "uint8")]
-)
-def test_an_array_that_holds_no_pixels(shape: Any, dtype: str) -> None:
-    with pytest.raises(InvalidInput, match=r"expected uint8 pixels \[height, width, 3\], got .* \(ndarray\)"):
-        check_pixels(np.zeros(shape, dtype), "ndarray")
-
-
 # Images of any mode in colors or gray of 8 bits.
 
 
@@ -745,15 +551,3 @@ def test_sixteen_bits_take_little_memory_on_their_way_to_eight(monkeypatch: pyte
     finally:
         tracemalloc.stop()
     assert peak < 8e6
-
-
-@pytest.mark.parametrize("color", ["RGB", "L"])
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I"])
-def test_there_is_one_mode_in_the_end(mode: str, color: Any) -> None:
-    image = to_color(Image.new(mode, (4, 5)), color)
-    assert (image.mode, image.size) == (color, (4, 5))
-
-
-def test_an_image_that_is_as_it_should_be_is_itself() -> None:
-    image = Image.new("RGB", (2, 2))
-    assert to_color(image, "BGR") is image

@@ -136,14 +136,6 @@ def test_what_is_no_fault_of_an_image_is_not_told_as_one(decoder: Decoder, monke
         decoder.decode([[GOOD["jpeg"]]])
 
 
-def test_eight_thousand_pixels(decoder: Decoder) -> None:
-    content = io.BytesIO()
-    Image.new("L", (8000, 40), 200).save(content, "PNG")
-    (samples,) = decoder.decode([[content.getvalue()]])
-    assert isinstance(samples, np.ndarray)
-    assert samples.shape == (1, 3, 16, 16)
-
-
 def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,13 +190,6 @@ def test_every_image_is_decoded_within_the_budget(monkeypatch: pytest.MonkeyPatc
     assert (len(first), len(second), sorted(taken)) == (2, 1, [400, 600, 960])
 
 
-def test_images_that_are_over_the_budget_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PIXELS_AT_ONCE", 100)
-    with Decoder(SPEC, threads=3) as decoder:
-        (samples,) = decoder.decode([[GOOD["jpeg"]] * 6])
-    np.testing.assert_array_equal(samples, [load_sample(GOOD["jpeg"], SPEC)] * 6)
-
-
 def test_the_time_of_every_image_is_kept_of_damaged_ones_too(decoder: Decoder) -> None:
     decoder.decode([[GOOD["jpeg"], GOOD["png"]], [b"hello"]])
     assert len(decoder.seconds) == 3
@@ -215,16 +200,6 @@ def test_the_time_of_every_image_is_kept_of_damaged_ones_too(decoder: Decoder) -
 
 
 class TestPixelBudget:
-    def test_what_fits_together_does_not_wait(self) -> None:
-        budget, together = PixelBudget(100), threading.Barrier(3, timeout=30)
-
-        def hold(pixels: int) -> int:
-            with budget.take(pixels):
-                return together.wait()
-
-        with ThreadPoolExecutor(3) as pool:
-            assert sorted(pool.map(hold, (60, 30, 10))) == [0, 1, 2]
-
     def test_what_does_not_fit_waits_and_never_do_more_lie_in_memory(self) -> None:
         budget, lock, held, most = PixelBudget(100), threading.Lock(), [0], [0]
 
@@ -256,9 +231,3 @@ class TestPixelBudget:
                 assert not waiting.done()
                 over.set()
             assert waiting.result(30)
-
-    def test_an_error_gives_the_room_back(self) -> None:
-        budget = PixelBudget(10)
-        for _ in range(3):
-            with pytest.raises(ValueError, match="damaged"), budget.take(10):
-                raise ValueError("damaged")
