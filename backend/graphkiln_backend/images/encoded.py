@@ -40,7 +40,10 @@ _Decoded: TypeAlias = "AnyArray | Exception"
 
 
 class PixelBudget:
-    """Limit the pixels that are in memory at once; an image that has more waits until it is the only one. Thread-safe."""
+    """Limit the pixels that are in memory at once. Thread-safe.
+
+    An image that has more waits until it is the only one.
+    """
 
     def __init__(self, pixels: int) -> None:
         self._pixels = self._free = pixels
