@@ -76,10 +76,6 @@ class TestBesideOthers:
         with pytest.raises(RepositoryError, match=words):
             self.check(model, 3, 1, policy=policy)
 
-    def test_an_older_one_that_comes_to_one_that_serves_is_refused(self, model: Path) -> None:
-        with pytest.raises(RepositoryError, match="version 3, which serves"):
-            self.check(model, 1, 3)
-
     def test_of_those_that_come_together_the_newest_decides(self, model: Path) -> None:
         self.check(model, 3)
         for older in (1, 2):

@@ -51,9 +51,6 @@ def check(written: pb.ModelConfig, signature: Signature = SIGNATURE) -> None:
 
 
 class TestReading:
-    def test_most_models_have_none(self) -> None:
-        assert not read_batch_tensors(config('input { name: "x" dims: [3] }'))
-
     @pytest.mark.parametrize("kind", BatchInputKind)
     def test_every_kind(self, kind: BatchInputKind) -> None:
         tensors = read_batch_tensors(config(RAGGED, COUNT.replace("BATCH_ELEMENT_COUNT", kind), SCATTER))
@@ -89,16 +86,8 @@ class TestReading:
         with pytest.raises(RepositoryError, match=message):
             read_batch_tensors(config(RAGGED, text))
 
-    def test_requests_hold_rows(self) -> None:
-        found = read_batch_tensors(config(RAGGED, COUNT, SCATTER)).of_requests(SIGNATURE)
-        assert found.inputs == (spec("x", "x.0", "x.1"),)
-        assert found.outputs == (spec("y", "y.0", "y.1"),)
-
 
 class TestChecks:
-    def test_what_fits_passes(self) -> None:
-        check(config(RAGGED, COUNT, SCATTER))
-
     @pytest.mark.parametrize(
         ("texts", "inputs", "message"),
         [
@@ -156,9 +145,6 @@ SEQUENCE_SIGNATURE = Signature(
 
 
 class TestReadingSequences:
-    def test_a_model_without_sequences_has_none(self) -> None:
-        assert read_sequence_tensors(pb.ModelConfig()) is None
-
     def test_controls_of_every_type(self) -> None:
         tensors = read_sequence_tensors(sequence_config(START + END + READY + CORRID))
         assert tensors is not None
@@ -192,20 +178,11 @@ class TestReadingSequences:
 class TestRequests:
     TENSORS = read_sequence_tensors(sequence_config(START + END + READY + CORRID + STATE)) or SequenceTensors()
 
-    def test_hold_neither_controls_nor_states(self) -> None:
-        found = self.TENSORS.of_requests(SEQUENCE_SIGNATURE)
-        assert [scalar.name for scalar in found.inputs] == ["INPUT"]
-        assert [scalar.name for scalar in found.outputs] == ["OUTPUT"]
-
     def test_a_state_is_an_output_for_those_that_name_it(self) -> None:
         assert self.TENSORS.of_requests(SEQUENCE_SIGNATURE, {"OUT"}).outputs == SEQUENCE_SIGNATURE.outputs
 
 
 class TestSequenceChecks:
-    def test_what_fits_passes(self) -> None:
-        check_sequence_tensors(sequence_config(START + END + READY + CORRID + STATE), SEQUENCE_SIGNATURE)
-        check_sequence_tensors(pb.ModelConfig(), SEQUENCE_SIGNATURE)
-
     def test_without_a_batch_the_shapes_are_whole(self) -> None:
         signature = Signature(
             inputs=(TensorSpec(name="START", dtype=DType.INT32, shape=(1,)),),
@@ -263,13 +240,6 @@ class TestTextId:
         assert tensors.controls == {"START": DType.INT32, "CORRID": DType.BYTES}
         assert tensors.id_input == "CORRID"
         refuse_text_id(written)
-
-    @pytest.mark.parametrize("written", [sequence_config(START + CORRID), pb.ModelConfig()])
-    def test_nothing_else_is(self, written: pb.ModelConfig) -> None:
-        before = str(written)
-        withhold_text_id(written)
-        refuse_text_id(written)
-        assert str(written) == before
 
     def test_is_refused_where_triton_would_provide_it(self) -> None:
         with pytest.raises(RepositoryError, match="takes no CONTROL_SEQUENCE_CORRID of TYPE_STRING"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -29,7 +28,6 @@ from graphkiln_backend.repository.config import (
     complete_dictionary,
     config_text,
     guard_batch,
-    parse_json,
     read_config,
     select_versions,
     write_config,
@@ -64,9 +62,6 @@ def dims(tensor: Any) -> list[int]:
 
 
 class TestReadAndWrite:
-    def test_a_missing_file_is_empty(self, tmp_path: Path) -> None:
-        assert read_config(tmp_path / "config.pbtxt") == pb.ModelConfig()
-
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
         config = completed("max_batch_size: 8", ROWS, "labels.txt")
         write_config(config, tmp_path / "config.pbtxt")
@@ -90,23 +85,12 @@ class TestReadAndWrite:
         (tmp_path / "config.pbtxt").write_bytes(b"\xef\xbb\xbfmax_batch_size: 4\r\n")
         assert read_config(tmp_path / "config.pbtxt").max_batch_size == 4
 
-    def test_a_folder_in_its_place(self, tmp_path: Path) -> None:
-        (tmp_path / "config.pbtxt").mkdir()
-        with pytest.raises(RepositoryError, match=r"cannot read .*config\.pbtxt: .*Is a directory"):
-            read_config(tmp_path / "config.pbtxt")
-
     @pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("folder", "loop")])
     def test_an_odd_file_in_its_place(self, tmp_path: Path, kind: str) -> None:
         make, reason = ODD[kind]
         make(tmp_path / "config.pbtxt")
         with pytest.raises(RepositoryError, match=rf"cannot read .*config\.pbtxt: {reason}"):
             read_config(tmp_path / "config.pbtxt")
-
-    def test_json_has_the_names_of_the_protobuf(self) -> None:
-        config = parse_json('{"max_batch_size": 3, "input": [{"name": "x", "data_type": "TYPE_BF16", "dims": [1]}]}')
-        assert config == text_format.Parse(
-            'max_batch_size: 3 input { name: "x" data_type: TYPE_BF16 dims: 1 }', pb.ModelConfig()
-        )
 
 
 class TestCompletion:
@@ -123,11 +107,6 @@ class TestCompletion:
         assert (config.max_batch_size, dims(config.input[0]), dims(config.output[0])) == (0, [2, 3], [2, 2])
         assert not config.HasField("dynamic_batching")
 
-    @pytest.mark.parametrize("dtype", list(DType))
-    def test_every_dtype_has_its_name(self, dtype: DType) -> None:
-        config = completed("", signature(spec("x", "batch", 3, dtype=dtype)))
-        assert pb.DataType.Name(config.input[0].data_type) == dtype.config_name
-
     def test_what_is_written_stays(self) -> None:
         text = """
             max_batch_size: 16
@@ -143,14 +122,6 @@ class TestCompletion:
         assert config.dynamic_batching.max_queue_delay_microseconds == 7
         assert config.instance_group[0].count == 3
 
-    def test_completing_twice_changes_nothing(self) -> None:
-        for graph in (IMAGES, WHOLE, SCALARS, SCALAR):
-            once = completed("", graph, "labels.txt")
-            twice = pb.ModelConfig()
-            twice.CopyFrom(once)
-            complete(twice, graph, labels_file="labels.txt")
-            assert twice == once
-
     @pytest.mark.parametrize(
         ("text", "graph", "largest"),
         [
@@ -164,9 +135,6 @@ class TestCompletion:
     )
     def test_dims_with_the_batch_mean_that_triton_forms_none(self, text: str, graph: Signature, largest: int) -> None:
         assert completed(text, graph).max_batch_size == largest
-
-    def test_a_batch_of_one_needs_no_batcher(self) -> None:
-        assert not completed("max_batch_size: 1", ROWS).HasField("dynamic_batching")
 
     @pytest.mark.parametrize("scheduling", ["sequence_batching {}", "ensemble_scheduling {}"])
     def test_another_scheduler_stays(self, scheduling: str) -> None:
@@ -267,14 +235,6 @@ class TestContradictions:
         with pytest.raises(RepositoryError, match=words):
             completed(text, graph)
 
-    def test_say_what_to_do(self) -> None:
-        with pytest.raises(RepositoryError) as caught:
-            completed('input { name: "x" dims: [4] }', ROWS)
-        assert caught.value.hint == "correct them, or leave the input out: it is completed from the graph"
-        with pytest.raises(RepositoryError) as caught:
-            completed("max_batch_size: 4", SCALAR)
-        assert caught.value.hint == "set max_batch_size: 0, or convert the model with a dynamic batch"
-
     def test_all_inputs_or_none(self) -> None:
         pair = signature(spec("a", "batch", 2), spec("b", "batch", 2))
         with pytest.raises(RepositoryError, match=r"omits inputs of the graph: b FP32\[batch,2\] \(name all inputs"):
@@ -324,10 +284,6 @@ class TestProvidedTensors:
         assert [tensor.name for tensor in config.output] == ["y"]
         assert not config.HasField("dynamic_batching")
 
-    def test_a_state_is_an_output_where_it_is_named(self) -> None:
-        config = completed(self.SEQUENCE + 'output { name: "out" } output { name: "y" }', self.STATEFUL)
-        assert [dims(tensor) for tensor in config.output] == [[1], [3]]
-
     def test_of_ragged_batches(self) -> None:
         config = completed(self.RAGGED, self.FLAT)
         assert [(tensor.name, dims(tensor)) for tensor in config.input] == [("x", [-1])]
@@ -356,11 +312,6 @@ class TestDictionary:
         assert config["dynamic_batching"] == {}
         assert config["version_policy"] is None
 
-    def test_equals_the_completion_of_the_protobuf(self) -> None:
-        config: dict[str, Any] = {"name": "m", "input": [{"name": "x", "dims": [3, 8, 8]}]}
-        complete_dictionary(config, IMAGES, labels_file=None)
-        assert parse_json(json.dumps(config)) == completed('input { name: "x" dims: [3, 8, 8] }', IMAGES)
-
     def test_a_contradiction_leaves_it_as_it_was(self) -> None:
         config: dict[str, Any] = {"name": "m", "input": [{"name": "x", "dims": [9]}]}
         with pytest.raises(RepositoryError, match=r"expected \[3\], got \[9\]"):
@@ -379,12 +330,6 @@ class TestText:
             contract=Contract(preprocess=manifest.preprocess),
         )
         assert (digits / "config.pbtxt").read_text() == text
-
-    def test_nothing_is_left_for_triton_to_complete(self) -> None:
-        text = config_text("m", ROWS, max_batch_size=8, labels_file=None)
-        config = text_format.Parse(text, pb.ModelConfig())
-        assert (config.name, config.backend, config.max_batch_size) == ("m", "graphkiln", 8)
-        assert completed(text, ROWS) == config
 
     def test_publishes_preprocessing_ranking_and_task(self) -> None:
         preprocess = Preprocess(resize=(8, 8), crop=None)
@@ -414,12 +359,6 @@ class TestText:
             assert sample.inputs["x"].zero_data
             assert list(sample.inputs["x"].dims) == list(text_format.Parse(text, pb.ModelConfig()).input[0].dims)
 
-    def test_triton_makes_up_no_text(self) -> None:
-        """An empty text is none that every graph takes: a label that a classifier knows, a number in a parser."""
-        text = signature(spec("x", "batch", 3, dtype=DType.BYTES))
-        config = text_format.Parse(config_text("m", text, max_batch_size=8, labels_file=None), pb.ModelConfig())
-        assert not config.model_warmup
-
     def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
         with pytest.raises(RepositoryError, match="no batch dimension"):
             config_text("m", SCALAR, max_batch_size=8, labels_file=None)
@@ -443,10 +382,6 @@ class TestText:
 def test_of_three_versions(tmp_path: Path, policy: str, selected: list[int]) -> None:
     (tmp_path / "config.pbtxt").write_text(policy)
     assert select_versions(read_config(tmp_path / "config.pbtxt"), [10, 1, 9]) == selected
-
-
-def test_of_none(tmp_path: Path) -> None:
-    assert select_versions(read_config(tmp_path / "missing"), []) == []
 
 
 # The dimension that keeps a request of 2^32 rows from breaking a batch of others.
@@ -478,10 +413,6 @@ def test_every_input_of_a_batch_is_handed_over_as_one_row(tensor: str, expected:
     assert set(config.input_ranks) == {"x"}
 
 
-def test_all_inputs_are_guarded() -> None:
-    assert guarded('max_batch_size: 8 input { name: "x" dims: [2] } input { name: "z" dims: [3] }') == [[1, 2], [1, 3]]
-
-
 def test_without_a_batch_nothing_is_changed() -> None:
     assert guarded('input { name: "x" dims: [3] }') == [None]
 
@@ -511,10 +442,6 @@ tritonclient.grpc.service_pb2.ModelConfigResponse(config=pb.ModelConfig(name="m"
 
 def test_without_grpc_and_the_same_as_with_it() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
-
-
-def test_the_module_that_is_there_is_taken() -> None:
-    assert protobuf._load() is sys.modules["tritonclient.grpc.model_config_pb2"]
 
 
 def test_without_tritonclient_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

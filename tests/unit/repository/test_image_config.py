@@ -9,8 +9,7 @@ from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import ModelConfigProto
-from graphkiln_backend.repository.image_config import image_config, is_stacked, parts_of, publish_image_model
-from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.image_config import image_config, is_stacked, parts_of
 
 TENSORS = """
     name: "cats" backend: "graphkiln" max_batch_size: 8 version_policy { all { } }
@@ -68,12 +67,6 @@ def test_a_model_that_takes_no_images_is_refused(text: str, spec: bool, reason: 
         image_config(config(text, spec=spec), instances=1)
 
 
-def test_the_other_model_names_it() -> None:
-    tensors = config()
-    publish_image_model(tensors)
-    assert tensors.parameters["image_model"].string_value == "cats.images"
-
-
 @pytest.mark.parametrize(
     ("groups", "has_gpu", "parts"),
     [
@@ -86,9 +79,3 @@ def test_the_other_model_names_it() -> None:
 )
 def test_images_that_wait_together_go_to_all_instances_on_cores(groups: str, has_gpu: bool, parts: int) -> None:
     assert parts_of(image_config(config(TENSORS + groups), instances=1, has_gpu=has_gpu)) == parts
-
-
-def test_samples_count_as_shared_memory() -> None:
-    """Of a model's tensors that pass through its region; texts count as nothing."""
-    made = ModelConfig.from_protobuf(image_config(config(), instances=1), has_gpu=False)
-    assert made.batch_bytes == 8 * (3 * 8 * 8 * 4 + 5 * 4)

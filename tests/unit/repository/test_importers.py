@@ -11,7 +11,6 @@ import pytest
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.importers import GROUP, find_foreign_graph, load_importers
 from graphkiln_backend.repository.version import find_graph, has_own_graph
-from graphkiln_converters.importers.oneflow import OneFlowImporter
 
 
 class FirstImporter:
@@ -50,10 +49,6 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestLoading:
-    def test_that_of_oneflow_is_installed(self) -> None:
-        assert "oneflow" in [importer.kind for importer in load_importers()]
-        assert any(isinstance(importer, OneFlowImporter) for importer in load_importers())
-
     @pytest.mark.usefixtures("both")
     def test_come_by_the_name_of_their_entry_point(self) -> None:
         assert [importer.kind for importer in load_importers()] == ["second", "first"]
@@ -65,11 +60,6 @@ class TestLoading:
         assert [importer.kind for importer in load_importers()] == ["first"]
         assert logged == ["the importer 'absent' cannot be loaded: No module named 'nowhere_at_all'"]
 
-    def test_none_at_all(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        install(monkeypatch)
-        assert load_importers() == []
-        assert find_foreign_graph(tmp_path) is None
-
 
 @pytest.mark.usefixtures("both")
 class TestFinding:
@@ -79,16 +69,6 @@ class TestFinding:
         found = find_foreign_graph(tmp_path)
         assert found
         assert (found.saved, found.importer.kind) == (tmp_path / kind, kind)
-
-    def test_nothing_in_an_empty_folder(self, tmp_path: Path) -> None:
-        assert find_foreign_graph(tmp_path) is None
-
-    def test_the_first_of_two(self, tmp_path: Path) -> None:
-        for kind in ("first", "second"):
-            (tmp_path / kind).mkdir()
-        found = find_foreign_graph(tmp_path)
-        assert found
-        assert found.importer.kind == "second"
 
 
 @pytest.mark.usefixtures("both")

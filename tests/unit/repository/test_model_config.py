@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -70,35 +69,6 @@ class TestReading:
             decoupled=True,
         )
 
-    def test_a_missing_file_is_an_empty_configuration(self, path: Path) -> None:
-        assert ModelConfig.read(path, has_gpu=False) == ModelConfig()
-
-    @pytest.mark.parametrize(
-        ("text", "words"),
-        [("max_batch_size: many", "1:17"), ("max_batch: 4", 'no field named "max_batch"'), ("{", "is not a model")],
-    )
-    def test_a_mistake_is_named_with_its_place(self, path: Path, text: str, words: str) -> None:
-        path.write_text(text)
-        with pytest.raises(RepositoryError) as caught:
-            ModelConfig.read(path, has_gpu=False)
-        assert words in str(caught.value)
-        assert str(path) in str(caught.value)
-
-    def test_parameters_come_in_alphabetical_order_however_they_are_written(self, path: Path) -> None:
-        keys = ["threads", "engine", "xrt", "precision", "conv_search"]
-        lines = [f'parameters {{ key: "{key}" value {{ string_value: "1" }} }}' for key in keys]
-        path.write_text("\n".join(lines))
-        assert list(ModelConfig.read(path, has_gpu=False).parameters) == sorted(keys)
-
-    def test_a_parameter_without_a_value_is_empty(self, path: Path) -> None:
-        path.write_text('parameters { key: "engine" }')
-        assert ModelConfig.read(path, has_gpu=False).parameters == {"engine": ""}
-
-    def test_is_a_value(self) -> None:
-        config = ModelConfig(name="m")
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            config.name = "n"  # type: ignore[misc]
-
 
 class TestJson:
     """What `initialize` gets: every field that Triton knows, also those that are empty."""
@@ -141,11 +111,6 @@ class TestJson:
     def test_fields_of_a_newer_triton_are_passed_over(self) -> None:
         assert from_json(name="m", model_telepathy={"enable": True}, instance_group=[{"kind": "KIND_CPU", "aura": 3}])
 
-    def test_numbers_may_be_written_as_text(self) -> None:
-        """Protobuf writes 64-bit numbers so."""
-        config = from_json(max_batch_size="4", input=[{"name": "x", "data_type": "TYPE_FP32", "dims": ["7"]}])
-        assert (config.max_batch_size, config.row_bytes) == (4, 28)
-
     @pytest.mark.parametrize("text", ["", "{", "3", '{"max_batch_size": "many"}', '{"instance_group": {"count": 1}}'])
     def test_what_is_no_configuration(self, text: str) -> None:
         with pytest.raises(RepositoryError, match="the JSON is not a model configuration"):
@@ -174,10 +139,6 @@ class TestInstances:
         assert from_json(backend=backend).instance_groups == (InstanceGroup(count=on_cpu, device=CPU),)
         on_gpu = InstanceGroup(count=1, device=Device.gpu(0))
         assert from_json(backend=backend, has_gpu=True).instance_groups == (on_gpu,)
-
-    def test_all_groups_count(self) -> None:
-        groups = [{"kind": "KIND_CPU", "count": 2}, {"kind": "KIND_GPU", "count": 1}, {"kind": "KIND_CPU"}]
-        assert from_json(backend="onnxruntime", instance_group=groups).instances == 2 + 1 + 2
 
     @pytest.mark.parametrize(
         ("group", "processes"),
@@ -212,11 +173,6 @@ class TestDevice:
     def test_where_the_first_instance_runs(self, group: dict[str, Any], has_gpu: bool, expected: Device) -> None:
         assert from_json(instance_group=[group], has_gpu=has_gpu).device == expected
 
-    def test_the_first_group_decides(self) -> None:
-        groups = [{"kind": "KIND_GPU", "gpus": [3]}, {"kind": "KIND_CPU"}]
-        assert from_json(instance_group=groups).device == Device.gpu(3)
-        assert from_json(instance_group=groups[::-1]).device == CPU
-
     @pytest.mark.parametrize("groups", [["KIND_MODEL"], ["KIND_CPU", "KIND_MODEL"]])
     def test_the_model_has_no_say(self, groups: list[str]) -> None:
         config = from_json(instance_group=[{"kind": kind} for kind in groups])
@@ -236,15 +192,6 @@ class TestBatchSizes:
     @pytest.mark.parametrize(("largest", "expected"), [(0, (1,)), (1, (1,)), (8, (1, 8))])
     def test_without_it_a_batch_is_a_request(self, largest: int, expected: tuple[int, ...]) -> None:
         assert ModelConfig(max_batch_size=largest).warmup_batch_sizes == expected
-
-    def test_an_empty_block_is_a_dynamic_batcher(self, path: Path) -> None:
-        path.write_text("max_batch_size: 4 dynamic_batching {}")
-        assert ModelConfig.read(path, has_gpu=False).warmup_batch_sizes == (1, 2, 4)
-        path.write_text("max_batch_size: 4 sequence_batching {}")
-        assert ModelConfig.read(path, has_gpu=False).warmup_batch_sizes == (1, 4)
-
-    def test_a_preferred_size_of_no_batch_is_left_out(self) -> None:
-        assert ModelConfig(max_batch_size=4, preferred_batch_sizes=(0, -2, 3)).warmup_batch_sizes == (1, 2, 3, 4)
 
     @given(largest=st.integers(0, 5000), preferred=st.lists(st.integers(-5, 6000), max_size=5))
     def test_any_batch_that_triton_forms_has_one_of_at_most_double_its_size(
@@ -282,7 +229,3 @@ class TestBytes:
     def test_of_all_inputs_and_outputs(self) -> None:
         inputs, outputs = [self.tensor("FP32", 3), self.tensor("INT8", 5)], [self.tensor("FP16", 2)]
         assert from_json(input=inputs, output=outputs).row_bytes == 12 + 5 + 4
-
-    @pytest.mark.parametrize(("largest", "expected"), [(0, 12), (1, 12), (8, 96)])
-    def test_of_a_batch(self, largest: int, expected: int) -> None:
-        assert ModelConfig(max_batch_size=largest, row_bytes=12).batch_bytes == expected

@@ -42,22 +42,9 @@ def build(store: Path, mirror: Path) -> Path:
 
 
 class TestMirror:
-    def test_holds_the_configuration(self, store: Path, tmp_path: Path) -> None:
-        mirror = build(store, tmp_path / "overlay")
-        bare = read_config(mirror / "bare" / "config.pbtxt")
-        assert (bare.name, bare.backend, bare.max_batch_size, bare.output[0].name) == ("bare", "onnxruntime", 4, "y")
-        written = read_config(mirror / "written" / "config.pbtxt")
-        assert (written.backend, written.max_batch_size) == ("graphkiln", 16)
-        assert written.output[0].label_filename == "labels.txt"
-
     def test_or_the_users_own(self, store: Path, tmp_path: Path) -> None:
         write_mirror(store / "written", tmp_path / "mirror", {1}, None)
         assert (tmp_path / "mirror" / "config.pbtxt").readlink() == store / "written" / "config.pbtxt"
-
-    def test_links_everything_else(self, store: Path, tmp_path: Path) -> None:
-        mirror = build(store, tmp_path / "overlay")
-        assert (mirror / "bare" / "1").readlink() == store / "bare" / "1"
-        assert not (mirror / "written" / "config.pbtxt").is_symlink()
 
     @pytest.mark.parametrize("place", ["labels.txt", "names/labels.txt", "1/labels.txt"])
     @pytest.mark.parametrize("completed", [True, False])
@@ -116,11 +103,6 @@ class TestMirror:
         monkeypatch.chdir("/")
         assert (mirror / "bare" / "1" / "model.onnx").is_file()
 
-    def test_a_file_in_the_way(self, store: Path, tmp_path: Path) -> None:
-        (tmp_path / "overlay").write_text("")
-        with pytest.raises(OSError, match="Not a directory"):
-            build(store, tmp_path / "overlay")
-
 
 class TestCompleteConfig:
     @pytest.mark.parametrize(
@@ -140,10 +122,6 @@ class TestCompleteConfig:
             complete_config(store / "bare", ALL, as_is)
         assert words in str(caught.value)
         assert isinstance(caught.value, (RepositoryError, ManifestError))
-
-    def test_one_version_may_speak_for_the_model(self, store: Path) -> None:
-        zoo.add(store, "bare", zoo.scale(("batch", 5)), version=2)
-        assert list(complete_config(store / "bare", ALL, as_is, version=1).input[0].dims) == [3]
 
     @pytest.mark.parametrize(
         ("text", "backends", "expected"),
@@ -204,21 +182,6 @@ class TestCompleteConfig:
         with pytest.raises(RepositoryError, match="is of backend"):
             complete_config(store / "bare", ALL, refuse)
 
-    def test_another_file_name(self, store: Path) -> None:
-        (store / "bare" / "config.pbtxt").write_text('default_model_filename: "net.onnx"')
-        with pytest.raises(RepositoryError, match=r"there is no net\.onnx"):
-            complete_config(store / "bare", ALL, as_is)
-        (store / "bare" / "1" / "model.onnx").rename(store / "bare" / "1" / "net.onnx")
-        assert complete_config(store / "bare", ALL, as_is).input[0].name == "x"
-
-    def test_a_manifest_is_read_instead_of_the_graph(self, digits: Path, tmp_path: Path) -> None:
-        model = shutil.copytree(digits, tmp_path / "digits")
-        (model / "config.pbtxt").unlink()
-        (model / "1" / "model.onnx").unlink()
-        config = complete_config(model, ALL, as_is)
-        assert (config.input[0].name, list(config.input[0].dims)) == ("INPUT_0", [1, 32, 32])
-        assert config.output[0].label_filename == "1/labels.txt"
-
 
 class TestFootprints:
     def test_one_for_each_instance(self, store: Path, tmp_path: Path) -> None:
@@ -228,16 +191,9 @@ class TestFootprints:
         row = 2 * 3 * 4  # x and y, three floats each
         assert batch_footprints(mirrors) == [2 * row] * 3 + [16 * row]
 
-    def test_of_all_stores(self, store: Path, tmp_path: Path) -> None:
-        mirrors = [build(store, tmp_path / "overlay"), build(store, tmp_path / "second")]
-        assert len(batch_footprints(mirrors)) == 2 * len(batch_footprints(mirrors[:1]))
-
     def test_default_instances_are_those_of_a_cpu(self, store: Path, tmp_path: Path) -> None:
         for text in ("", "instance_group { kind: KIND_AUTO }"):
             (store / "bare" / "config.pbtxt").write_text(text)
             mirror = build(store, tmp_path / f"overlay {len(text)}")
             config = ModelConfig.read(mirror / "bare" / "config.pbtxt", has_gpu=False)
             assert batch_footprints([mirror]).count(config.batch_bytes) == config.instances == 2
-
-    def test_of_nothing(self, tmp_path: Path) -> None:
-        assert batch_footprints([]) == batch_footprints([tmp_path]) == []

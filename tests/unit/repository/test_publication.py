@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.decoding import encode_json
-from graphkiln_backend.graph.errors import ManifestError, RepositoryError
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding, Ranking
@@ -130,14 +130,6 @@ class TestPublish:
         assert message.parameters["preprocess"].string_value == RGB.to_json()
         assert message.output[0].label_filename == "1/labels.txt"
 
-    def test_versions_that_agree(self, model: Path, add: Any, logged: list[str]) -> None:
-        add(1), add(2)
-        message = published(model, "version_policy { all {} }")
-        assert message.parameters["preprocess"].string_value == RGB.to_json()
-        assert message.output[0].label_filename == "2/labels.txt"
-        assert len(contracts_of(message).contracts) == 1
-        assert logged == []
-
     def test_a_version_without_labels_gets_none_of_another(self, model: Path, add: Any) -> None:
         add(1), add(2, (), None)
         message = published(model, statement("preprocess", RGB) + ' output { name: "z" label_filename: "z.txt" }')
@@ -161,15 +153,6 @@ class TestPublish:
         with pytest.raises(RepositoryError, match="a task that version 1 does not have"):
             check(message, model, 1)
 
-    def test_a_task_that_its_graph_does_not_compute(self, add: Any) -> None:
-        with pytest.raises(ManifestError, match=r"'task\.vectors' names the output 'v'"):
-            add(1, task=Embedding(vectors="v"))
-
-    def test_a_ranking(self, model: Path, add: Any) -> None:
-        ranking = Ranking(scores="OUTPUT_0", indices="i", labels=DIGITS)
-        add(1, (), RGB, ranking=ranking)
-        assert published(model).parameters["ranking"].string_value == ranking.to_json()
-
     def test_a_configuration_that_says_something_else_is_overruled_and_told(
         self, model: Path, add: Any, logged: list[str]
     ) -> None:
@@ -183,10 +166,6 @@ class TestPublish:
         text = statement("preprocess", BGR) + ' output { name: "z" label_filename: "z.txt" }'
         assert published(model, text) == config(text)
 
-    def test_contracts_that_somebody_wrote_are_not_published(self, model: Path, bare: Any) -> None:
-        bare(1)
-        assert published(model, statement("contracts", Contracts())) == config()
-
     def test_a_damaged_version_takes_no_other_with_it(self, model: Path, add: Any, logged: list[str]) -> None:
         one = add(1)
         add(2)
@@ -195,13 +174,6 @@ class TestPublish:
         (model / "3" / "manifest.json").write_text("{")
         assert contracts_of(published(model)).versions == {"1": one.digest}
         assert len(logged) == 2
-
-    def test_other_entries_are_no_versions(self, model: Path, add: Any) -> None:
-        add(1), add(3, ZIFFERN)
-        (model / "3").rename(model / "07")
-        (model / "drafts").mkdir()
-        (model / "2").write_text("a file")
-        assert list(contracts_of(published(model)).versions) == ["1"]
 
 
 class TestCheckPublished:
@@ -234,11 +206,6 @@ class TestCheckPublished:
             check(published(model), model, 2)
         assert "graphkiln convert" in caught.value.hint
 
-    def test_a_bare_graph_beside_versions_that_say_nothing(self, model: Path, add: Any, bare: Any) -> None:
-        add(1, (), None), bare(2)
-        check(published(model), model, 1)
-        check(published(model), model, 2)
-
 
 class TestWithoutPublication:
     """A server whose configuration nobody completed: what config.pbtxt says, it says of every version."""
@@ -255,23 +222,6 @@ class TestWithoutPublication:
         assert "--model-control-mode=none" in caught.value.hint
         assert "another --name" in caught.value.hint
 
-    def test_of_another_version_for_one_that_says_nothing(self, model: Path, add: Any) -> None:
-        add(1), add(2, (), None)
-        with pytest.raises(RepositoryError, match="gives a preprocess"):
-            check(config(statement("preprocess", RGB)), model, 2)
-
-    def test_a_ranking_of_another(self, model: Path, add: Any) -> None:
-        add(1, (), RGB, ranking=Ranking(scores="OUTPUT_0", indices="i"))
-        with pytest.raises(RepositoryError, match="gives a ranking"):
-            check(config(statement("ranking", Ranking(scores="OUTPUT_0", indices="j"))), model, 1)
-
-    def test_versions_that_say_nothing(self, model: Path, add: Any, bare: Any) -> None:
-        add(1, (), None), bare(2)
-        message = config(statement("preprocess", RGB))
-        message.output[0].label_filename = "nowhere.txt"  # Triton's own concern
-        check(message, model, 1)
-        check(message, model, 2)
-
     def test_a_spelling_of_an_earlier_release(self, model: Path, add: Any) -> None:
         add(1)
         text = '{"resize": 8, "color": "RGB"}'
@@ -279,11 +229,6 @@ class TestWithoutPublication:
 
 
 class TestLabelsFile:
-    def test_is_the_versions_own(self, model: Path, add: Any) -> None:
-        add(1)
-        (model / "labels.txt").write_text("of the model\n")
-        assert labels_file_of(model / "1") == "1/labels.txt"
-
     def test_or_that_of_the_model(self, model: Path, add: Any, bare: Any) -> None:
         add(1, ()), bare(2)
         assert (labels_file_of(model / "1"), labels_file_of(model / "2")) == (None, None)
@@ -321,7 +266,3 @@ def test_a_bare_graph_has_what_its_configuration_says(tmp_path: Path) -> None:
 def test_a_version_knows_better(tmp_path: Path) -> None:
     own = Contract(preprocess=OTHER, labels=("own",), output="z")
     assert complete_contract(version(tmp_path, own), written_config(tmp_path, preprocess=SPEC), tmp_path) == own
-
-
-def test_nobody_says_anything(tmp_path: Path) -> None:
-    assert complete_contract(version(tmp_path), ModelConfigProto(), tmp_path) == Contract()

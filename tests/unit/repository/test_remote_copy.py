@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.repository import remote_copy as module
-from graphkiln_backend.repository.remote_copy import KeptFiles, RemoteCopy, note
+from graphkiln_backend.repository.remote_copy import RemoteCopy
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
@@ -58,12 +56,6 @@ def follow(copy: RemoteCopy, *, settled: bool = False) -> list[str]:
     return sorted(str(path.relative_to(copy.store)) for path in copy.store.rglob("*") if path.is_file())
 
 
-def test_at_the_start_everything_is_there(files: FakeFiles, copy: RemoteCopy) -> None:
-    files.contents = {"a/1/model.onnx": b"x", "a/config.pbtxt": b"c", "README.md": b"r"}
-    assert follow(copy, settled=True) == ["a/1/model.onnx", "a/config.pbtxt"]
-    assert copy.size_bytes() == 2
-
-
 def test_a_new_version_appears_when_two_listings_agree(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x"}
     follow(copy, settled=True)
@@ -100,18 +92,6 @@ def test_only_what_changed_is_fetched(files: FakeFiles, copy: RemoteCopy) -> Non
     assert (copy.store / "a/1/weights").read_bytes() == b"large"
 
 
-def test_the_next_process_fetches_only_what_changed(files: FakeFiles, copy: RemoteCopy, tmp_path: Path) -> None:
-    files.contents = {"a/1/model.onnx": b"x", "b/1/model.onnx": b"y"}
-    follow(copy, settled=True)
-    (copy.store / "b/1/model.onnx").unlink()  # somebody tidied up
-    files.fetched.clear()
-    (tmp_path / "copy" / "staging" / "left").mkdir()
-    again = RemoteCopy(files, tmp_path / "copy")
-    assert not list((tmp_path / "copy" / "staging").iterdir())
-    follow(again, settled=True)
-    assert files.fetched == ["b/1/model.onnx"]
-
-
 @pytest.mark.parametrize("gone", ["a/2/", "a/config", "a/"])
 def test_what_is_removed_there_disappears(files: FakeFiles, copy: RemoteCopy, gone: str) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/2/model.onnx": b"y", "a/config.pbtxt": b"c", "b/1/model.onnx": b"b"}
@@ -140,17 +120,6 @@ def test_a_version_without_what_its_manifest_names_waits(files: FakeFiles, copy:
     files.contents = whole
     follow(copy)
     assert follow(copy) == sorted(whole)
-
-
-def test_a_version_without_its_weights_waits(files: FakeFiles, copy: RemoteCopy, tmp_path: Path) -> None:
-    manifest = replace(Manifest.read(DIGITS / "manifest.json"), weights={"model.onnx.data": "0" * 64})
-    manifest.write(tmp_path / "manifest.json")
-    files.contents = {f"digits/1/{path.name}": path.read_bytes() for path in DIGITS.iterdir()}
-    files.contents["digits/1/manifest.json"] = (tmp_path / "manifest.json").read_bytes()
-    assert follow(copy, settled=True) == []
-    files.contents["digits/1/model.onnx.data"] = b"w"
-    follow(copy)
-    assert follow(copy) == sorted(files.contents)
 
 
 def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_pile_up(
@@ -242,47 +211,3 @@ def test_a_copy_that_is_stopped_says_how_far_it_came_and_the_next_goes_on_from_t
 # What came before a process ended is found by the next one: whole files alone, as they were listed.
 
 WHOLE, HALF = RemoteFile("etag", 5), RemoteFile("other", 9)
-
-
-@pytest.fixture
-def left(tmp_path: Path) -> Path:
-    """What a dead process left: a file that it noted, one that came in part, one that is gone, and a line cut off."""
-    folder = tmp_path / "staging" / "left"
-    (folder / "m" / "1").mkdir(parents=True)
-    (folder / "m" / "1" / "model.onnx").write_bytes(b"whole")
-    (folder / "m" / "1" / "weights").write_bytes(b"hal")
-    note("m/1/model.onnx", WHOLE, folder)
-    note("m/1/gone", WHOLE, folder)
-    with (folder / ".whole").open("a") as notes:
-        notes.write('["m/1/wei')
-    return folder
-
-
-def test_only_what_is_whole_is_found_and_the_rest_goes(left: Path) -> None:
-    (left.parent / "without notes").mkdir()
-    found = KeptFiles.find(left.parent)
-    assert found.places == {("m/1/model.onnx", WHOLE): left / "m/1/model.onnx"}
-    assert sorted(path.name for path in left.parent.rglob("*") if path.is_file()) == [".whole", "model.onnx"]
-    assert list(left.parent.iterdir()) == [left]
-
-
-def test_a_file_of_another_length_did_not_come(left: Path) -> None:
-    note("m/1/weights", HALF, left)
-    assert ("m/1/weights", HALF) not in KeptFiles.find(left.parent).places
-
-
-def test_what_is_linked_outlives_its_folder_and_is_noted_again(left: Path, tmp_path: Path) -> None:
-    found, new = KeptFiles.find(left.parent), tmp_path / "new" / "folder"
-    new.mkdir(parents=True)
-    assert not found.link("m/1/model.onnx", RemoteFile("changed since", 5), new)
-    assert found.link("m/1/model.onnx", WHOLE, new)
-    found.forget()
-    assert not left.exists()
-    assert (new / "m/1/model.onnx").read_bytes() == b"whole"
-    assert KeptFiles.find(new.parent).places.keys() == {("m/1/model.onnx", WHOLE)}
-
-
-def test_nothing_is_found_where_nothing_is(tmp_path: Path) -> None:
-    found = KeptFiles.find(tmp_path)
-    assert not found.link("m", WHOLE, tmp_path)
-    found.forget()

@@ -40,15 +40,6 @@ def test_the_newest_version(store: str, tmp_path: Path) -> None:
     assert fetch(f"{store}/digits", tmp_path) == ("digits", ["digits/10/model.onnx", "digits/config.pbtxt"])
 
 
-def test_what_triton_does_not_count_is_no_version(store: str, bucket: Any, tmp_path: Path) -> None:
-    bucket.put_object(Key="store/digits/011/model.onnx", Body=b"")
-    assert fetch(f"{store}/digits", tmp_path)[1][-2:] == ["digits/10/model.onnx", "digits/config.pbtxt"]
-
-
-def test_the_version_that_is_named(store: str, tmp_path: Path) -> None:
-    assert fetch(f"{store}/digits/2", tmp_path) == ("digits/2", ["digits/2/model.onnx", "digits/config.pbtxt"])
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -81,11 +72,6 @@ def test_a_path_is_a_model_a_version_its_graph_or_any_graph(
     files = [path for path in (tmp_path / "c").rglob("*") if path.is_file()]
     assert sorted(str(path.relative_to(tmp_path / "c")) for path in files) == ["deep/w", "m.data", "m.onnx"]
     assert not (tmp_path / "x").exists()
-
-
-def test_a_file_that_is_not_there(store: str, tmp_path: Path) -> None:
-    with pytest.raises(RemoteStoreError, match=r"store/nosuch\.onnx: there is no such bucket, folder or file"):
-        fetch_any(f"{store}/nosuch.onnx", tmp_path)
 
 
 # Pulling models into a store: versions appear whole, what is there stays, and something else is refused.
@@ -152,12 +138,6 @@ def test_all_models_and_nothing_beside_them(registry: FakeRegistry, pull: Pull, 
     assert pull() == Pulled(models=("m", "n"), files=3, size_bytes=9)
     del registry.contents["README.md"]
     assert there(tmp_path / "store") == registry.contents
-
-
-@pytest.mark.usefixtures("registry")
-def test_one_model(pull: Pull, tmp_path: Path) -> None:
-    assert pull(f"{ADDRESS}/m").models == ("m",)
-    assert there(tmp_path / "store").keys() == {"m/config.pbtxt", "m/1/model.onnx"}
 
 
 def test_what_is_there_does_not_travel_again(registry: FakeRegistry, pull: Pull) -> None:
@@ -264,11 +244,6 @@ def test_the_same_files_are_the_same_artifact(registry_of_oci_push: OciServer, s
 def test_another_address_is_refused(store_of_oci_push: Path, text: str) -> None:
     with pytest.raises(RepositoryError, match="is no artifact's tag"):
         push_store(store_of_oci_push, address(text))
-
-
-def test_a_store_without_models_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError, match="holds no model"):
-        push_store(tmp_path, address("oci://h/r:1"))
 
 
 def test_a_model_with_a_fault_is_refused_before_anything_is_sent(store_of_oci_push: Path) -> None:

@@ -131,10 +131,3 @@ def test_a_private_key_that_others_can_use_is_named(
     (tmp_path / "release").chmod(mode)
     SigningKey.read(tmp_path / "release", passphrase)
     assert ("release can be read by others" in caplog.text) is told
-
-
-def test_a_key_that_is_taken_out_is_trusted_no_more(tmp_path: Path) -> None:
-    anna, ben = (generate_key_pair(tmp_path / name) for name in ("anna", "ben"))
-    assert TrustedKeys.read(tmp_path).names.keys() == {anna, ben}
-    public_file(tmp_path / "anna").unlink()
-    assert TrustedKeys.read(tmp_path).names.keys() == {ben}

@@ -29,8 +29,6 @@ def test_models_and_versions_by_name_and_number(store: Path) -> None:
     assert (found["m"].name, list(found["m"].versions), found["m"].problem) == ("m", [1, 2], "")
 
 
-def test_the_same_files_have_the_same_stamp(store: Path) -> None:
-    assert scan_stores([store]) == scan_stores([store])
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,6 @@ def test_a_sequence_alone_is_left_where_it_is() -> None:
     assert [node.op_type for node in proto.graph.node] == ["SequenceConstruct"]
 
 
-def test_a_graph_of_tensors_stays_as_it_is() -> None:
-    proto = zoo.good_and_fragile()
-    before = proto.SerializeToString()
-    assert with_tensor_outputs(proto) == ()
-    assert proto.SerializeToString() == before
-
-
 def test_what_a_branch_reads_is_kept() -> None:
     shape = ("batch", 3)
     branch = helper.make_graph([helper.make_node("Add", ["used", "used"], ["r"])], "b", [], [zoo.value("r", shape)])

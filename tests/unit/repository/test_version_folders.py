@@ -11,7 +11,6 @@ from graphkiln_backend.repository.version_folders import (
     is_passed_over,
     is_version,
     reason_to_pass_over,
-    version_folders,
     version_number,
     visible,
 )
@@ -29,22 +28,10 @@ def test_what_triton_ignores_is_none(name: str) -> None:
     assert version_number(name) is None
 
 
-def test_folders_by_number(tmp_path: Path) -> None:
-    for name in ("10", "9", "011", "drafts"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "12").touch()
-    assert list(version_folders(tmp_path.iterdir()).items()) == [(9, tmp_path / "9"), (10, tmp_path / "10")]
-
-
 @pytest.mark.parametrize("name", ["1.old", "+1", " 1", "-1", "2_backup", "01", "9223372036854775808"])
 def test_what_triton_takes_for_a_version_and_does_not_find(name: str) -> None:
     assert confuses_triton(name)
     assert not is_version(name)
-
-
-@pytest.mark.parametrize("name", ["1", "0", "v1", "drafts", "\u0663", ".1"])
-def test_what_confuses_nobody(name: str) -> None:
-    assert not confuses_triton(name)
 
 
 # What lies in a model store and is no model, and what is a broken one.
@@ -66,12 +53,6 @@ def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
     make(tmp_path / "m", f"{name}/", "1/")
     assert is_passed_over(name)
     assert visible(tmp_path / "m") == [tmp_path / "m" / "1"]
-
-
-@pytest.mark.parametrize("files", [(), (".git/HEAD",), ("__pycache__/model.cpython-311.pyc",)])
-def test_an_empty_folder_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
-    reason = reason_to_pass_over(make(tmp_path / "new", *files))
-    assert reason == "it is empty; a model has a version folder, new/1"
 
 
 @pytest.mark.parametrize(

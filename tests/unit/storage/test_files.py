@@ -7,7 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +34,6 @@ def test_an_etag_changes_with_the_content(s3_server: str, bucket: Any) -> None:
     assert first["digits/1/model.onnx"].size == 3
     bucket.put_object(Key="store/digits/1/model.onnx", Body=b"two")
     assert files.list()["digits/1/model.onnx"].stamp != first["digits/1/model.onnx"].stamp
-
-
-def test_a_file_is_fetched(s3_server: str, bucket: Any, tmp_path: Path) -> None:
-    bucket.put_object(Key="store/digits/1/model.onnx", Body=b"content")
-    files = RemoteFiles(address(f"s3://http://{s3_server}/models/store"))
-    files.list()
-    files.fetch("digits/1/model.onnx", tmp_path / "model.onnx")
-    assert (tmp_path / "model.onnx").read_bytes() == b"content"
 
 
 def test_names_that_are_no_paths_are_left_out(s3_server: str, bucket: Any) -> None:
@@ -132,17 +123,6 @@ def test_the_other_services_by_a_file_system_in_memory(
     memory.rm("/owner", recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("text", "protocol"), [("gs://b/x", "gcs"), ("as://a/c/x", "abfs"), ("hf://o/r/x", "hf"), ("s3://b/x", "s3")]
-)
-def test_each_kind_has_its_client(text: str, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(fsspec, "filesystem", lambda name, **options: asked.append((name, options)))
-    module.open_file_system(address(text))
-    assert asked[0][0] == protocol
-    assert asked[0][1].get("account_name") == ("a" if protocol == "abfs" else None)
-
-
 def test_what_nothing_can_be_called_is_no_trouble_that_passes() -> None:
     from botocore.exceptions import ParamValidationError
 
@@ -204,11 +184,6 @@ def test_google_is_given_the_path_of_its_own_file(tmp_path: Path) -> None:
     (tmp_path / "account.json").write_text("{}")
     path = str(tmp_path / "account.json")
     assert options("gs://bucket/a", tmp_path, {"gs": {"": path}}) == {"token": path}
-
-
-def test_without_the_file_the_clients_find_their_own() -> None:
-    for text in ("s3://bucket/a", "gs://bucket/a", "as://account/c"):
-        assert client_options(address(text), {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -287,19 +262,6 @@ def hang(item):
 signal.signal(signal.SIGTERM, end)
 call_each(hang, range(9), 1)
 """
-
-
-def test_each_is_called_once() -> None:
-    seen: list[int] = []
-    call_each(seen.append, range(100), 4)
-    assert sorted(seen) == list(range(100))
-    call_each(seen.append, [], 4)
-    assert len(seen) == 100
-
-
-def test_so_many_run_at_once() -> None:
-    together = threading.Barrier(3)  # each waits for two others: fewer would wait for ever
-    call_each(lambda _: together.wait(60), range(6), 3)
 
 
 def test_the_first_error_is_raised_and_nothing_is_begun_after_it() -> None:
