@@ -29,8 +29,6 @@ def test_models_and_versions_by_name_and_number(store: Path) -> None:
     assert (found["m"].name, list(found["m"].versions), found["m"].problem) == ("m", [1, 2], "")
 
 
-
-
 @pytest.mark.parametrize(
     "change",
     [
