@@ -1,4 +1,4 @@
-"""Installations of tritonserver: the one of a Triton container first, then the one inside the nvidia-pytriton wheel."""
+"""Installations of tritonserver: the one that the user names, that of a container, that of nvidia-pytriton's wheel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.triton.features import TritonFeatures
 
+ROOT_VARIABLE = "GRAPHKILN_TRITONSERVER"  # names the folder of an installation, which then goes before all others
 _CONTAINER = Path("/opt/tritonserver")
+_WHEEL = "nvidia-pytriton"
+_WHEEL_VERSIONS = {"0.7.0": "2.51.0"}  # of the wheel -> of the server in it, which is written nowhere in it
 _STUB = "triton_python_backend_stub"
 _HELP_WITHIN_S = 60.0
 _FLAG = re.compile(r"^  --([a-z0-9-]+)( <)?", re.MULTILINE)
@@ -31,6 +36,8 @@ class Installation:
         caches: Folder of response caches.
         stub: The Python stub for the running interpreter.
         libraries: Folders that its libraries are loaded from.
+        version: Its version, such as `2.51.0`; empty where it is not known.
+        wheel: The wheel that it is part of, such as `nvidia-pytriton 0.7.0`; empty for others.
     """
 
     binary: Path
@@ -38,6 +45,19 @@ class Installation:
     caches: Path
     stub: Path
     libraries: tuple[Path, ...]
+    version: str = ""
+    wheel: str = ""
+
+    @property
+    def features(self) -> TritonFeatures:
+        """What a server of its version does."""
+        return TritonFeatures(self.version)
+
+    @property
+    def title(self) -> str:
+        """Name and version for people: `Triton 2.51.0 (24.10), of nvidia-pytriton 0.7.0`."""
+        release = f" ({self.features.release})" if self.features.release else ""
+        return f"Triton {self.version or 'of an unknown version'}{release}{f', of {self.wheel}' if self.wheel else ''}"
 
     @property
     def holds_no_graphs(self) -> bool:
@@ -97,6 +117,8 @@ def find_installation() -> Installation:
     Raises:
         ServerSetupError: No tritonserver is installed, or it cannot run models with this Python.
     """
+    if root := os.environ.get(ROOT_VARIABLE):
+        return _container_installation(Path(root).resolve() / "bin" / "tritonserver")
     on_path = shutil.which("tritonserver")
     candidates = (Path(on_path).resolve() if on_path else None, _CONTAINER / "bin" / "tritonserver")
     for binary in candidates:
@@ -113,6 +135,8 @@ def find_installation() -> Installation:
 
 def _container_installation(binary: Path) -> Installation:
     root = binary.parent.parent
+    if not binary.exists():
+        raise ServerSetupError(f"{root} holds no tritonserver: {binary} is missing", hint=f"unset {ROOT_VARIABLE}")
     stub = root / "backends" / "python" / _STUB
     if not stub.exists():
         raise ServerSetupError(f"{binary} has no Python backend: {stub} is missing")
@@ -121,8 +145,14 @@ def _container_installation(binary: Path) -> Installation:
             f"the Python backend of {binary} was built for another Python than {_python_version()}",
             hint="install graphkiln into the Python of that Triton release",
         )
+    written = root / "TRITON_VERSION"
     return Installation(
-        binary=binary, backends=root / "backends", caches=root / "caches", stub=stub, libraries=(_libpython(),)
+        binary=binary,
+        backends=root / "backends",
+        caches=root / "caches",
+        stub=stub,
+        libraries=(_libpython(),),
+        version=written.read_text().strip() if written.is_file() else os.environ.get("TRITON_SERVER_VERSION", ""),
     )
 
 
@@ -132,12 +162,18 @@ def _wheel_installation(package: Path) -> Installation:
     if not stub.exists():
         known = ", ".join(sorted(path.name for path in (root / "python_backend_stubs").iterdir()))
         raise ServerSetupError(f"nvidia-pytriton has no stub for Python {_python_version()}", hint=f"it has {known}")
+    try:
+        installed = version(_WHEEL)
+    except PackageNotFoundError:  # copied into an image without its metadata
+        installed = ""
     return Installation(
         binary=root / "bin" / "tritonserver",
         backends=root / "backends",
         caches=root / "caches",
         stub=stub,
         libraries=(package.parent / "nvidia_pytriton.libs", _libpython()),
+        version=_WHEEL_VERSIONS.get(installed, ""),
+        wheel=f"{_WHEEL} {installed}".strip(),
     )
 
 

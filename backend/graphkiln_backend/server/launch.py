@@ -33,6 +33,7 @@ from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.processes import end_with_parent, start
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
+from graphkiln_backend.triton.features import VERSION_VARIABLE
 
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
@@ -282,18 +283,17 @@ class Launch:
 
         The admin key is among its arguments, where other users of the machine can read it: see SECURITY.md.
         """
-        noise = None if _NVIDIA_DRIVER.exists() else NoiseFilter()
+        noise = NoiseFilter(has_gpu=_NVIDIA_DRIVER.exists())
         try:
             return start(
                 command,
+                log=noise.fileno(),  # both outputs: since 25.06 Triton logs information on standard output
                 env=self._environment(folder),
-                stderr=noise.fileno() if noise else None,
                 restore_signals=False,  # SIGPIPE stays ignored: a log that is no longer read must not end the server
                 preexec_fn=end_with_parent,
             )
         finally:
-            if noise:
-                noise.start()
+            noise.start()
 
     def memory_limit(self) -> int:
         """Bytes that the server itself may take for requests, or 0 for any number.
@@ -325,6 +325,7 @@ class Launch:
             # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
+            VERSION_VARIABLE: self.installation.version,
             **to_environment(folder.instances, folder.shared, self.overrides, cache, self.replay_interval_s),
         }
 
@@ -386,6 +387,8 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
     if not _NVIDIA_DRIVER.exists():
         # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
+    if "allow-client-shm" in installation.flags:  # since 26.04; the endpoint that registers it needs the admin key
+        defaults["allow-client-shm"] = "true"
     return {name: value for name, value in defaults.items() if name not in flags.values}
 
 

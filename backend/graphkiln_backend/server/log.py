@@ -199,15 +199,26 @@ class LogPipeHandler(logging.Handler):
 
 
 class NoiseFilter:
-    """Pass a server's standard error on, without two lines that alarm where no GPU is asked for.
+    """Pass a server's output on to standard error, without what alarms for nothing.
 
-    Triton (24.10, built with CUDA) logs an error and a warning about the missing driver at each start on a CPU. A
-    thread copies everything else from a pipe to standard error until the last process that holds the pipe has ended.
+    Triton, built with CUDA, logs an error and a warning about the missing driver at each start on a CPU. Its stubs
+    (since 26.04) print a fatal error of Python when they end as they should, while the interpreter finalizes. A thread
+    copies everything else from a pipe to standard error until the last process that holds the pipe has ended.
+
+    Args:
+        has_gpu: True if lines about the driver matter.
     """
 
-    _NOISE = re.compile(rb"CudaDriverHelper has not been initialized|failed to allocate pinned system memory")
+    _NO_DRIVER = re.compile(
+        rb"[^\n]*(?:CudaDriverHelper has not been initialized|failed to allocate pinned system memory)[^\n]*\n"
+    )
+    _FINALIZING = re.compile(
+        rb"Fatal Python error: [^\n]*\nPython runtime state: finalizing[^\n]*\n\n?"
+        rb"(?:(?:Current t|T)hread 0x[^\n]*\n(?:  [^\n]*\n)*\n?)*"
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_gpu: bool = False) -> None:
+        self._noise = (self._FINALIZING,) if has_gpu else (self._FINALIZING, self._NO_DRIVER)
         self._reading, self._writing = os.pipe()
         with suppress(OSError):  # more than the machine allows an ordinary user
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -225,8 +236,10 @@ class NoiseFilter:
         with os.fdopen(self._reading, "rb", buffering=0) as pipe:
             rest = b""
             while chunk := pipe.read(1 << 16):
-                *lines, rest = (rest + chunk).split(b"\n")
-                kept = b"".join(line + b"\n" for line in lines if not self._NOISE.search(line))
+                whole, end, rest = (rest + chunk).rpartition(b"\n")
+                kept = whole + end
+                for noise in self._noise:
+                    kept = noise.sub(b"", kept)
                 if len(rest) > _LONGEST_LINE:
                     kept, rest = kept + rest, b""
                 _write(kept)

@@ -172,7 +172,8 @@ class Supervisor:
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
         pace = Pace()
         endless = self._launch.readiness.endless
-        with Watchdog(folder.instances, server.pid, self._limits, endless) as watchdog:
+        features = self._launch.installation.features
+        with Watchdog(folder.instances, server.pid, self._limits, endless, features) as watchdog:
             while (code := server.poll()) is None:
                 if signals.count:
                     return self._drain(server, folder, signals)

@@ -25,6 +25,7 @@ from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.repository_control import ask_whether_live, open_channel
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
@@ -120,9 +121,13 @@ class Watchdog(Closeable):
         server: tritonserver's process.
         limits: How long things may take.
         endless: Names of versions that have loaded for too long; those that do are added, and get no second chance.
+        features: What the server does by itself.
     """
 
-    def __init__(self, folder: Path, server: int, limits: TimeLimits, endless: set[str]) -> None:
+    def __init__(
+        self, folder: Path, server: int, limits: TimeLimits, endless: set[str], features: TritonFeatures
+    ) -> None:
+        self._gives_up_stubs = features.has(Feature.GIVES_UP_SILENT_STUBS)
         self._folder = folder
         self._endless = endless
         self._server = server
@@ -249,8 +254,8 @@ class Watchdog(Closeable):
         return None
 
     def _stillborn(self, now: float) -> Fault | None:
-        """A process that died before tritonserver (24.10) knew that it runs, for which that waits without an end."""
-        if any(now - since > _UNASKED_S for since in self._stillborn_since.values()):
+        """A process that died before tritonserver knew that it runs; until 25.08 that waits for it without an end."""
+        if not self._gives_up_stubs and any(now - since > _UNASKED_S for since in self._stillborn_since.values()):
             return Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
         return None
 

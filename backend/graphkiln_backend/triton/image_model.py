@@ -45,9 +45,9 @@ from graphkiln_backend.triton.executor import (
     check_contract,
     split_batch,
 )
+from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import ImageMetrics
-from graphkiln_backend.triton.oversized_shapes import protect_texts
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
@@ -101,7 +101,10 @@ class TritonPythonModel:
             FAILURES.counts,
             self._decoder.seconds,
         )
-        pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
+        if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
+            from graphkiln_backend.triton.text_shapes import protect_this_stub
+
+            protect_this_stub()
         gc.freeze()
 
     def execute(self, requests: list[Any]) -> list[Any]:

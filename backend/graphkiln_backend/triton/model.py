@@ -48,10 +48,11 @@ from graphkiln_backend.triton.environment import (
     shared_folder,
 )
 from graphkiln_backend.triton.executor import Executor, Refusal
+from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, record_crash, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
-from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
+from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
@@ -143,7 +144,10 @@ class TritonPythonModel:
             self._executor = SequenceExecutor(executor, sequence)
         # Before the stub makes its first array: from then on it uses the function that it found.
         if needs_protection(self._session.signature, batching=config.max_batch_size > 0):
-            pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
+            if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
+                from graphkiln_backend.triton.text_shapes import protect_this_stub
+
+                protect_this_stub()
             protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
 
         # Publish what runs, and keep proving it.

@@ -7,8 +7,7 @@ server with it. So the stub is handed another function to make arrays with, whic
 dimension instead: it fits no input.
 
 The stub looks the function up in numpy's table of C functions once, when it makes its first array, and calls what it
-found from then on. Numpy itself and later extensions find numpy's own. Texts arrive by another way, through
-`pb_utils.deserialize_bytes_tensor`.
+found from then on. Numpy itself and later extensions find numpy's own. Texts arrive by another way: see `text_shapes`.
 
 Source: numpy C API, `PyArray_NewFromDescr`; pybind11, `npy_api::lookup`; Triton Python backend, `PbTensor`.
 """
@@ -18,12 +17,11 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
 
 _MOST_ELEMENTS = 1 << 58  # no machine holds more; numpy counts bytes in 63 bits
@@ -86,18 +84,3 @@ def numpy_functions() -> Any:
     """Numpy's table of C functions: a writable array of addresses."""
     capsule: object = vars(importlib.import_module(_MULTIARRAY))["_ARRAY_API"]
     return ctypes.cast(_get_pointer(capsule, None), ctypes.POINTER(ctypes.c_void_p))
-
-
-def protect_texts(deserialize: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:
-    """Wrap `deserialize_bytes_tensor`: its arrays become empty where the requested shape is impossible."""
-    return lambda encoded: deserialize(encoded).view(_Words)
-
-
-class _Words(np.ndarray[Any, Any]):
-    """Texts that the stub is about to give the shape of the request."""
-
-    def reshape(self, *shape: Any, **options: Any) -> AnyArray:
-        plain = self.view(np.ndarray)
-        sizes: Sequence[int] = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        possible = math.prod(sizes) == plain.size
-        return plain.reshape(sizes, **options) if possible else np.empty([0] * (len(sizes) + 1), plain.dtype)

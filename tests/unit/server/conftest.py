@@ -22,7 +22,8 @@ def make_container(tmp_path: Path) -> MakeContainer:
     def make(name: str = "triton", python: str = PYTHON) -> Path:
         root = tmp_path / name
         (root / "bin").mkdir(parents=True)
-        (root / "bin" / "tritonserver").write_text("#!/bin/sh\n")
+        (root / "bin" / "tritonserver").write_text("#!/bin/sh\necho '  --http-port <integer>'\n")
+        (root / "bin" / "tritonserver").chmod(0o755)
         backend = root / "backends" / "python"
         backend.mkdir(parents=True)
         (backend / "triton_python_backend_stub").write_bytes(f"\0libpython{python}.so.1.0\0".encode())

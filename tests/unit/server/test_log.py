@@ -159,7 +159,7 @@ print("over")"""
     assert done.stdout == b"over\n"
 
 
-# Two alarming lines of Triton's log are left out where no GPU is asked for; everything else is passed on.
+# What alarms for nothing is left out; everything else is passed on.
 
 _PROGRAM = """
 import subprocess, sys
@@ -187,6 +187,17 @@ def test_the_two_lines_are_left_out_and_nothing_else() -> None:
     )
     program = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
     assert filtered(program) == "E1127 1 model.cc:1] a real error\nno end"
+
+
+def test_a_stub_that_ends_as_it_should_is_no_crash() -> None:
+    """Since 26.04 stubs print this after their model was finalized; a fatal error while one runs is passed on."""
+    finalizing = (
+        "Fatal Python error: PyThreadState_Get: no thread state\\nPython runtime state: finalizing (tstate=0x1)\\n\\n"
+        "Thread 0x2 (most recent call first):\\n  <no Python frame>\\n"
+    )
+    running = 'Fatal Python error: Aborted\\n\\nThread 0x3 (most recent call first):\\n  File "m.py", line 1 in f\\n'
+    passed = filtered(f"import sys; sys.stderr.write('before\\n{finalizing}between\\n{running}')")
+    assert passed == f"before\nbetween\n{running}".replace("\\n", "\n")
 
 
 def test_a_line_without_an_end_is_passed_on_in_pieces() -> None:

@@ -33,9 +33,11 @@ from graphkiln_backend.server.watchdog import (
     describe_exit,
     read_stubs,
 )
+from graphkiln_backend.triton.features import TritonFeatures
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
+OLD, NEW = TritonFeatures("2.51.0"), TritonFeatures("2.72.0")
 LIMITS = TimeLimits(compute=30, load=60)
 
 
@@ -49,7 +51,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     monkeypatch.setattr(module, "read_stubs", lambda _: [])  # those of this process are other tests' servers'
-    return Watchdog(tmp_path, os.getpid(), LIMITS, set())
+    return Watchdog(tmp_path, os.getpid(), LIMITS, set(), OLD)
 
 
 def look(watchdog: Watchdog, folder: Path) -> Fault | None:
@@ -94,7 +96,7 @@ def test_a_stopped_process_is_given_a_moment(
 ) -> None:
     monkeypatch.setattr(module, "_STOPPED_S", 0.2)
     server, instance = (process.pid, os.getpid()) if which == "server" else (os.getpid(), process.pid)
-    watchdog = Watchdog(tmp_path, server, LIMITS, set())
+    watchdog = Watchdog(tmp_path, server, LIMITS, set(), OLD)
     with StatusFile(tmp_path, "m_0", instance_status(pid=instance)):
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
@@ -185,8 +187,12 @@ class TestLoading:
         assert process.wait(10) == -signal.SIGKILL
         assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
 
-    def test_one_that_died_as_soon_as_it_was_started(self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Triton waits for it without an end, and nothing says so."""
+    @pytest.mark.parametrize("features", [OLD, NEW])
+    def test_one_that_died_as_soon_as_it_was_started(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: TritonFeatures
+    ) -> None:
+        """Until 25.08 Triton waits for it without an end, and nothing says so."""
+        watchdog = Watchdog(tmp_path, os.getpid(), LIMITS, set(), features)
         monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
         now = time.monotonic()
         clock = [now]
@@ -199,7 +205,8 @@ class TestLoading:
         assert watchdog.look(Snapshot()) is None
         clock[0] += 7
         fault = watchdog.look(Snapshot())
-        assert fault == Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
+        died = Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
+        assert fault == (died if features is OLD else None)
 
     @pytest.mark.parametrize("then", [[], [Stub(pid=7, model="", version="", age_s=3000.0, ended=True)]])
     def test_one_that_was_waited_for_or_has_served(
@@ -219,7 +226,7 @@ class TestLoading:
     ) -> None:
         monkeypatch.setattr(module, "read_stubs", lambda _: [])  # those of this process are other tests' servers'
         endless = {"m version 2"}
-        watchdog = Watchdog(tmp_path, os.getpid(), TimeLimits(load=60), endless)
+        watchdog = Watchdog(tmp_path, os.getpid(), TimeLimits(load=60), endless, OLD)
         self.load(tmp_path, process.pid, time.monotonic())
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL

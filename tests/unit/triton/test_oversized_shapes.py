@@ -12,7 +12,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec
-from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays, protect_texts
+from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays
 
 MakeArray = Callable[..., np.ndarray]
 FLOAT = np.dtype(np.float32)
@@ -74,21 +74,6 @@ def test_numpy_itself_and_later_extensions_find_numpys_own() -> None:
     with pytest.raises(ZeroDivisionError):
         protect_arrays(lambda: 1 / 0)
     assert look_up() == before
-
-
-class TestTexts:
-    words = np.array([b"a", b"b"], np.object_)
-
-    @pytest.mark.parametrize("shape", [[2], [1, 2], (2, 1)])
-    def test_they_get_the_shape_of_the_request(self, shape: list[int]) -> None:
-        shaped = protect_texts(lambda _: self.words)(np.zeros(2, np.uint8)).reshape(shape)
-        assert type(shaped) is np.ndarray
-        assert shaped.shape == tuple(shape)
-        assert shaped.ravel().tolist() == [b"a", b"b"]
-
-    def test_they_are_empty_where_they_cannot_have_it(self) -> None:
-        shaped = protect_texts(lambda _: self.words[:0])(np.zeros(0, np.uint8)).reshape([4, 2**62])
-        assert shaped.shape == (0, 0, 0)
 
 
 @pytest.mark.parametrize(
