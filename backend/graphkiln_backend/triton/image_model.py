@@ -102,9 +102,9 @@ class TritonPythonModel:
             self._decoder.seconds,
         )
         if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
-            from graphkiln_backend.triton.text_shapes import protect_this_stub
+            from graphkiln_backend.triton.text_shapes import protect_texts
 
-            protect_this_stub()
+            pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
         gc.freeze()
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -69,6 +69,7 @@ METRICS = (
         "graphkiln_restarts_total", "counter", "restarts of the whole server, 0 at first", ("cause",),
         of_server=True,
     ),
+    PublishedMetric("graphkiln_triton_info", "gauge, 1", "the Triton that runs", ("version",), of_server=True),
 )  # fmt: skip
 _SAYS = {metric.name: metric.says for metric in METRICS}
 

@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
+from graphkiln_backend.triton.features import TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.metric_catalog import describe
 from graphkiln_backend.triton.restarts import RestartCounts
@@ -46,6 +47,7 @@ class InstanceMetrics(Closeable):
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
         metrics = _Metrics()
         metrics.gauge("graphkiln_instance_info", {**labels, **serving}, 1)
+        metrics.gauge("graphkiln_triton_info", {"version": TritonFeatures.of_this_stub().version}, 1)
         for executor, count in status.nodes.items():
             metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
         for precision, count in status.products.items():

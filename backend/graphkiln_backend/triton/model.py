@@ -145,9 +145,9 @@ class TritonPythonModel:
         # Before the stub makes its first array: from then on it uses the function that it found.
         if needs_protection(self._session.signature, batching=config.max_batch_size > 0):
             if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
-                from graphkiln_backend.triton.text_shapes import protect_this_stub
+                from graphkiln_backend.triton.text_shapes import protect_texts
 
-                protect_this_stub()
+                pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
             protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
 
         # Publish what runs, and keep proving it.

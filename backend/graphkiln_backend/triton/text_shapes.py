@@ -10,14 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.graph.dtypes import AnyArray
-
-
-def protect_this_stub() -> None:
-    """Make this stub's arrays of texts empty, of one more dimension, where the requested shape is impossible."""
-    pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
 
 
 def protect_texts(deserialize: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:

@@ -17,6 +17,8 @@ from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
+    from graphkiln_backend.server.flags import TritonFlags
+    from graphkiln_backend.server.installation import Installation
     from graphkiln_backend.server.model_states import ModelState
     from graphkiln_backend.triton.environment import Overrides
 
@@ -221,10 +223,11 @@ def serve(
         triton_flags = behind_tls(flags, tls) if tls else flags
         load_deadline_s = min(load_deadline, _LONGEST_S)
         every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
-        remote = [store for store in named if not isinstance(store, Path)]
         with (
             PortClaims(flags),
-            copied_stores(folders, remote, trusted, settings, every_s) as (stores, copies),
+            copied_stores(
+                folders, [store for store in named if not isinstance(store, Path)], trusted, settings, every_s
+            ) as (stores, copies),
         ):
             display, report = LoadDisplay(), log_states if log_format == "json" else print_states
 
@@ -252,6 +255,7 @@ def serve(
                 on_loading=display.show,
                 limits=TimeLimits(compute=compute_limit, load=load_deadline_s, drain=drain),
             )
+            _say_which_triton(installation, flags, has_key=not access.open_endpoints)
             with (
                 PublishedKey(key, flags),
                 open_terminator(tls, flags, triton_flags),
@@ -264,6 +268,13 @@ def serve(
         with suppress(OSError):
             say(f"{reason}; see the cause above", logging.ERROR)
     raise typer.Exit(code)
+
+
+def _say_which_triton(installation: Installation, flags: TritonFlags, *, has_key: bool) -> None:
+    from graphkiln_backend.server.advisories import assess
+
+    known = assess(installation, flags, has_key=has_key)
+    say(f"{installation.title}: {known}{'; graphkiln doctor --json names them' if known.known else ''}")
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:

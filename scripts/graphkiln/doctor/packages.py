@@ -5,14 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
-from pathlib import Path
 
 from graphkiln.doctor.finding import Finding, Level, Request, graded, refused
 
 _OWN = "graphkiln"
 _SERVING = "serve"
 _WHEEL = "nvidia-pytriton"
-_WHEEL_RELEASES = {"0.7.0": "2.51.0"}  # version of the wheel -> of the server in it, which is written nowhere in it
 SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _WHEEL, "tritonclient")
 # Distributions with the same files: of two, the last that was installed wins, silently.
 _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
@@ -90,30 +88,24 @@ def _is_replaced(name: str) -> bool:
 
 
 def check_triton(request: Request) -> Iterator[Finding]:
-    """The tritonserver: there, starting, and knowing the flags."""
+    """The tritonserver: there, starting, knowing the flags; its known vulnerabilities."""
     from graphkiln_backend.graph.errors import ServerSetupError
+    from graphkiln_backend.server.advisories import CURRENT, assess
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
 
     try:
         installation = find_installation()
-        flags = installation.flags
-        TritonFlags.parse(request.arguments, flags)
+        known_flags = installation.flags
+        flags = TritonFlags.parse(request.arguments, known_flags)
     except ServerSetupError as error:
         yield refused("tritonserver", error)
         return
-    version = read_version(installation.binary)
     yield Finding(
         subject="tritonserver",
-        message=f"{version or 'unknown version'}, {len(flags)} flags, {installation.binary}",
-        facts={"version": version, "binary": str(installation.binary), "flags": len(flags)},
+        message=f"{installation.title}, {len(known_flags)} flags, {installation.binary}",
+        facts={"version": installation.version, "binary": str(installation.binary), "flags": len(known_flags)},
     )
-
-
-def read_version(binary: Path) -> str:
-    """Version of a tritonserver of a Triton container or of the wheel; empty where it is not known."""
-    file = binary.parent.parent / "TRITON_VERSION"
-    if file.is_file():
-        return file.read_text().strip()
-    wheel = installed_versions([_WHEEL]).get(_WHEEL, "") if "pytriton" in binary.parts else ""
-    return f"{_WHEEL_RELEASES.get(wheel, 'unknown')} of {_WHEEL} {wheel}" if wheel else ""
+    found = assess(installation, flags, has_key=True)
+    names = [f"{row.fixed} {', '.join(row.ids)}: {row.about}" for row in found.reachable]
+    yield graded("advisories", str(found), warning=names, hint=CURRENT, reachable=names, date=found.date)

@@ -138,7 +138,9 @@ class TestLaunch:
 
     def test_by_default_nothing_is_replaced_or_overridden(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         finished = serve()
-        assert (finished.code, finished.err) == (0, "")
+        assert finished.code == 0
+        assert finished.err.startswith("graphkiln: Triton of an unknown version: 58 known vulnerabilities")
+        assert finished.err.count("\n") == 1
         launch = supervisor.launch
         assert (launch.replace_onnxruntime, launch.overrides, launch.replay_interval_s) == (False, {}, 600)
 

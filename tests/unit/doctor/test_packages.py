@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from graphkiln.doctor.packages import (
     find_conflicts,
     find_unmet,
     installed_versions,
-    read_version,
 )
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import installation
@@ -87,9 +85,12 @@ def test_this_environment() -> None:
 
 
 def test_the_tritonserver_of_this_environment() -> None:
-    (found,) = check_triton(Request())
-    assert found.level is Level.OK
-    assert str(found.facts["version"]).startswith("2.51.0 of nvidia-pytriton")
+    server, advisories = check_triton(Request())
+    assert server.level is Level.OK
+    assert server.message.startswith("Triton 2.51.0 (24.10), of nvidia-pytriton")
+    assert advisories.level is Level.WARNING
+    assert "--target triton" in advisories.hint
+    assert any("CVE-2025-23310" in str(row) for row in advisories.facts["reachable"])
     (found,) = check_triton(Request(arguments=("--http-prt=9",)))
     assert found.level is Level.ERROR
     assert "--http-port" in found.hint
@@ -103,9 +104,3 @@ def test_no_tritonserver_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatc
     (found,) = check_triton(Request())
     assert (found.level, found.message) == (Level.ERROR, "no tritonserver found")
     assert "graphkiln[serve]" in found.hint
-
-
-def test_a_container_has_its_version_in_a_file(tmp_path: Path) -> None:
-    (tmp_path / "TRITON_VERSION").write_text("2.61.0\n")
-    assert read_version(tmp_path / "bin" / "tritonserver") == "2.61.0"
-    assert read_version(tmp_path / "other" / "bin" / "tritonserver") == ""
