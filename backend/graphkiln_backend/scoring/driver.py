@@ -75,7 +75,7 @@ def _score(
     state = read_resume_state(destination, plan)
     settle_stale(destination, state.stale, configuration, replace=request.replace, check=lock.check)
     lock.check()
-    destination.write_note(PLAN, plan)
+    destination.notes.replace(PLAN, plan)
     report(
         RunPlanned(
             run_id=run_id,

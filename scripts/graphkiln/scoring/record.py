@@ -166,8 +166,9 @@ def write_record(record: RunRecord, destination: Destination) -> None:
     Raises:
         ScoringError: The store cannot be read or written.
     """
-    document = encode(record) | {"earlier": _earlier(destination.read_note(NOTE))}
-    destination.write_note(NOTE, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
+    document = encode(record) | {"earlier": _earlier(destination.notes.read(NOTE))}
+    content = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    destination.notes.replace(NOTE, memoryview(content.encode()))
 
 
 def worker_records(state: RunState) -> tuple[WorkerRecord, ...]:
@@ -263,7 +264,7 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Call
                     table = _errors_of(destination, one.unit_id)
                     writer.write_table(table)
                     count += len(table)
-        destination.write_note(ERRORS, path)
+        destination.notes.replace(ERRORS, path)
     return count
 
 

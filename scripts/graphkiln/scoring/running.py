@@ -80,7 +80,7 @@ def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verificati
     destination = open_destination(request)
     with scratch_folder(Scratch.PLAN) as folder:
         plan = folder.path / PLAN
-        if not destination.fetch_note(PLAN, plan):
+        if not destination.notes.fetch(PLAN, plan):
             raise ScoringError(f"{out} holds no plan of graphkiln score", hint="name the --out of a run")
         return compare(destination, read_plan(plan), spill=folder.path)
 
@@ -164,7 +164,7 @@ def collect(destination: Destination, lock: Lock, *, is_new: bool) -> None:
     """
     from graphkiln.scoring.record import ERRORS, collect_errors
 
-    if is_new or destination.read_note(ERRORS) is None:
+    if is_new or destination.notes.read(ERRORS) is None:
         collect_errors(destination, destination.committed_ids(), lock.check)
 
 

@@ -45,7 +45,7 @@ def test_a_second_driver_finds_it_claimed_until_the_first_has_written_all(reques
         lock.check()
         with pytest.raises(DestinationBusy):
             run.score_data_set(request_of_nothing)
-        destination.write_note("_run.json", b"first")
+        destination.notes.replace("_run.json", memoryview(b"first"))
         written.append(error)
 
     run.score_data_set(request_of_nothing, write_notes=write_notes)

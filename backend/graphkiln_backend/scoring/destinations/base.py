@@ -1,20 +1,19 @@
-"""Interfaces of destinations.
+"""Interface of destinations.
 
 A unit's result is visible whole or not at all, and once: `commit` is one atomic step of the store, and the second
-attempt of a unit is refused. Beside the results there are notes, whose names begin with `_`, and
-the lock of the run that is writing.
+attempt of a unit is refused.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.lock import Lock
+from graphkiln_backend.scoring.destinations.store import Notes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,8 +40,8 @@ class Committed:
     """A unit that has a result, as the store keeps it.
 
     Attributes:
-        place: The file, object or table that holds it, for people.
-        configuration: What it was computed by.
+        place: The file, object or table that holds it, for messages.
+        configuration: Digest of what it was computed by.
         scored: Rows with an answer.
         errors: Rows with an error.
         damage: Why it cannot be read or believed; empty where it can. The counts are 0 then.
@@ -56,93 +55,58 @@ class Committed:
     damage: str = ""
 
 
-class Destination(Protocol):
-    """A store of results. It is opened by its text on the driver and again on each worker."""
+class Destination(ABC):
+    """A store of results. It is opened by its text on the driver and again on each worker.
 
+    All methods raise `StoreError` where the store fails.
+    """
+
+    @property
+    @abstractmethod
+    def notes(self) -> Notes:
+        """Files beside the results, whose names begin with `_`, such as `_run.json`."""
+
+    def claim(self, run_id: str) -> Lock:
+        """Take the lock that keeps other drivers away; called after `prepare`, before the results are listed.
+
+        Raises:
+            DestinationBusy: Another run holds it.
+        """
+        return Lock(self.notes, run_id)
+
+    @abstractmethod
     def prepare(self) -> None:
         """Make it ready for a run, and prove that it can commit as it must.
 
         Raises:
             ScoringError: It cannot be written, or would lose or double results.
         """
-        ...
 
-    def claim(self, run_id: str) -> Lock:
-        """Take the lock, which keeps other drivers away.
-
-        Called after `prepare`, by a driver, before it reads what is committed.
-
-        Args:
-            run_id: What the run is called in messages.
-
-        Raises:
-            DestinationBusy: Another run holds it.
-            StoreError: The store cannot be written.
-        """
-        ...
-
+    @abstractmethod
     def committed_ids(self) -> Iterator[str]:
-        """The ids of all units that have a result, by listing once."""
-        ...
+        """List the ids of all units that have a result, once."""
 
+    @abstractmethod
     def commit(self, result: Result) -> None:
         """Make a result visible in one step.
 
         Raises:
             CommitConflict: The unit has one already.
-            StoreError: The store cannot be written.
             ScoringError: The store has no place for such a result, such as a table with other columns.
         """
-        ...
 
+    @abstractmethod
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """Describe units that have a result, in any order; `damage` marks those that cannot be read.
+        """Describe units that have a result, in any order; `damage` marks those that cannot be read."""
 
-        Raises:
-            StoreError: The store cannot be read at all.
-        """
-        ...
-
+    @abstractmethod
     def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
-        """Columns of a unit's result, its rows in their order.
+        """Read columns of a unit's result, its rows in their order.
 
         Raises:
             ScoringError: It cannot be read.
         """
-        ...
 
+    @abstractmethod
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Remove results; units without one are left out.
-
-        Raises:
-            StoreError: The store cannot be written.
-        """
-        ...
-
-    def write_note(self, name: str, content: bytes | Path) -> None:
-        """Write a file beside the results in one step; it replaces an older one.
-
-        Args:
-            name: Begins with `_`, such as `_run.json`.
-            content: Its bytes, or a file that holds them.
-
-        Raises:
-            StoreError: The store cannot be written.
-        """
-        ...
-
-    def read_note(self, name: str) -> bytes | None:
-        """A file beside the results, or None where there is none.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        ...
-
-    def fetch_note(self, name: str, path: Path) -> bool:
-        """Copy a file beside the results to a path of this machine; False where there is none.
-
-        Raises:
-            StoreError: The store cannot be read.
-        """
-        ...
+        """Remove results; units without one are left out."""

@@ -67,12 +67,6 @@ class DatabaseNotes:
         """The database, the destination, and the name."""
         return f"{self._database}, {self._called}{f', note {name}' if name else ''}"
 
-    def names(self, prefix: str = "") -> Iterator[str]:
-        """All of them; they are few."""
-        for (name,) in self._rows("SELECT name FROM graphkiln_notes WHERE destination = %s"):
-            if name.startswith(prefix) and "/" not in name:
-                yield name
-
     def create(self, name: str, content: memoryview) -> bool:
         """An insert that a row which is there already makes void."""
         with self._database.transaction() as connection:
@@ -101,13 +95,6 @@ class DatabaseNotes:
         if not found:
             path.unlink()
         return found
-
-    def open(self, name: str) -> io.BytesIO:
-        """The content of a row."""
-        content = self.read(name)
-        if content is None:
-            raise FileNotFoundError(f"there is no {self.place(name)}")
-        return io.BytesIO(content)
 
     def delete(self, name: str) -> None:
         """Delete its rows."""

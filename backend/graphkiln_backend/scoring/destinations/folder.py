@@ -2,8 +2,8 @@
 
 A content is written to a hidden file beside its place, made durable, and linked into its place: the link fails where
 one stands already, so that the first writer wins, and a reader sees no half file. Where a file system has no links, a
-rename that replaces nothing does the same; where it has neither, it is refused. The names of hidden files tell whose
-they are: what a killed writer left is removed when the next run begins.
+rename that replaces nothing does the same; where it has neither, it is refused. What a killed writer left is removed by
+the first run that begins an hour later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -20,11 +19,10 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from graphkiln_backend.scoring.destinations.lock import is_dead_writer, writer_token
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
-_LEFTOVER_S = 24 * 3600.0  # how old the hidden file of a writer on another machine is when it is taken for a leftover
-_UNFINISHED = re.compile(r"\.unfinished-(?P<writer>[0-9a-f]+-\d+-\d+)-[0-9a-f]+")
+_UNFINISHED = ".unfinished-"
+_LEFTOVER_S = 3600.0  # age of a hidden file whose writer must be dead
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # of <fcntl.h> and <linux/fs.h>
@@ -40,11 +38,7 @@ _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY}
 
 
 class FolderStore:
-    """A folder.
-
-    Args:
-        folder: The folder. `prepare` alone makes it: a worker on a node that does not mount it must fail.
-    """
+    """A folder. `prepare` alone makes it: a worker on a node that does not mount it must fail."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,12 +62,10 @@ class FolderStore:
         """Its path."""
         return str(self._folder / name)
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def names(self) -> Iterator[str]:
         """List the folder once."""
         with _explained(self._folder), os.scandir(self._folder) as entries:
-            for entry in entries:
-                if entry.name.startswith(prefix) and not entry.name.startswith("."):
-                    yield entry.name
+            yield from (entry.name for entry in entries if not entry.name.startswith("."))
 
     def create(self, name: str, content: memoryview) -> bool:
         """Write a hidden file and link it into its place."""
@@ -132,7 +124,7 @@ class FolderStore:
     @contextmanager
     def _unfinished(self, stream: BinaryIO) -> Iterator[Path]:
         """A hidden file with the content of a stream, durable; it is gone afterwards unless it was renamed."""
-        path = self._folder / f".unfinished-{writer_token()}-{secrets.token_hex(8)}"
+        path = self._folder / f"{_UNFINISHED}{secrets.token_hex(16)}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -144,10 +136,8 @@ class FolderStore:
             path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        for path in self._folder.glob(".unfinished-*"):
-            found = _UNFINISHED.fullmatch(path.name)
-            age_s = self.age_s(path.name) or 0.0
-            if age_s > _LEFTOVER_S or (found and is_dead_writer(found["writer"])):
+        for path in self._folder.glob(f"{_UNFINISHED}*"):
+            if (self.age_s(path.name) or 0.0) > _LEFTOVER_S:
                 path.unlink(missing_ok=True)
 
 

@@ -188,7 +188,7 @@ class LedgeredDestination(ParquetDestination):
         super().prepare()
 
     def claim(self, run_id: str) -> Lock:
-        """A note of the database."""
+        """Take the lock, which is a note of the database: the store may not create exclusively."""
         return Lock(self._notes(self.ledger_name()), run_id)
 
     def committed_ids(self) -> Iterator[str]:

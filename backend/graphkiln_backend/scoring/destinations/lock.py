@@ -1,15 +1,13 @@
 """The lock that keeps other drivers away from a destination while a run plans, replaces and finishes there.
 
-A run claims a destination by taking this lock. It is one object, `_claim.json`, made by exclusive creation and renewed
-from a thread. It is free again when it was released, when its process is seen to be gone on this machine, or when it
-was not renewed for `LOCK_S` seconds by the store's own clock: the clocks of two machines are never compared. Results do
-not depend on it: a commit is exclusive by itself, so that two drivers who both took an expired lock at one moment lose
-no row and double none.
+It is one object, `_claim.json`, made by exclusive creation and renewed from a thread. It is free again when it was
+released, when its process is seen to be gone on this machine, or when it was not renewed for `LOCK_S` seconds by the
+store's own clock: the clocks of two machines are never compared. Results do not depend on it: a commit is exclusive by
+itself, so that two drivers who both took an expired lock at one moment lose no row and double none.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -20,13 +18,12 @@ import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.destinations.store import Notes
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 from graphkiln_backend.system.closing import Closeable
 
 LOCK_S = 60.0  # how long a lock is believed without being renewed
 NAME = "_claim.json"
-_PREFIX = "_claim."  # graphkiln before 0.1.0 numbered its claims: `_claim.00000007.json`
 _RENEW_S = LOCK_S / 4
 _SETTLE_S = 1.0  # how long two drivers that found the same expired lock may take to delete and create
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -38,10 +35,8 @@ class Holder:
     """The process that holds a lock.
 
     Attributes:
-        run_id: What its run is called.
-        host: Name of its machine, for people.
+        host: Name of its machine, for messages.
         machine: Boot of a kernel and namespace of processes, within which `pid` is unique.
-        pid: Process id.
         started: Start time in ticks since the boot: process ids are used again.
     """
 
@@ -70,16 +65,12 @@ class Holder:
 class Lock(Closeable):
     """A lock that this process holds, renewed from a thread until it is released.
 
-    Args:
-        store: Where.
-        run_id: What the run is called in messages.
-
     Raises:
         DestinationBusy: Another run holds it.
         StoreError: The store fails.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Notes, run_id: str) -> None:
         self._store = store
         document = {"holder": asdict(Holder.of_this_process(run_id)), "nonce": uuid.uuid4().hex, "released": False}
         self._content = json.dumps(document).encode()
@@ -113,17 +104,35 @@ class Lock(Closeable):
             _log.warning("the lock of the destination could not be released; it expires by itself: %s", error)
 
     def _acquire(self) -> None:
-        expired = False
-        for name in list(self._store.names(_PREFIX)):
-            _check_free(self._store, name)
-            self._store.delete(name)
-            expired = True
-        if not self._store.create(NAME, memoryview(self._content)):
-            _refuse(self._store, NAME)
-        if expired:  # another driver may have found the same one, and deleted ours after that
+        content = memoryview(self._content)
+        if self._store.create(NAME, content):
+            return
+        if self._store.read(NAME) is not None:
+            if not self._is_free():
+                self._refuse()
+            self._store.delete(NAME)
+        created = self._store.create(NAME, content)
+        if created:  # another driver may have found the same expired lock, and deleted ours after that
             time.sleep(_SETTLE_S)
-            if self._store.read(NAME) != self._content:
-                _refuse(self._store, NAME)
+        if not created or self._store.read(NAME) != self._content:
+            self._refuse()
+
+    def _is_free(self) -> bool:
+        """True if the lock that is there has no living holder."""
+        holder, age_s = _holder(self._store.read(NAME)), self._store.age_s(NAME)
+        return age_s is None or age_s >= LOCK_S or (holder is not None and holder.is_gone)
+
+    def _refuse(self) -> None:
+        holder, age_s = _holder(self._store.read(NAME)), self._store.age_s(NAME) or 0.0
+        rest = f"it expires in {max(LOCK_S - age_s, 1):.0f} s"
+        if holder is None:
+            raise DestinationBusy(
+                f"{self._store.place(NAME)} says who writes there, but is damaged or has just gone",
+                hint=f"if no run writes there, {rest}, or delete it",
+            )
+        raise DestinationBusy(
+            f"{self._store.place('')} is being written by {holder}", hint=f"let it finish; if it is dead, {rest}"
+        )
 
     def _renew_until_released(self) -> None:
         while not self._over.wait(_RENEW_S):
@@ -150,63 +159,16 @@ class Lock(Closeable):
         self._renewed = time.monotonic()
 
 
-def _check_free(store: Store, name: str) -> None:
-    content = store.read(name)
-    holder = _holder(content)
-    if content is None or (holder and holder.is_gone) or _is_released(content):
-        return
-    age_s = store.age_s(name)
-    if age_s is not None and age_s < LOCK_S:
-        _refuse(store, name)
-
-
-def _refuse(store: Store, name: str) -> None:
-    holder, age_s = _holder(store.read(name)), store.age_s(name) or 0.0
-    rest = f"it expires in {max(LOCK_S - age_s, 1):.0f} s"
-    if holder is None:
-        raise DestinationBusy(
-            f"{store.place(name)} says who writes there, but is damaged or has just gone",
-            hint=f"if no run writes there, {rest}, or delete it",
-        )
-    raise DestinationBusy(
-        f"{store.place('')} is being written by {holder}", hint=f"let it finish; if it is dead, {rest}"
-    )
-
-
 def _holder(content: bytes | None) -> Holder | None:
-    """The holder that a lock names; None where it is gone or damaged."""
+    """The holder that a lock names; None where the lock is gone or damaged."""
     try:
         return Holder(**json.loads(content or b"")["holder"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def _is_released(content: bytes) -> bool:
-    """True if a numbered claim of an older version is marked as released."""
-    try:
-        return json.loads(content)["released"] is True
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return False
-
-
-def writer_token() -> str:
-    """Identify this process in the name of a file that it writes, for `is_dead_writer`."""
-    pid = os.getpid()
-    return f"{_machine_digest()}-{pid}-{_started(pid) or 0}"
-
-
-def is_dead_writer(token: str) -> bool:
-    """True if the process of a token is seen to have ended; False where this machine could not see it."""
-    machine, pid, started = token.split("-")
-    return machine == _machine_digest() and _started(int(pid)) != int(started)
-
-
 def _machine() -> str:
     return f"{_BOOT_ID.read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
-
-
-def _machine_digest() -> str:
-    return hashlib.sha256(_machine().encode()).hexdigest()[:12]
 
 
 def _started(pid: int) -> int | None:

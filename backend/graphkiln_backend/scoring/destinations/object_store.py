@@ -7,14 +7,14 @@ scored. A put whose answer was lost is resolved by reading the object: contents 
 
 from __future__ import annotations
 
-import io
 import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
+from graphkiln_backend.scoring.sources.places import OpenedFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import open_file_system, translate
 from graphkiln_backend.storage.objects import RemoteObjects
@@ -24,6 +24,7 @@ _PAUSE_S = 0.2
 # Some servers answer a range with the checksum of the whole object. Pages of Parquet have checksums of their own.
 _CHECKSUMS = {"response_checksum_validation": "when_required"}
 _DAMAGED = {"ChecksumError", "IncompleteReadError"}
+_BLOCK = 1 << 20  # read ahead
 _LEDGER = "let a database decide which attempt of a unit counts: --ledger postgresql://USER@HOST/DATABASE"
 
 
@@ -62,11 +63,11 @@ class ObjectStore:
         """Its address."""
         return f"{self._address}/{name}"
 
-    def names(self, prefix: str = "") -> Iterator[str]:
+    def names(self) -> Iterator[str]:
         """Page by page, as the service lists them: results are many."""
         folder = f"{self._address.root}/"
         try:
-            for found in self._objects.list(f"{folder}{prefix}"):
+            for found in self._objects.list(folder):
                 name = found.path.removeprefix(folder)
                 if name and "/" not in name and not name.startswith("."):
                     yield name
@@ -114,15 +115,10 @@ class ObjectStore:
             return False
         return True
 
-    def open(self, name: str) -> ObjectFile:
-        """An object whose ranges are read as they are asked for."""
-        path = self._path(name)
-        size = self._size(name)
-        if size is None:
-            raise FileNotFoundError(f"there is no {self.place(name)}")
-        return ObjectFile(
-            lambda start, end: self._call(lambda system: system.cat_file(path, start=start, end=end)), size
-        )
+    def open(self, name: str) -> BinaryIO:
+        """Open an object whose ranges are read as they are asked for."""
+        opened = self._call(lambda system: system.open(self._path(name), "rb", block_size=_BLOCK))
+        return cast("BinaryIO", OpenedFile(opened, self._explain))
 
     def delete(self, name: str) -> None:
         """Remove an object."""
@@ -170,7 +166,7 @@ class ObjectStore:
             try:
                 self._system = open_file_system(self._address)
             except (ImportError, RemoteStoreError) as error:
-                raise _explain(error, self._address) from error
+                raise self._explain(error) from error
             if self._address.scheme == "s3":
                 self._system.config_kwargs |= _CHECKSUMS
         return self._system
@@ -179,7 +175,7 @@ class ObjectStore:
         try:
             self._call(do)
         except FileNotFoundError as error:  # of the bucket
-            raise _explain(error, self._address) from error
+            raise self._explain(error) from error
 
     def _call(self, do: Callable[[Any], Any]) -> Any:
         """Ask the service; what it says of names alone is not translated.
@@ -196,50 +192,10 @@ class ObjectStore:
         except (FileNotFoundError, FileExistsError):
             raise
         except Exception as error:
-            if type(error).__name__ in _DAMAGED:
-                raise ScoringError(f"{self._address} returns other bytes than it holds: {error}") from error
-            raise _explain(error, self._address) from error
+            raise self._explain(error) from error
 
-
-class ObjectFile(io.RawIOBase):
-    """An object as a file for reading.
-
-    Args:
-        read_range: Reads from a first byte to before a last one.
-        size: In bytes.
-    """
-
-    def __init__(self, read_range: Callable[[int, int], bytes], size: int) -> None:
-        super().__init__()
-        self._read_range, self._size, self._position = read_range, size, 0
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """The position."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move, without asking the store."""
-        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        """One request for a range."""
-        end = self._size if size is None or size < 0 else min(self._position + size, self._size)
-        if end <= self._position:
-            return b""
-        content = self._read_range(self._position, end)
-        self._position += len(content)
-        return content
-
-
-def _explain(error: Exception, address: RemoteAddress) -> StoreError:
-    meaning = translate(error, address)
-    return StoreError(meaning.message, hint=meaning.hint, passing=meaning.passing)
+    def _explain(self, error: Exception) -> ScoringError:
+        if type(error).__name__ in _DAMAGED:
+            return ScoringError(f"{self._address} returns other bytes than it holds: {error}")
+        meaning = translate(error, self._address)
+        return StoreError(meaning.message, hint=meaning.hint, passing=meaning.passing)

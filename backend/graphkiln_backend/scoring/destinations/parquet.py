@@ -11,15 +11,13 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result
-from graphkiln_backend.scoring.destinations.lock import Lock
-from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.destinations.base import Committed, Destination, Result
+from graphkiln_backend.scoring.destinations.store import Notes, Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.units import ID_DIGITS
 
@@ -109,17 +107,18 @@ def object_name(unit_id: str) -> str:
     return f"{unit_id}{_SUFFIX}"
 
 
-class ParquetDestination:
-    """Files of a store.
-
-    Args:
-        store: Where they are.
-    """
+class ParquetDestination(Destination):
+    """Files of a store."""
 
     has_ledger = False  # whether something beside the store says which files count
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    @property
+    def notes(self) -> Notes:
+        """Files of the same store."""
+        return self._store
 
     def prepare(self) -> None:
         """Make and probe the store.
@@ -136,10 +135,6 @@ class ParquetDestination:
                     f"{self._store.place(name)} is no result of graphkiln, and would be read as one",
                     hint="choose an empty destination",
                 )
-
-    def claim(self, run_id: str) -> Lock:
-        """The lock `_claim.json`."""
-        return Lock(self._store, run_id)
 
     def committed_ids(self) -> Iterator[str]:
         """List the files by name.
@@ -170,18 +165,6 @@ class ParquetDestination:
         """Delete their files."""
         for unit_id in unit_ids:
             self._store.delete(object_name(unit_id))
-
-    def write_note(self, name: str, content: bytes | Path) -> None:
-        """A file."""
-        self._store.replace(name, content if isinstance(content, Path) else memoryview(content))
-
-    def read_note(self, name: str) -> bytes | None:
-        """A file."""
-        return self._store.read(name)
-
-    def fetch_note(self, name: str, path: Path) -> bool:
-        """A file."""
-        return self._store.fetch(name, path)
 
     def _refuse_others(self, name: str) -> None:
         """Refuse a folder in which something else than the names of files says what counts."""

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,10 +19,9 @@ import pyarrow as pa
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from graphkiln_backend.scoring.destinations.base import Committed, Result
+from graphkiln_backend.scoring.destinations.base import Committed, Destination, Result
 from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
-from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ScoringError
 
 # Names of tables: however a user writes it, a table has one name, under which its ledger and lock are kept.
@@ -217,7 +215,7 @@ _COLUMNS = (
 )
 
 
-class TableDestination:
+class TableDestination(Destination):
     """A table, made by the first result.
 
     Args:
@@ -248,19 +246,16 @@ class TableDestination:
         return Ledger(self._database, f"table {self._name}")
 
     @cached_property
-    def _notes(self) -> DatabaseNotes:
+    def notes(self) -> DatabaseNotes:
+        """Rows of `graphkiln_notes`."""
         return DatabaseNotes(self._database, f"table {self._name}")
 
     def prepare(self) -> None:
         """Make the tables of the ledger and the notes, and see that the ledger is this table's."""
         self._ledger.prepare()
-        self._notes.prepare()
+        self.notes.prepare()
         self._check_ledger()
         self._checked.clear()
-
-    def claim(self, run_id: str) -> Lock:
-        """A note."""
-        return Lock(self._notes, run_id)
 
     def committed_ids(self) -> Iterator[str]:
         """Those of the ledger."""
@@ -316,18 +311,6 @@ class TableDestination:
                 connection.execute(query, [removed])
 
         self._ledger.remove(removed, erase)
-
-    def write_note(self, name: str, content: bytes | Path) -> None:
-        """A row of `graphkiln_notes`."""
-        self._notes.replace(name, content if isinstance(content, Path) else memoryview(content))
-
-    def read_note(self, name: str) -> bytes | None:
-        """A row of `graphkiln_notes`."""
-        return self._notes.read(name)
-
-    def fetch_note(self, name: str, path: Path) -> bool:
-        """A row of `graphkiln_notes`."""
-        return self._notes.fetch(name, path)
 
     def _describe(self, rows: Sequence[LedgerRow]) -> Iterator[Committed]:
         query = sql.SQL("SELECT {0}, count(*), count(error) FROM {1} WHERE {0} = ANY(%s) GROUP BY 1")

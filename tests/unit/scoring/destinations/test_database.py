@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -9,7 +10,8 @@ import pytest
 from psycopg import errors
 from running import free_ports
 
-from graphkiln_backend.scoring.destinations.database import Database
+from graphkiln_backend.scoring.destinations import database as database_module
+from graphkiln_backend.scoring.destinations.database import Database, DatabaseNotes
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 if TYPE_CHECKING:
@@ -104,3 +106,28 @@ def test_a_user_without_the_right_is_told_what_it_needs(database: Database, post
             used.execute("SELECT * FROM t")
     finally:
         guest.close()
+
+
+@pytest.mark.slow
+def test_a_note_larger_than_a_value_of_the_database(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of a hundred million images in a folder names each of them."""
+    monkeypatch.setattr(database_module, "_PIECE", 4)
+    notes = DatabaseNotes(database, "here")
+    notes.prepare()
+    long, path = b"0123456789" * 5, tmp_path / "plan"
+    path.write_bytes(long)
+    notes.replace("_plan", path)
+    notes.replace("_plan_", memoryview(b"another"))
+    assert notes.read("_plan") == long
+    assert notes.fetch("_plan", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == long
+    for shorter in (b"01234", b"", b"012345678"):
+        notes.replace("_plan", memoryview(shorter))
+        assert notes.read("_plan") == shorter
+    notes.delete("_plan")
+    assert (notes.read("_plan"), notes.read("_plan_")) == (None, b"another")
+    assert DatabaseNotes(database, "there").read("_plan_") is None
+    assert not notes.fetch("_plan", tmp_path / "none")
+    assert not (tmp_path / "none").exists()

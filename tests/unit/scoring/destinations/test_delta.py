@@ -52,18 +52,6 @@ def destination(tmp_path: Path) -> Destination:
     return made
 
 
-def test_units_are_verified_and_read_by_others(destination: Destination, tmp_path: Path) -> None:
-    assert list(destination.committed_ids()) == []
-    units = [unit(number) for number in range(3)]
-    for each in units:
-        destination.commit(result(each))
-    assert verify(destination, units).ok
-    assert verify(opened(tmp_path / "out"), units).ok
-    assert DeltaTable(tmp_path / "out").to_pyarrow_table().num_rows == 6
-    held = destination.claim("run")
-    with pytest.raises(DestinationBusy):
-        destination.claim("other")
-    held.close()
 
 
 def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination, tmp_path: Path) -> None:
@@ -74,30 +62,6 @@ def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
 
 
-def test_workers_that_commit_at_the_same_moment(tmp_path: Path) -> None:
-    opened(tmp_path).prepare()
-    outcomes: list[str] = []
-    barrier = threading.Barrier(6)
-
-    def work(name: str) -> None:
-        worker = opened(tmp_path)
-        barrier.wait()
-        worker.commit(result(unit(int(name) + 1)))
-        try:
-            worker.commit(result(unit(0), name))
-            outcomes.append(name)
-        except CommitConflict:
-            pass
-
-    threads = [threading.Thread(target=work, args=(str(number),)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = verify(opened(tmp_path), [unit(number) for number in range(7)])
-    assert found.ok, found.findings
-    assert len(outcomes) == 1
-    assert opened(tmp_path).read(unit(0).id, ["id"]).column("id")[0].as_py().startswith(outcomes[0])
 
 
 def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:

@@ -16,7 +16,6 @@ import pytest
 
 from graphkiln_backend.scoring.destinations import folder
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.lock import writer_token
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 CONTENT = memoryview(b"content")
@@ -41,13 +40,6 @@ def test_preparing_leaves_an_empty_folder(store: FolderStore, tmp_path: Path) ->
     assert list(store.names()) == []
 
 
-def test_one_name_is_created_once(store: FolderStore) -> None:
-    assert store.create("a", CONTENT)
-    assert not store.create("a", memoryview(b"other"))
-    assert store.read("a") == b"content"
-    store.delete("a")
-    store.delete("a")
-    assert store.read("a") is None
 
 
 def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -182,36 +174,15 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
         FolderStore(tmp_path / "out").prepare()
 
 
-def test_ages_are_those_of_the_file_system(store: FolderStore, tmp_path: Path) -> None:
-    store.create("a", CONTENT)
-    os.utime(tmp_path / "out" / "a", (time.time() - 100, time.time() - 100))
-    assert 99 < (store.age_s("a") or 0) < 200
-    assert store.age_s("other") is None
 
 
-class TestLeftovers:
-    """What killed writers leave is removed by the next run, what living ones write is not."""
-
-    def leave(self, tmp_path: Path, token: str, age_s: float = 0) -> Path:
-        path = tmp_path / "out" / f".unfinished-{token}-00"
+def test_what_killed_writers_left_is_removed_by_age(store: FolderStore, tmp_path: Path) -> None:
+    paths = [tmp_path / "out" / f".unfinished-{name}" for name in ("young", "old")]
+    for path, age_s in zip(paths, (600, 7200), strict=True):
         path.touch()
         os.utime(path, (time.time() - age_s, time.time() - age_s))
-        return path
-
-    def test_of_a_dead_process_here(self, store: FolderStore, tmp_path: Path) -> None:
-        machine, pid, started = writer_token().split("-")
-        dead = self.leave(tmp_path, f"{machine}-{pid}-{int(started) - 1}")
-        living = self.leave(tmp_path, writer_token())
-        store.prepare()
-        assert not dead.exists()
-        assert living.exists()
-
-    def test_of_a_process_elsewhere_by_age(self, store: FolderStore, tmp_path: Path) -> None:
-        young = self.leave(tmp_path, "00aa-7-7", age_s=3600)
-        old = self.leave(tmp_path, "00aa-7-8", age_s=25 * 3600)
-        store.prepare()
-        assert young.exists()
-        assert not old.exists()
+    store.prepare()
+    assert [path.exists() for path in paths] == [True, False]
 
 
 WRITE = """
@@ -236,8 +207,6 @@ def test_readers_see_whole_files_or_none_however_writers_are_killed(store: Folde
             writer.send_signal(signal.SIGKILL)
         for name in store.names():
             assert store.read(name) == name.encode() * 100_000
-        store.prepare()
-        assert not [path.name for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a file system")

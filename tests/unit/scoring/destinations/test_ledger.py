@@ -35,15 +35,6 @@ def nothing(*_: object) -> None:
     pass
 
 
-def test_a_unit_is_committed_once(ledger: Ledger, database: Database) -> None:
-    ledger.commit(RESULT, nothing)
-    with pytest.raises(CommitConflict):
-        ledger.commit(RESULT, nothing)
-    assert ledger.unit_ids() == ["u"]
-    assert list(ledger.rows(["u", "v"])) == [LedgerRow(unit_id="u", configuration="model", scored=1, errors=1)]
-    assert Ledger(database, "there").unit_ids() == []
-    ledger.remove(["u"], nothing)
-    assert ledger.unit_ids() == []
 
 
 def test_what_fails_while_it_is_written_leaves_no_row(ledger: Ledger) -> None:

@@ -56,33 +56,8 @@ def destination(store: ObjectStore, database: Database) -> LedgeredDestination:
     return made
 
 
-def test_a_unit_is_committed_once(destination: LedgeredDestination) -> None:
-    destination.commit(result())
-    with pytest.raises(CommitConflict):
-        destination.commit(result("b"))
-    assert destination.read(UNIT.id, ["id"]).column("id").to_pylist() == ["a", "a2"]
-    assert verify(destination, [UNIT]).ok
-    destination.remove([UNIT.id])
-    assert list(destination.committed_ids()) == []
-    assert "none of its 2 rows" in verify(destination, [UNIT]).findings[0].message
 
 
-def test_of_many_attempts_one_wins(destination: LedgeredDestination) -> None:
-    outcomes = []
-
-    def attempt(name: str) -> None:
-        try:
-            destination.commit(result(name))
-            outcomes.append(name)
-        except CommitConflict:
-            pass
-
-    threads = [threading.Thread(target=attempt, args=(str(number),)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes == destination.read(UNIT.id, ["id"]).column("id").to_pylist()[:1]
 
 
 def test_an_object_of_an_attempt_that_died_is_written_over(
@@ -106,10 +81,6 @@ def test_an_object_that_is_not_what_was_committed(destination: LedgeredDestinati
     assert finding.unit_id == UNIT.id
 
 
-def test_claims_are_the_databases(destination: LedgeredDestination) -> None:
-    destination.claim("first")
-    with pytest.raises(DestinationBusy, match=r"models/out is being written"):
-        destination.claim("second")
 
 
 def test_one_bucket_by_two_addresses_has_one_ledger(
@@ -123,8 +94,7 @@ def test_one_bucket_by_two_addresses_has_one_ledger(
     other.prepare()
     with pytest.raises(CommitConflict):
         other.commit(result("b"))
-    destination.claim("first")
-    with pytest.raises(DestinationBusy):
+    with destination.claim("first"), pytest.raises(DestinationBusy):
         other.claim("second")
 
 

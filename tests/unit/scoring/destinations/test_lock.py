@@ -15,13 +15,13 @@ import pytest
 
 from graphkiln_backend.scoring.destinations import lock as module
 from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.destinations.lock import LOCK_S, Holder, Lock, is_dead_writer, writer_token
+from graphkiln_backend.scoring.destinations.lock import LOCK_S, Holder, Lock
 from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
 
 OTHER = """
 import dataclasses, json
-from graphkiln_backend.scoring.destinations.lock import Holder, writer_token
-print(json.dumps([dataclasses.asdict(Holder.of_this_process('other')), writer_token()]))
+from graphkiln_backend.scoring.destinations.lock import Holder
+print(json.dumps(dataclasses.asdict(Holder.of_this_process('other'))))
 """
 
 
@@ -162,44 +162,22 @@ def test_of_many_that_take_it_at_once_one_does(take: Callable[..., Lock]) -> Non
     assert sorted(outcomes) == ["refused"] * 5 + ["won"]
 
 
-@pytest.mark.parametrize("name", [module.NAME, "_claim.00000003.json"])
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"holder": 7, "nonce": ""}', b"\xff"])
 def test_a_damaged_lock_is_named_and_expires(
-    take: Callable[..., Lock], store: Aged, tmp_path: Path, content: bytes, name: str
+    take: Callable[..., Lock], store: Aged, tmp_path: Path, content: bytes
 ) -> None:
-    store.replace(name, memoryview(content))
-    with pytest.raises(DestinationBusy, match=f"{tmp_path}/{name} says who writes there, but is damaged"):
+    store.replace(module.NAME, memoryview(content))
+    with pytest.raises(DestinationBusy, match=f"{tmp_path}/{module.NAME} says who writes there, but is damaged"):
         take("next")
     store.added_s = LOCK_S + 1
     take("next")
-    assert list(store.names("_claim.")) == [module.NAME]
-
-
-@pytest.mark.parametrize(("released", "machine", "free"), [(True, "x", True), (False, "x", False), (False, "", True)])
-def test_numbered_claims_of_older_versions_are_understood(
-    take: Callable[..., Lock], store: Aged, released: bool, machine: str, free: bool
-) -> None:
-    holder = replace(Holder.of_this_process("old"), started=1)
-    fields = {name: getattr(holder, name) for name in ("run_id", "host", "machine", "pid", "started")}
-    document = {"holder": fields | ({"machine": machine} if machine else {}), "nonce": "n", "released": released}
-    store.replace("_claim.00000007.json", memoryview(json.dumps(document).encode()))
-    if free:
-        take("new").check()
-        assert list(store.names("_claim.")) == [module.NAME]
-    else:
-        with pytest.raises(DestinationBusy, match="run old"):
-            take("new")
+    assert list(store.names()) == [module.NAME]
 
 
 def test_a_process_that_ended_is_seen_on_its_own_machine_alone() -> None:
     printed = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True, check=True).stdout
-    holder, token = json.loads(printed)
-    assert Holder(**holder).is_gone
-    assert is_dead_writer(token)
+    assert Holder(**json.loads(printed)).is_gone
     here = Holder.of_this_process("run")
     assert not here.is_gone
-    assert not is_dead_writer(writer_token())
     assert replace(here, started=here.started - 1).is_gone, "its number is used again"
     assert not replace(here, machine="other", started=1).is_gone
-    machine, pid, _ = writer_token().split("-")
-    assert not is_dead_writer(f"{'0' * len(machine)}-{pid}-1")

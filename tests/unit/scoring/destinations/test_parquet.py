@@ -46,54 +46,17 @@ def test_what_is_committed_is_read_back(destination: ParquetDestination, tmp_pat
     assert pq.read_table(tmp_path / "out").num_rows == 3
 
 
-def test_the_second_attempt_is_told_so_and_changes_nothing(destination: ParquetDestination) -> None:
-    destination.commit(result())
-    with pytest.raises(CommitConflict, match=f"unit {A} has a result already"):
-        destination.commit(result(ids=("other",), errors=()))
-    assert destination.read(A, ["id"]).column("id").to_pylist() == ["x", "y", "z"]
 
 
-def test_of_many_attempts_at_once_one_wins(destination: ParquetDestination) -> None:
-    outcomes = []
-
-    def attempt(number: int) -> None:
-        try:
-            destination.commit(result(ids=(str(number),), errors=()))
-            outcomes.append(number)
-        except CommitConflict:
-            pass
-
-    threads = [threading.Thread(target=attempt, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(number) for number in outcomes] == destination.read(A, ["id"]).column("id").to_pylist()
 
 
-def test_a_removed_unit_can_be_committed_anew(destination: ParquetDestination) -> None:
-    destination.commit(result())
-    destination.remove([A, B])
-    assert list(destination.committed_ids()) == []
-    destination.commit(result())
 
 
-def test_notes_are_no_results(destination: ParquetDestination, tmp_path: Path) -> None:
-    assert destination.read_note("_run.json") is None
-    assert not destination.fetch_note("_plan.parquet", tmp_path / "copy")
-    destination.write_note("_run.json", b"1")
-    destination.write_note("_run.json", b"2")
-    (tmp_path / "plan").write_bytes(b"plan")
-    destination.write_note("_plan.parquet", tmp_path / "plan")
-    assert destination.read_note("_run.json") == b"2"
-    assert destination.fetch_note("_plan.parquet", tmp_path / "copy")
-    assert (tmp_path / "copy").read_bytes() == b"plan"
-    assert list(destination.committed_ids()) == []
 
 
 def test_files_may_be_read_by_whom_the_umask_says(destination: ParquetDestination, tmp_path: Path) -> None:
     destination.commit(result())
-    destination.write_note("_run.json", b"1")
+    destination.notes.replace("_run.json", memoryview(b"1"))
     (tmp_path / "touched").touch()
     expected = stat.S_IMODE((tmp_path / "touched").stat().st_mode)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()} == {expected}
@@ -150,3 +113,9 @@ class TestDamage:
 
     def test_gone(self, destination: ParquetDestination) -> None:
         assert "No such file" in self.described(destination)[A]
+
+
+def test_what_the_input_said_of_its_schema_is_not_carried_along(destination: ParquetDestination, tmp_path: Path) -> None:
+    one = result()
+    destination.commit(Result(unit_id=A, configuration="m", table=one.table.replace_schema_metadata({"pandas": "large"})))
+    assert b"pandas" not in (pq.read_metadata(tmp_path / "out" / f"{A}.parquet").metadata or {})

@@ -63,19 +63,6 @@ def test_rows_come_back_as_they_were(destination: TableDestination) -> None:
     assert scores == expected.table.column("scores").to_pylist()
 
 
-def test_twins_are_refused_and_all_is_verified(destination: TableDestination, tmp_path: Path) -> None:
-    units = [unit(number) for number in range(4)]
-    for each in units:
-        destination.commit(result(each))
-    with pytest.raises(CommitConflict):
-        destination.commit(result(units[0]))
-    found = verify(destination, units)
-    assert (found.ok, found.scored, found.errors) == (True, 8, 4)
-    assert collect_errors(destination, destination.committed_ids()) == 4
-    assert destination.fetch_note("_errors.parquet", tmp_path / "errors")
-    destination.remove([units[0].id, units[1].id])
-    assert len(verify(destination, units).findings) == 2
-    destination.commit(result(units[0]))
 
 
 def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, database: Database) -> None:
@@ -176,13 +163,6 @@ def test_a_value_that_the_database_cannot_hold_is_not_the_stores_fault(
     assert list(destination.committed_ids()) == [unit(1).id]
 
 
-def test_one_driver_at_a_time(destination: TableDestination) -> None:
-    destination.write_note("_run.json", b"1")
-    assert destination.read_note("_run.json") == b"1"
-    held = destination.claim("first")
-    with pytest.raises(DestinationBusy):
-        destination.claim("second")
-    held.close()
 
 
 WRITE = """
