@@ -16,8 +16,8 @@ from graphkiln_backend.scoring.encoders import RESERVED
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.sources.base import Columns, Source
+from graphkiln_backend.scoring.sources.delta import delta_location
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.sources.places import delta_location
 from graphkiln_backend.storage.address import RemoteAddress
 
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")

@@ -1,8 +1,7 @@
-"""Finds ids that occur twice among more rows than memory holds.
+"""Ids that occur twice, found among more rows than memory holds.
 
 Each id becomes a hash of 8 bytes; these are spread over files by their highest bits, so that equal ones meet in the
-same file, which is sorted. Two ids may have one hash: what is found here are candidates, which the caller looks at
-again.
+same file, which is sorted. Two ids may have one hash: what is found are candidates, which are compared by their names.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,19 +17,22 @@ import pyarrow as pa
 
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
+from graphkiln_backend.system.closing import Closeable
 
 Hashes = npt.NDArray[np.uint64]
+Ids = Sequence[str] | Sequence[bytes] | Any  # or a chunked array of Arrow
 
 _FILES = 64
 _SHIFT = np.uint64(58)  # leaves the bits that count to _FILES
 _HELD = 1 << 18
+_NAMED = 5
 
 
-class RowHashes:
-    """The hashes of ids; use it as a context manager. It holds 2 MiB, and at the end a 64th of all hashes.
+class RowHashes(Closeable):
+    """The hashes of ids; it holds 2 MiB, and at the end a 64th of all hashes.
 
     Args:
-        folder: Where its files are, which vanish with it; None for that of temporary files.
+        folder: Where its files are, which vanish with it; None for the folder of temporary files.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -40,22 +42,14 @@ class RowHashes:
         self._held: list[Hashes] = []
         self._count = 0
 
-    def __enter__(self) -> RowHashes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Remove the files."""
         self._stack.close()
 
-    def add(self, ids: pa.ChunkedArray) -> None:
-        """Take ids, of any type that has one Python value each."""
-        self.add_hashes(hash_ids(ids))
-
-    def add_hashes(self, hashes: Hashes) -> None:
-        """Take what `hash_ids` or `hash_values` made of ids."""
-        self._held.append(hashes)
-        self._count += len(hashes)
+    def add(self, ids: Ids) -> None:
+        """Take ids, best some thousands at a time."""
+        self._held.append(hash_ids(ids))
+        self._count += len(ids)
         if self._count >= _HELD:
             self._spill()
 
@@ -70,6 +64,24 @@ class RowHashes:
             found.append(np.unique(hashes[1:][hashes[1:] == hashes[:-1]]))
         return np.sort(np.concatenate(found))
 
+    def refuse_repeated(self, again: Callable[[], Iterable[str | bytes]], hint: str) -> None:
+        """Refuse ids that were added more than once; to be called once, at the end.
+
+        Args:
+            again: Gives all ids once more; called only if two have one hash.
+            hint: What to do about repeated ones.
+
+        Raises:
+            ScoringError: There are some; the message names them.
+        """
+        suspects = set(self.repeated().tolist())
+        repeated = list(_find_repeated(again(), suspects)) if suspects else []
+        if repeated:
+            named = ", ".join(f"'{_as_text(one)}'" for one in repeated[:_NAMED])
+            more = ", ..." if len(repeated) > _NAMED else ""
+            number = "1 id occurs" if len(repeated) == 1 else f"{len(repeated)} ids occur"
+            raise ScoringError(f"{number} more than once: {named}{more}", hint=hint)
+
     def _spill(self) -> None:
         if not self._held:
             return
@@ -80,64 +92,17 @@ class RowHashes:
             hashes[begin:end].tofile(file)
 
 
-def hash_ids(ids: pa.ChunkedArray) -> Hashes:
+def hash_ids(ids: Ids) -> Hashes:
     """A hash per id; the same within one process alone, where strangers cannot choose ids that collide."""
-    values: Iterable[object] = ids.to_numpy() if pa.types.is_string(ids.type) else ids.to_pylist()
-    return hash_values(values, len(ids))
+    values: Iterable[object] = ids
+    if isinstance(ids, pa.ChunkedArray):
+        values = ids.to_numpy() if pa.types.is_string(ids.type) else ids.to_pylist()
+    return np.fromiter(map(hash, values), np.int64, len(ids)).view(np.uint64)
 
 
-def hash_values(values: Iterable[object], count: int) -> Hashes:
-    """Hash Python values as `hash_ids` does."""
-    return np.fromiter(map(hash, values), np.int64, count).view(np.uint64)
-
-
-# Ids that occur more than once in an input, found by their hashes.
-
-_NAMED = 5
-
-Ids = Iterable[bytes] | Iterable[str]
-
-
-class Repeats:
-    """Looks for ids that occur more than once, among more than memory holds. Use it as a context manager."""
-
-    def __init__(self) -> None:
-        self._hashes = RowHashes()
-
-    def __enter__(self) -> Repeats:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hashes.__exit__(kind, error, trace)
-
-    def add(self, ids: Sequence[bytes] | Sequence[str]) -> None:
-        """Note ids, best some thousands at a time."""
-        self._hashes.add_hashes(hash_values(ids, len(ids)))
-
-    def check(self, again: Callable[[], Ids], hint: str) -> None:
-        """Refuse repeated ids by their names; to be called once, at the end.
-
-        Args:
-            again: Gives all ids once more; asked only if two have one hash.
-            hint: What to do about repeated ones.
-
-        Raises:
-            ScoringError: There are some.
-        """
-        suspects = set(self._hashes.repeated().tolist())
-        repeated = list(_find_repeated(again(), suspects)) if suspects else []
-        if repeated:
-            named = ", ".join(f"'{_as_text(one)}'" for one in repeated[:_NAMED])
-            more = ", ..." if len(repeated) > _NAMED else ""
-            number = "1 id occurs" if len(repeated) == 1 else f"{len(repeated)} ids occur"
-            raise ScoringError(f"{number} more than once: {named}{more}", hint=hint)
-
-
-def _find_repeated(ids: Ids, suspects: set[int]) -> Iterator[bytes | str]:
+def _find_repeated(ids: Iterable[str | bytes], suspects: set[int]) -> Iterator[str | bytes]:
     """Each repeated id once; memory holds those that are suspected."""
-    seen: dict[bytes | str, bool] = {}
+    seen: dict[str | bytes, bool] = {}
     for one in ids:
         if hash(one) % 2**64 in suspects:
             if seen.get(one) is False:
@@ -145,5 +110,5 @@ def _find_repeated(ids: Ids, suspects: set[int]) -> Iterator[bytes | str]:
             seen[one] = one in seen
 
 
-def _as_text(one: bytes | str) -> str:
+def _as_text(one: str | bytes) -> str:
     return one if isinstance(one, str) else one.decode("utf-8", "backslashreplace")

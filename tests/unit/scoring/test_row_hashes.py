@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graphkiln_backend.scoring import row_hashes
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.row_hashes import RowHashes, hash_ids
 
 
@@ -30,3 +33,38 @@ def test_the_repeated_ones_are_found_across_spills(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("values", [["a", "ä", ""], [1, 2, -3], [b"x", b"y"], [1.5, 2.5]])
 def test_ids_of_any_type(values: list[object]) -> None:
     assert len(set(hash_ids(chunked(values)))) == len(values)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.text(max_size=2), max_size=40))
+def test_repeated_ids_are_found_and_no_others(ids: list[str]) -> None:
+    with RowHashes() as hashes:
+        hashes.add(ids[:7])
+        hashes.add(ids[7:])
+        if len(set(ids)) == len(ids):
+            hashes.refuse_repeated(lambda: ids, "")
+        else:
+            with pytest.raises(ScoringError, match="more than once"):
+                hashes.refuse_repeated(lambda: ids, "")
+
+
+def test_each_is_named_once_with_what_to_do() -> None:
+    ids = [b"a.jpg", b"b.jpg", b"a.jpg", b"c.jpg", b"a.jpg"]
+    with RowHashes() as hashes:
+        hashes.add(ids)
+        with pytest.raises(ScoringError, match=r"1 id occurs more than once: 'a.jpg' \(mend it\)"):
+            hashes.refuse_repeated(lambda: ids, "mend it")
+
+
+def test_of_many_some_are_named() -> None:
+    ids = [*map(str, range(10))] * 2
+    with RowHashes() as hashes:
+        hashes.add(ids)
+        with pytest.raises(ScoringError, match=r"10 ids occur more than once: '0', '1', '2', '3', '4', \.\.\."):
+            hashes.refuse_repeated(lambda: ids, "")
+
+
+def test_a_hash_that_two_ids_share_is_no_repetition() -> None:
+    with RowHashes() as hashes:
+        hashes.add(["a", "a"])  # what two ids of one hash look like
+        hashes.refuse_repeated(lambda: ["a", "b"], "")

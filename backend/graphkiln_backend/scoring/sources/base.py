@@ -1,4 +1,4 @@
-"""Interfaces of sources: ranges for the plan, rows for a worker."""
+"""Interface of sources: ranges for the plan, rows for a worker."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources.places import Place, StoredFile
 from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
+REPEATED = "every row needs its own id: remove the repetitions, or name the column of another id by --id-column"
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
 
 class Source(Protocol):
-    """An input. It is opened by its text on the driver and again on each worker, and hold nothing in between.
+    """An input. It is opened by its text on the driver and again on each worker, and holds nothing in between.
 
     Its methods may be called by several threads at a time. What is wrong with a single row is found by that row's
     `load`; what is wrong with the input raises from these.
@@ -43,7 +47,16 @@ class Source(Protocol):
         ...
 
 
-REPEATED = "every row needs its own id: remove the repetitions, or name the column of another id by --id-column"
+class FileReader(Protocol):
+    """Reads one kind of file."""
+
+    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
+        """The ranges of files, whose paths begin below `place`; as `Source.ranges`."""
+        ...
+
+    def rows(self, unit: Unit) -> Iterator[Row]:
+        """The rows of a unit, as `Source.rows`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +74,7 @@ class Columns:
     kept: tuple[str, ...] = ()
 
     def refuse(self, what: str) -> None:
-        """Refuse columns where there are none.
+        """Refuse columns of an input that has none.
 
         Raises:
             ScoringError: Some are requested.
@@ -70,7 +83,7 @@ class Columns:
             raise ScoringError(f"{what} have no columns", hint="leave out --image-column, --id-column, --keep-columns")
 
     def check(self, known: Iterable[str], where: str) -> None:
-        """Check names against those that there are.
+        """Check that each is one of the known ones.
 
         Raises:
             ScoringError: There is no such column, or more than one.
@@ -80,30 +93,11 @@ class Columns:
             if name not in names:
                 raise ScoringError(f"{where} has no column '{name}'", hint=f"it has {', '.join(names)}")
             if names.count(name) > 1:
-                hint = "rename one of them"
-                raise ScoringError(f"{where} has two columns of one name: '{name}'", hint=hint)
-
-
-class FileReader(Protocol):
-    """Reads one kind of file."""
-
-    def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """The ranges of files, as `Source.ranges`.
-
-        Args:
-            place: The folder that they lie below.
-            files: They, with their paths below it.
-            rows: About how many rows a range has.
-        """
-        ...
-
-    def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a unit, as `Source.rows`."""
-        ...
+                raise ScoringError(f"{where} has two columns of one name: '{name}'", hint="rename one of them")
 
 
 def refuse_row(reason: str) -> bytes:
-    """Replace `Row.load` for a row that is known to be unreadable.
+    """Raise, as `Row.load` of a row that is known to be unreadable.
 
     Raises:
         InvalidInput: Always, with the reason.
@@ -111,21 +105,9 @@ def refuse_row(reason: str) -> bytes:
     raise InvalidInput(reason)
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-
-_THREADS = 8
-
-
-def map_ahead(function: Callable[[T], R], items: Iterable[T], threads: int = _THREADS) -> Iterator[R]:
-    """Map items on threads, in order; memory holds as many results as there are threads.
-
-    Args:
-        function: What is asked.
-        items: Arguments of the calls.
-        threads: How many at a time.
-    """
-    waiting: deque[Future[R]] = deque()
+def map_ahead(function: Callable[[_T], _R], items: Iterable[_T], threads: int = 8) -> Iterator[_R]:
+    """Map items on threads, in order; memory holds as many results as there are threads."""
+    waiting: deque[Future[_R]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
         try:
             for item in items:

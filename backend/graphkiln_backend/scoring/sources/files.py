@@ -6,26 +6,21 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from pathlib import PurePosixPath
-from typing import Any
-from urllib.parse import unquote
-
-import pyarrow as pa
 
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.sources import listing, parquet, tars
 from graphkiln_backend.scoring.sources.base import Columns, FileReader
+from graphkiln_backend.scoring.sources.delta import LOG, find_delta
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import (
     PathPattern,
     Place,
     StoredFile,
     check_size,
-    delta_location,
     is_pattern,
     locate,
     split_pattern,
@@ -33,7 +28,6 @@ from graphkiln_backend.scoring.sources.places import (
 from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND = "images"  # files of their own
-LOG = "_delta_log"
 # Kinds that are found in folders. Listings are not: text beside images is seldom one.
 _DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
 _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
@@ -41,17 +35,6 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
 _PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
 _ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
-_VERSION = re.compile(r"(?P<table>.+)@v(?P<version>\d{1,18})")
-# Features for readers that change nothing of the content of a file, or that `DeltaSource` looks for itself.
-_KNOWN_OF_DELTA_TABLE = {
-    "columnMapping",
-    "deletionVectors",
-    "timestampNtz",
-    "typeWidening",
-    "v2Checkpoint",
-    "vacuumProtocolCheck",
-}
-_MAPPING = "delta.columnMapping.mode"
 _log = logging.getLogger("graphkiln.scoring")
 
 
@@ -245,101 +228,3 @@ _READERS: dict[str, Callable[[Columns], FileReader]] = {
     listing.KIND: listing.ListingReader,
     listing.CSV_KIND: listing.CsvReader,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaSource:
-    """A table of Delta Lake: the Parquet files that one version of its log counts; `TABLE@v12` names a version.
-
-    The log is read by the driver alone. The files that it names are never written again: a version that comes meanwhile
-    changes nothing of a run, and rows that were appended are new units of the next one.
-
-    Source: the Delta transaction protocol, "Add File and Remove File", "Reader Features".
-
-    Attributes:
-        place: Its folder.
-        version: Which of its versions is read; None for the newest.
-    """
-
-    place: Place
-    version: int | None
-
-    def files(self) -> Iterator[StoredFile]:
-        """The files of a version, as they lie in the folder, in the order of their paths.
-
-        Raises:
-            ScoringError: It has no such version, no rows, or one of its files is gone; or its files alone do not say
-                what its rows are.
-        """
-        table = self._opened()
-        self._check(table)
-        named = f"version {table.version()} of the Delta table {self.place.text}"
-        waiting = set(map(unquote, pa.table(table.get_add_actions()).column("path").to_pylist()))
-        if not waiting:
-            raise ScoringError(f"{named} has no rows")
-        _log.info("%s: %d files", named, len(waiting))
-        for file in self.place.storage.walk(self.place.path):
-            if file.path in waiting:
-                waiting.discard(file.path)
-                yield file
-        if waiting:
-            raise ScoringError(
-                f"{named} counts {len(waiting)} files that are gone, such as {min(waiting)}",
-                hint="VACUUM removes files of older versions: score the newest one; a clone is scored where it is of",
-            )
-
-    def _opened(self) -> Any:
-        import deltalake
-
-        location, options = delta_location(self.place.text)
-        try:
-            return deltalake.DeltaTable(location, version=self.version, storage_options=options)
-        except (deltalake.exceptions.DeltaError, OSError) as error:
-            which = "" if self.version is None else f" at version {self.version}"
-            raise ScoringError(
-                f"the log of the Delta table {self.place.text} cannot be read{which}: {error}", hint=self._way_round
-            ) from error
-
-    def _check(self, table: Any) -> None:
-        """Refuse a table whose log says more of its rows than which files hold them."""
-        strange = set(table.protocol().reader_features or ()) - _KNOWN_OF_DELTA_TABLE
-        if table.metadata().configuration.get(_MAPPING, "none") != "none":
-            strange.add("columnMapping")
-        if strange:
-            raise ScoringError(
-                f"the Delta table {self.place.text} needs a reader that knows {', '.join(sorted(strange))}",
-                hint=f"write its rows anew as Parquet; {self._way_round}",
-            )
-        if "deletionVectors" in (table.protocol().reader_features or ()) and _marks(table):
-            raise ScoringError(
-                f"the Delta table {self.place.text} has rows that are deleted by marks beside its files",
-                hint=f"REORG TABLE ... APPLY (PURGE) writes its files anew; {self._way_round}",
-            )
-
-    @property
-    def _way_round(self) -> str:
-        return f"a pattern takes all rows of all files that are there: '{self.place.text}/**/*.parquet'"
-
-
-def find_delta(text: str) -> DeltaSource | None:
-    """The table that a text means, if it means one: the folder of a log, or that with `@v` and a version behind it."""
-    if found := _at(text, None):
-        return found
-    named = _VERSION.fullmatch(text)
-    return _at(named["table"], int(named["version"])) if named else None
-
-
-def _at(text: str, version: int | None) -> DeltaSource | None:
-    place = locate(text)
-    has_log = next(place.storage.walk(f"{place.path.rstrip('/')}/{LOG}"), None) is not None
-    return DeltaSource(place, version) if has_log else None
-
-
-def _marks(table: Any) -> bool:
-    """True if rows are deleted by marks, or may be: older versions of deltalake cannot list them."""
-    import deltalake
-
-    try:
-        return not hasattr(table, "deletion_vectors") or pa.table(table.deletion_vectors()).num_rows > 0
-    except deltalake.exceptions.DeltaError:
-        return True

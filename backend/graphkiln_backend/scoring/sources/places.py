@@ -1,23 +1,19 @@
-"""Places of files: paths of this machine, and objects of buckets."""
+"""Where files are: paths of this machine, or of a file system that every node mounts, and objects of buckets."""
 
 from __future__ import annotations
 
 import errno
 import fnmatch
-import heapq
 import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from io import SEEK_SET, BufferedIOBase
-from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, BinaryIO, Protocol, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.files import GIB, UnusableFile, format_size, open_regular, read_stream
@@ -26,9 +22,15 @@ from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceU
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
 
-# Storages: this machine, or a bucket. Both are listed in order, and read as they were when listed.
-
 IMAGE_LIMIT = GIB  # most bytes of an encoded image
+READABLE = "paths, s3://, gs:// and file:// can"
+_OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
+_WILDCARD = re.compile(r"[*?[]")
+_ANY_FOLDERS = "**"
+# Faults of the disk, the network or this process rather than of the file.
+_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
+_T = TypeVar("_T")
+_log = logging.getLogger("graphkiln.scoring")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +38,7 @@ class StoredFile:
     """A file or object.
 
     Attributes:
-        path: Below what was listed, or as it was named.
+        path: Below the folder that was listed, or as it was named.
         size: In bytes.
         stamp: Changes with the content; empty for a link that leads nowhere.
     """
@@ -44,16 +46,6 @@ class StoredFile:
     path: str
     size: int
     stamp: str
-
-
-def check_size(size: int) -> None:
-    """Refuse an image that no memory should hold, before it is read.
-
-    Raises:
-        UnusableFile: It has too many bytes.
-    """
-    if size > IMAGE_LIMIT:
-        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
 
 
 class Storage(Protocol):
@@ -68,7 +60,7 @@ class Storage(Protocol):
         ...
 
     def find(self, path: str) -> StoredFile | None:
-        """A file, or None where there is none, or a folder.
+        """A file; None where there is none, or a folder.
 
         Raises:
             ScoringError: It cannot be looked at.
@@ -101,15 +93,80 @@ class Storage(Protocol):
         ...
 
 
-# Patterns of paths, as shells write them: `*`, `?`, `[a-z]` within a name, `**` for any folders.
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A path and its storage.
 
-_MAGIC = re.compile(r"[*?[]")
-_ANY_FOLDERS = "**"
+    Attributes:
+        path: As the storage names it.
+        text: As a user names it.
+    """
+
+    storage: Storage
+    path: str
+    text: str
+
+    def below(self, path: str) -> Place:
+        """A path below this one."""
+        return Place(self.storage, f"{self.path.rstrip('/')}/{path}", f"{self.text.rstrip('/')}/{path}")
+
+    @property
+    def folder(self) -> Place:
+        """The folder of a file."""
+        return Place(self.storage, self.path.rpartition("/")[0], self.text.rpartition("/")[0])
+
+
+def locate(text: str) -> Place:
+    """Locate a path, `file://` or a bucket's address.
+
+    Raises:
+        ScoringError: It is an address of another kind.
+        RepositoryError: It is a bucket's address, but incomplete.
+    """
+    text = text.removeprefix("file://")
+    if _OTHER_SCHEME.match(text):
+        raise ScoringError(f"'{redact(text)}' cannot be read", hint=READABLE)
+    address = RemoteAddress.parse(text)
+    if address is None:
+        path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
+        return Place(LocalStorage(), path, path)
+    # Down to its bucket, which credentials may depend on.
+    bucket, _, rest = address.root.partition("/")
+    service = address.text.removesuffix(f"/{rest}") if rest else address.text or bucket
+    return Place(_bucket(address.scheme, tuple(address.options.items()), service), address.root, address.text)
+
+
+@cache
+def _bucket(scheme: str, options: tuple[tuple[str, str], ...], text: str) -> Storage:
+    root = text.rpartition("/")[2]
+    return ObjectStorage(RemoteAddress(scheme=scheme, root=root, options=dict(options), text=text))
+
+
+def load_image(folder: Place, text: str) -> bytes:
+    """Read an image that a row names by its path, relative to a folder, or by its address.
+
+    Raises:
+        SourceUnavailable: It cannot be read just now.
+        GraphkilnError: It can never be read.
+        OSError: Likewise.
+    """
+    place = locate(text) if text.startswith("/") or "://" in text else folder.below(text)
+    return place.storage.read(place.path, None)
+
+
+def check_size(size: int) -> None:
+    """Refuse an image that no memory should hold, before it is read.
+
+    Raises:
+        UnusableFile: It has too many bytes.
+    """
+    if size > IMAGE_LIMIT:
+        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
 
 
 def is_pattern(path: str) -> bool:
-    """True if a path holds wildcards."""
-    return _MAGIC.search(path) is not None
+    """True if a path holds wildcards: `*`, `?`, `[a-z]` within a name, `**` for any folders."""
+    return _WILDCARD.search(path) is not None
 
 
 def split_pattern(path: str) -> tuple[str, str]:
@@ -120,11 +177,7 @@ def split_pattern(path: str) -> tuple[str, str]:
 
 
 class PathPattern:
-    """Matches paths below a folder.
-
-    Args:
-        pattern: Pattern below the folder; a last `**` means everything.
-    """
+    """Matches paths below a folder; a last `**` means everything."""
 
     def __init__(self, pattern: str) -> None:
         parts = pattern.split("/")
@@ -146,86 +199,64 @@ def _match(names: Sequence[str], parts: Sequence[re.Pattern[str] | None]) -> boo
     return first.match(names[0]) is not None and _match(names[1:], rest)
 
 
-# A folder that holds a table of Delta Lake, as deltalake names it.
+class OpenedFile(BufferedIOBase):
+    """A file whose library's errors become ours, also when Arrow, tarfile or a loop over lines reads it.
 
-
-def delta_location(text: str) -> tuple[str, dict[str, str]]:
-    """Its location, and what deltalake must know of it beside the environment.
-
-    Args:
-        text: The folder: a path, or a bucket's address.
-
-    Raises:
-        RepositoryError: It is an address, but none that is known.
-    """
-    address = RemoteAddress.parse(text)
-    if address is None:
-        return text, {}
-    endpoint = address.options.get("endpoint_url")
-    options = {"aws_endpoint": endpoint, "aws_allow_http": "true"} if endpoint else {}
-    if address.scheme == "s3":
-        options["aws_conditional_put"] = "etag"
-    return f"{address.scheme}://{address.root}", options
-
-
-# Files of this machine, or of a file system that every node mounts at the same place.
-
-# Names in order, however many there are: what does not fit into memory is sorted in runs on disk and merged.
-
-_RUN = 500_000
-_PIECE = 1 << 16
-
-
-def sort_names(names: Iterable[bytes], run: int = _RUN) -> Iterator[bytes]:
-    """Sort names, none of which holds a null.
+    Unexplained, an outage of the network would be taken for a damaged file, or for the doing of a row.
 
     Args:
-        names: The names.
-        run: Most of them that are held in memory.
+        file: As its library opened it; owned.
+        explain: What an error of that library means.
     """
-    unsorted = iter(names)
-    first = sorted(islice(unsorted, run))
-    if len(first) < run:
-        yield from first
-        return
-    with ExitStack() as stack:
-        runs: list[Iterator[bytes]] = []
-        while first:
-            file = stack.enter_context(TemporaryFile(prefix="graphkiln-names-"))
-            runs.append(_written(file, first))
-            first = sorted(islice(unsorted, run))
-        yield from heapq.merge(*runs)
 
+    def __init__(self, file: BinaryIO, explain: Callable[[Exception], GraphkilnError]) -> None:
+        self._file, self._explain = file, explain
 
-def _written(file: IO[bytes], names: list[bytes]) -> Iterator[bytes]:
-    file.write(b"\0".join(names))
-    file.seek(0)
-    return _read(file)
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read bytes."""
+        return self._explained(lambda: self._file.read(-1 if size is None else size))
 
+    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
+        """Go to another place."""
+        return self._explained(lambda: self._file.seek(offset, whence))
 
-def _read(file: IO[bytes]) -> Iterator[bytes]:
-    rest = b""
-    while piece := file.read(_PIECE):
-        *whole, rest = (rest + piece).split(b"\0")
-        yield from whole
-    yield rest
+    def tell(self) -> int:
+        """The position."""
+        return self._explained(self._file.tell)
 
+    def readable(self) -> bool:
+        """Always true."""
+        return True
 
-_log = logging.getLogger("graphkiln.scoring")
+    def seekable(self) -> bool:
+        """Always true."""
+        return True
 
-# Faults of the disk, the network or this process rather than of the file.
-_PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
+    def close(self) -> None:
+        """Close the library's file, too."""
+        try:
+            self._file.close()
+        finally:
+            super().close()
+
+    def _explained(self, call: Callable[[], _T]) -> _T:
+        try:
+            return call()
+        except GraphkilnError:
+            raise
+        except Exception as error:
+            raise self._explain(error) from error
 
 
 class LocalStorage:
     """Files by absolute paths. Links are followed; a link to a folder that holds it is not, as it would never end."""
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
-        """A folder at a time, its names sorted."""
+        """A folder at a time, its names sorted in memory."""
         try:
             is_there = Path(folder).is_dir()
         except OSError as error:  # a folder above may not be entered
-            raise _describe_failure(folder, error) from error
+            raise _failure(folder, error) from error
         if is_there:
             yield from _walk(os.fsencode(folder), b"", ())
 
@@ -237,14 +268,14 @@ class LocalStorage:
             return None
         except (OSError, ValueError) as error:
             raise ScoringError(f"cannot look at {path}: {error}") from error
-        return _describe(path, status) if stat.S_ISREG(status.st_mode) else None
+        return _described(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
         """Opened, looked at, read, and looked at again."""
         try:
             with open_regular(path, None if part else IMAGE_LIMIT) as file:
                 _check(path, file, stamp)
-                content = _read_part(file, part) if part else read_stream(file, IMAGE_LIMIT)
+                content = _read_part(file, *part) if part else read_stream(file, IMAGE_LIMIT)
                 _check(path, file, stamp)
         except OSError as error:
             if error.errno in _PASSING:
@@ -262,44 +293,34 @@ class LocalStorage:
             kind = ScoringError if stamp is None else InputChanged
             raise kind(f"there is no file {path}") from error
         except OSError as error:
-            raise _describe_failure(path, error) from error
+            raise _failure(path, error) from error
         try:
             _check(path, file, stamp)
         except BaseException:
             file.close()
             raise
-        return cast("BinaryIO", OpenedFile(file, partial(_describe_failure, path)))
+        return cast("BinaryIO", OpenedFile(file, partial(_failure, path)))
 
 
 def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
-    here = _identity(folder)
-    if here in above:
-        _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
-        return
-    for name in sort_names(_names(folder)):
+    try:
+        status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
+        here = status.st_dev, status.st_ino
+        if here in above:
+            _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
+            return
+        with os.scandir(folder) as entries:
+            # Folders end with a slash, so that paths are sorted as a bucket's are.
+            names = sorted(
+                each.name + b"/" if _is_folder(each) else each.name for each in entries if each.name[:1] != b"."
+            )
+    except OSError as error:
+        raise _failure(os.fsdecode(folder), error) from error
+    for name in names:
         if name.endswith(b"/"):
             yield from _walk(folder + b"/" + name[:-1], prefix + name, (*above, here))
         else:
             yield _look_at(folder + b"/" + name, os.fsdecode(prefix + name))
-
-
-def _identity(folder: bytes) -> tuple[int, int]:
-    try:
-        status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
-    except OSError as error:  # it has just gone
-        raise _describe_failure(os.fsdecode(folder), error) from error
-    return status.st_dev, status.st_ino
-
-
-def _names(folder: bytes) -> Iterator[bytes]:
-    """List a folder, unsorted; folders end with a slash, so that paths are sorted as a bucket's are."""
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not entry.name.startswith(b"."):
-                    yield entry.name + b"/" if _is_folder(entry) else entry.name
-    except OSError as error:
-        raise _describe_failure(os.fsdecode(folder), error) from error
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -313,16 +334,17 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
 
 def _look_at(path: bytes, name: str) -> StoredFile:
     try:
-        return _describe(name, os.stat(path))  # noqa: PTH116
-    except FileNotFoundError:  # a link that leads nowhere, or a file that has just gone: its row says so
-        return StoredFile(path=name, size=0, stamp="")
+        return _described(name, os.stat(path))  # noqa: PTH116
     except OSError as error:
-        if error.errno == errno.ELOOP:
+        if error.errno in {
+            errno.ENOENT,
+            errno.ELOOP,
+        }:  # a link that leads nowhere, or it has just gone: its row says so
             return StoredFile(path=name, size=0, stamp="")
-        raise _describe_failure(os.fsdecode(path), error) from error
+        raise _failure(os.fsdecode(path), error) from error
 
 
-def _describe(path: str, status: os.stat_result) -> StoredFile:
+def _described(path: str, status: os.stat_result) -> StoredFile:
     return StoredFile(path=path, size=status.st_size, stamp=_stamp(status))
 
 
@@ -335,15 +357,14 @@ def _check(path: str, file: BinaryIO, stamp: str | None) -> None:
         raise InputChanged(f"{path} has changed since it was planned")
 
 
-def _read_part(file: BinaryIO, part: tuple[int, int]) -> bytes:
-    offset, size = part
+def _read_part(file: BinaryIO, offset: int, size: int) -> bytes:
     content = os.pread(file.fileno(), size, offset)
     while len(content) < size and (more := os.pread(file.fileno(), size - len(content), offset + len(content))):
         content += more
     return content
 
 
-def _describe_failure(path: str, error: Exception) -> ScoringError:
+def _failure(path: str, error: Exception) -> ScoringError:
     number = error.errno if isinstance(error, OSError) else None
     words = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
     if number in _PASSING:
@@ -352,74 +373,11 @@ def _describe_failure(path: str, error: Exception) -> ScoringError:
     return ScoringError(words, hint=hint)
 
 
-# A file of a storage, whose errors are ours for Arrow, tarfile or a loop over lines.
-#
-# Libraries of services raise what they like in the middle of a read. Unexplained, an outage of the network would be
-# taken for a damaged file, or for the doing of a row.
-
-
-class OpenedFile(BufferedIOBase):
-    """A file that is open for reading.
-
-    Args:
-        file: As its library opened it; owned.
-        explain: What an error of that library means.
-    """
-
-    def __init__(self, file: BinaryIO, explain: Callable[[Exception], GraphkilnError]) -> None:
-        self._file, self._explain = file, explain
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        """Read bytes."""
-        with self._explained():
-            return self._file.read(-1 if size is None else size)
-
-    def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
-        """Go to another place."""
-        with self._explained():
-            return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """The position."""
-        with self._explained():
-            return self._file.tell()
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def close(self) -> None:
-        """Close the library's file, too."""
-        try:
-            self._file.close()
-        finally:
-            super().close()
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except GraphkilnError:
-            raise
-        except Exception as error:
-            raise self._explain(error) from error
-
-
-# Files in a bucket of S3 or Google Cloud Storage.
-
-
 class ObjectStorage:
-    """The objects of a service.
-
-    Args:
-        address: A bucket of it.
+    """The objects of a service of S3 or Google Cloud Storage.
 
     Raises:
-        RepositoryError: Its kind is not known.
+        RepositoryError: The kind of the address is not known.
     """
 
     def __init__(self, address: RemoteAddress) -> None:
@@ -459,12 +417,10 @@ class ObjectStorage:
 
     def open(self, path: str, stamp: str | None = None) -> BinaryIO:
         """A file that asks for ranges; the service refuses them once the object is replaced."""
-        if stamp is not None and (found := self.find(path)) != StoredFile(
-            path=path, size=found.size if found else 0, stamp=stamp
-        ):
+        if stamp is not None and ((found := self.find(path)) is None or found.stamp != stamp):
             raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} is gone")
         try:
-            opened = self._objects.open(path)
+            opened: Any = self._objects.open(path)
         except FileNotFoundError as error:
             raise ScoringError(f"there is no object {path}") from error
         except RemoteStoreError as error:
@@ -477,54 +433,3 @@ def _translate(error: RemoteStoreError) -> ScoringError:
         return InputChanged(error.message)
     kind = SourceUnavailable if error.passing else ScoringError
     return kind(error.message, hint=error.hint)
-
-
-READABLE = "paths, s3://, gs:// and file:// can"
-_OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A path and its storage.
-
-    Attributes:
-        path: As the storage names it.
-        text: As a user names it.
-    """
-
-    storage: Storage
-    path: str
-    text: str
-
-    def below(self, path: str) -> Place:
-        """A path below this one."""
-        return Place(self.storage, f"{self.path.rstrip('/')}/{path}", f"{self.text.rstrip('/')}/{path}")
-
-
-def locate(text: str) -> Place:
-    """Locate a path, `file://` or a bucket's address.
-
-    Raises:
-        ScoringError: It is an address of another kind.
-        RepositoryError: It is a bucket's address, but incomplete.
-    """
-    text = text.removeprefix("file://")
-    if _OTHER_SCHEME.match(text):
-        raise ScoringError(f"'{redact(text)}' cannot be read", hint=READABLE)
-    address = RemoteAddress.parse(text)
-    if address is None:
-        path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
-        return Place(LocalStorage(), path, path)
-    return Place(_remote(address.scheme, tuple(address.options.items()), _service(address)), address.root, address.text)
-
-
-def _service(address: RemoteAddress) -> str:
-    """The address down to its bucket: what credentials may depend on."""
-    bucket, _, rest = address.root.partition("/")
-    return address.text.removesuffix(f"/{rest}") if rest else address.text or bucket
-
-
-@cache
-def _remote(scheme: str, options: tuple[tuple[str, str], ...], text: str) -> Storage:
-    bucket = text.rpartition("/")[2]
-    return ObjectStorage(RemoteAddress(scheme=scheme, root=bucket, options=dict(options), text=text))

@@ -25,87 +25,8 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources.base import Columns, refuse_row
 from graphkiln_backend.scoring.sources.names import cut, decode_part, digest, encode_part
-from graphkiln_backend.scoring.sources.places import locate
+from graphkiln_backend.scoring.sources.places import load_image, locate
 from graphkiln_backend.scoring.units import InputRange, Row, Unit
-
-# The columns of a table or query: which holds images, and what each becomes in the output.
-
-_BYTEA = 17
-_TEXTS = {25, 1042, 1043}
-# By PostgreSQL's numbers of its types (`pg_type.oid`); all others are carried along as text.
-_TYPES: dict[int, pa.DataType] = {
-    16: pa.bool_(),
-    _BYTEA: pa.binary(),
-    20: pa.int64(),
-    21: pa.int16(),
-    23: pa.int32(),
-    700: pa.float32(),
-    701: pa.float64(),
-    1082: pa.date32(),
-    1114: pa.timestamp("us"),
-    1184: pa.timestamp("us", tz="UTC"),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableColumns:
-    """Columns that are read of each row.
-
-    Attributes:
-        selected: The image, and what is carried along, as SQL.
-        image_is_path: Whether images are named by paths.
-        kept: Names and types of what is carried along.
-    """
-
-    selected: sql.Composable
-    image_is_path: bool
-    kept: Sequence[tuple[str, pa.DataType]]
-
-
-def find_columns(
-    connection: psycopg.Connection[Any], source: sql.Composable, columns: Columns, where: str
-) -> TableColumns:
-    """The columns of a query.
-
-    Args:
-        connection: To its database.
-        source: The FROM clause, called `source`.
-        columns: Which are requested.
-        where: What to call it.
-
-    Raises:
-        ScoringError: There is no such column, or none that must be the image's.
-    """
-    described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(source)).description or []
-    types = {column.name: column.type_code for column in described}
-    columns.check(types, where)
-    image = columns.image or _only_bytes(types, where)
-    if types[image] not in {_BYTEA, *_TEXTS}:
-        raise ScoringError(f"{where}: column '{image}' holds no images", hint="bytea and text can")
-    kept = [(name, _TYPES.get(types[name], pa.string())) for name in columns.kept]
-    texts = {name for name, kind in kept if kind == pa.string()}
-    selected = [_select(image, as_text=False), *(_select(name, as_text=name in texts) for name, _ in kept)]
-    return TableColumns(selected=sql.SQL(", ").join(selected), image_is_path=types[image] in _TEXTS, kept=kept)
-
-
-def as_array(value: Any, kind: pa.DataType) -> pa.Array:
-    """A value as an array of one element."""
-    return pa.array([value], kind)
-
-
-def _only_bytes(types: dict[str, int], where: str) -> str:
-    found = [name for name, kind in types.items() if kind == _BYTEA]
-    if len(found) != 1:
-        raise ScoringError(
-            f"{where} has {len(found)} columns of bytes", hint=f"--image-column, bytes or paths: {', '.join(types)}"
-        )
-    return found[0]
-
-
-def _select(name: str, *, as_text: bool) -> sql.Composable:
-    column = sql.SQL("source.{}").format(sql.Identifier(name))
-    return sql.SQL("{}::text").format(column) if as_text else column
-
 
 KIND = "keys"
 _NAME = re.compile(r'(?:[\w$]+|"[^"]+")(?:\.(?:[\w$]+|"[^"]+"))*')
@@ -130,6 +51,64 @@ FROM pg_class AS found WHERE oid = to_regclass(%s)
 """
 
 Key = tuple[str, str]  # A row's key as text, and what changes with the row
+_BYTEA = 17
+_TEXTS = {25, 1042, 1043}
+# What columns become in the output, by `pg_type.oid`; all others are carried along as text.
+_TYPES: dict[int, pa.DataType] = {
+    16: pa.bool_(),
+    _BYTEA: pa.binary(),
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: pa.timestamp("us"),
+    1184: pa.timestamp("us", tz="UTC"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TableColumns:
+    """Columns that are read of each row: the image and what is carried along, as SQL; names and types of the latter."""
+
+    selected: sql.Composable
+    image_is_path: bool
+    kept: Sequence[tuple[str, pa.DataType]]
+
+
+def find_columns(
+    connection: psycopg.Connection[Any], source: sql.Composable, columns: Columns, where: str
+) -> TableColumns:
+    """The columns of a FROM clause, which is called `source` in SQL and `where` in messages.
+
+    Raises:
+        ScoringError: There is no such column, or none that must be the image's.
+    """
+    described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(source)).description or []
+    types = {column.name: column.type_code for column in described}
+    columns.check(types, where)
+    image = columns.image or _only_bytes(types, where)
+    if types[image] not in {_BYTEA, *_TEXTS}:
+        raise ScoringError(f"{where}: column '{image}' holds no images", hint="bytea and text can")
+    kept = [(name, _TYPES.get(types[name], pa.string())) for name in columns.kept]
+    texts = {name for name, kind in kept if kind == pa.string()}
+    selected = [_select(image, as_text=False), *(_select(name, as_text=name in texts) for name, _ in kept)]
+    return TableColumns(selected=sql.SQL(", ").join(selected), image_is_path=types[image] in _TEXTS, kept=kept)
+
+
+def _only_bytes(types: dict[str, int], where: str) -> str:
+    found = [name for name, kind in types.items() if kind == _BYTEA]
+    if len(found) != 1:
+        raise ScoringError(
+            f"{where} has {len(found)} columns of bytes", hint=f"--image-column, bytes or paths: {', '.join(types)}"
+        )
+    return found[0]
+
+
+def _select(name: str, *, as_text: bool) -> sql.Composable:
+    column = sql.SQL("source.{}").format(sql.Identifier(name))
+    return sql.SQL("{}::text").format(column) if as_text else column
 
 
 class _RowUnreadable(ScoringError):
@@ -178,34 +157,18 @@ class TableSource:
                     done += 1
                     yield _row(table, values)
         except _RowUnreadable:
-            yield from self._others(first, last, expected, done)
+            yield from self._one_by_one(first, last, expected, done)
             return
         self._check(hashed.hexdigest(), expected, first, last)
 
-    def _others(self, first: str, last: str, expected: str, done: int) -> Iterator[Row]:
+    def _one_by_one(self, first: str, last: str, expected: str, done: int) -> Iterator[Row]:
         """The rows of a range but for the first ones; one that the server cannot give has its error."""
         with self._connected() as connection:
             table = find_columns(connection, self._from(), self._columns, self._query)
             keys = list(self._keys(connection, self._between(first, last)))
             self._check(_digest(keys), expected, first, last)
-            while done < len(keys):
-                for key, _ in keys[done : done + _ROWS_AT_A_TIME]:  # these came together, or did not
-                    yield self._alone(connection, table, key)
-                done += _ROWS_AT_A_TIME
-                for row in self._up_to_unreadable(connection, table, keys[done:]):
-                    done += 1
-                    yield row
-
-    def _up_to_unreadable(
-        self, connection: psycopg.Connection[Any], table: TableColumns, keys: list[Key]
-    ) -> Iterator[Row]:
-        try:
-            with connection.transaction():
-                for values in self._read(connection, table, keys[0][0], keys[-1][0]) if keys else ():
-                    yield _row(table, values)
-        except psycopg.Error as error:
-            if not _is_of_row(error):
-                raise
+            for key, _ in keys[done:]:
+                yield self._alone(connection, table, key)
 
     def _alone(self, connection: psycopg.Connection[Any], table: TableColumns, key: str) -> Row:
         try:
@@ -215,7 +178,7 @@ class TableSource:
         except psycopg.Error as error:
             if not _is_of_row(error):
                 raise
-            kept = {name: as_array(None, kind) for name, kind in table.kept}
+            kept = {name: pa.nulls(1, kind) for name, kind in table.kept}
             return Row(id=key, load=partial(refuse_row, f"the database cannot give it: {_words(error)}"), kept=kept)
 
     def _check(self, found: str, expected: str, first: str, last: str) -> None:
@@ -326,7 +289,7 @@ def _as_bytes(key: Key) -> bytes:
 def _row(table: TableColumns, values: tuple[Any, ...]) -> Row:
     key, _, image, *kept = values
     load = partial(_load_path if table.image_is_path else _load_bytes, image)
-    arrays = {name: as_array(value, kind) for (name, kind), value in zip(table.kept, kept, strict=True)}
+    arrays = {name: pa.array([value], kind) for (name, kind), value in zip(table.kept, kept, strict=True)}
     return Row(id=key, load=load, kept=arrays)
 
 
@@ -345,8 +308,7 @@ def _load_path(path: str | None) -> bytes:
         raise InvalidInput("the row has no image")
     if not path.startswith("/") and "://" not in path:
         raise InvalidInput(f"'{path}' is a relative path, and a database has no folder")
-    place = locate(path)
-    return place.storage.read(place.path, None)
+    return load_image(locate("/"), path)
 
 
 def _words(error: psycopg.Error) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.row_hashes import Repeats
+from graphkiln_backend.scoring.row_hashes import RowHashes
 from graphkiln_backend.scoring.sources.base import Columns, map_ahead, refuse_row
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, StoredFile, check_size, locate
@@ -66,14 +66,14 @@ class TarReader:
         """Runs of rows, each of one tar, that end where a key says so; memory holds what is found in some tars."""
         seen: list[StoredFile] = []
         endings: set[str] = set()
-        with Repeats() as repeats:
+        with RowHashes() as seen_ids:
             for found in map_ahead(partial(self._plan, place, rows), files):
                 seen.append(found.file)
                 self._note(endings, found.endings)
-                repeats.add(found.ids)
+                seen_ids.add(found.ids)
                 yield from found.ranges
             self._check_endings(endings, place)
-            repeats.check(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
+            seen_ids.refuse_repeated(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """The rows of a range; each image is read by itself."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from running import free_ports
 
 from graphkiln_backend.scoring.destinations.base import Destination, Result
 from graphkiln_backend.scoring.destinations.delta import DeltaDestination, _add_action
-from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
+from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.opening import destination_at
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
@@ -52,16 +51,12 @@ def destination(tmp_path: Path) -> Destination:
     return made
 
 
-
-
 def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination, tmp_path: Path) -> None:
     destination.commit(result(unit(0)))
     with pytest.raises(CommitConflict):
         opened(tmp_path / "out").commit(result(unit(0), "other "))
     assert destination.read(unit(0).id, ["id"]).column("id").to_pylist() == ["photos/0/0", "photos/0/1"]
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
-
-
 
 
 def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:

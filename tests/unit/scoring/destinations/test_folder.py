@@ -40,8 +40,6 @@ def test_preparing_leaves_an_empty_folder(store: FolderStore, tmp_path: Path) ->
     assert list(store.names()) == []
 
 
-
-
 def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     synced = []
     original = os.fsync
@@ -172,8 +170,6 @@ def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
     with pytest.raises(StoreError, match="out cannot be written or read"):
         FolderStore(tmp_path / "out").prepare()
-
-
 
 
 def test_what_killed_writers_left_is_removed_by_age(store: FolderStore, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from graphkiln_backend.scoring.destinations import ledger as ledger_module
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
-from graphkiln_backend.scoring.errors import CommitConflict, StoreError
+from graphkiln_backend.scoring.destinations.ledger import Ledger
+from graphkiln_backend.scoring.errors import StoreError
 
 if TYPE_CHECKING:
     from postgres_server import PostgresServer
@@ -33,8 +33,6 @@ def ledger(database: Database, monkeypatch: pytest.MonkeyPatch) -> Ledger:
 
 def nothing(*_: object) -> None:
     pass
-
-
 
 
 def test_what_fails_while_it_is_written_leaves_no_row(ledger: Ledger) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -56,10 +55,6 @@ def destination(store: ObjectStore, database: Database) -> LedgeredDestination:
     return made
 
 
-
-
-
-
 def test_an_object_of_an_attempt_that_died_is_written_over(
     destination: LedgeredDestination, store: ObjectStore, database: Database
 ) -> None:
@@ -79,8 +74,6 @@ def test_an_object_that_is_not_what_was_committed(destination: LedgeredDestinati
     store.delete(f"{UNIT.id}.parquet")
     (finding,) = verify(destination, [UNIT]).findings
     assert finding.unit_id == UNIT.id
-
-
 
 
 def test_one_bucket_by_two_addresses_has_one_ledger(

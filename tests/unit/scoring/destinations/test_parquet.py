@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import stat
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pytest
 from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
-from graphkiln_backend.scoring.errors import CommitConflict, ScoringError
+from graphkiln_backend.scoring.errors import ScoringError
 
 A, B = "a" * 32, "b" * 32
 
@@ -44,14 +43,6 @@ def test_what_is_committed_is_read_back(destination: ParquetDestination, tmp_pat
         "error": [None, "no image: 1", None],
     }
     assert pq.read_table(tmp_path / "out").num_rows == 3
-
-
-
-
-
-
-
-
 
 
 def test_files_may_be_read_by_whom_the_umask_says(destination: ParquetDestination, tmp_path: Path) -> None:
@@ -115,7 +106,11 @@ class TestDamage:
         assert "No such file" in self.described(destination)[A]
 
 
-def test_what_the_input_said_of_its_schema_is_not_carried_along(destination: ParquetDestination, tmp_path: Path) -> None:
+def test_what_the_input_said_of_its_schema_is_not_carried_along(
+    destination: ParquetDestination, tmp_path: Path
+) -> None:
     one = result()
-    destination.commit(Result(unit_id=A, configuration="m", table=one.table.replace_schema_metadata({"pandas": "large"})))
+    destination.commit(
+        Result(unit_id=A, configuration="m", table=one.table.replace_schema_metadata({"pandas": "large"}))
+    )
     assert b"pandas" not in (pq.read_metadata(tmp_path / "out" / f"{A}.parquet").metadata or {})

@@ -7,14 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from graphkiln.scoring.record import collect_errors
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.table import TableDestination
@@ -61,8 +59,6 @@ def test_rows_come_back_as_they_were(destination: TableDestination) -> None:
         assert values == expected.table.column(name).to_pylist() or name == "scores"
     scores = [None if row is None else np.float32(row).tolist() for row in read.column("scores").to_pylist()]
     assert scores == expected.table.column("scores").to_pylist()
-
-
 
 
 def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, database: Database) -> None:
@@ -161,8 +157,6 @@ def test_a_value_that_the_database_cannot_hold_is_not_the_stores_fault(
     with pytest.raises(ScoringError, match="violates check constraint"):
         destination.commit(Result(unit_id="u", configuration="model", table=table))
     assert list(destination.committed_ids()) == [unit(1).id]
-
-
 
 
 WRITE = """

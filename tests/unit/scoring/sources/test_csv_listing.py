@@ -67,6 +67,8 @@ def test_ranges_cover_each_row_once(tmp_path: Path, cells: list[str], rows: int,
         ("a,b\nx,1\ny,1\n", {"image": "a", "id": "b"}, "1 id occurs more than once: '1'"),
         ("a\nftp://x/y\n", {}, "'ftp://x/y' cannot be read"),
         ("a\n1\r2\n", {}, "line ends"),
+        ("a\n1\0\n", {}, "null bytes"),
+        ('a\n"1\n2\n', {}, "a quotation .* never ends"),
         ('a,b\n"1"x,2\n', {"image": "a"}, "is no CSV"),
         ("", {}, "has no header"),
         ("\na,b\n1,2\n", {"image": "a"}, "has no header"),
@@ -100,8 +102,8 @@ def test_a_header_that_changed_makes_other_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path;price\na.jpg;3\n", r"one column, 'path;price': its fields seem to stand between ';' \(put commas"),
-        ("path\tprice\na.jpg\t3\n", r"seem to stand between '\\t'"),
+        ("path;price\na.jpg;3\n", r"one column, 'path;price': its fields seem to be separated by ';' \(put commas"),
+        ("path\tprice\na.jpg\t3\n", r"seem to be separated by '\\t'"),
         ("photos/1.JPG\nphotos/2.jpg\n", r"no header: its first line names an image, photos/1\.JPG"),
     ],
 )

@@ -116,3 +116,14 @@ def test_lines_that_would_be_one_are_refused(tmp_path: Path) -> None:
         plan(files_source(tmp_path / "a.txt"))
     (tmp_path / "a.txt").write_bytes(b"1.jpg\r\n2.jpg\r\r\n\r\n3.jpg\r")
     assert ids_of(files_source(tmp_path / "a.txt")) == ["1.jpg", "2.jpg", "3.jpg"]
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", "b" * 40), ("a.csv", '"' + "b\n" * 40)])
+def test_a_record_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    monkeypatch.setattr(records, "_LONGEST", 20)
+    monkeypatch.setattr(records, "_BLOCK", 7)
+    (tmp_path / name).write_text(f"a\n{content}")
+    with pytest.raises(ScoringError, match="more than 20 bytes at byte 2"):
+        plan(files_source(tmp_path / name))

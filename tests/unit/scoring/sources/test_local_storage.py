@@ -34,14 +34,6 @@ def test_paths_are_sorted_as_a_bucket_sorts_its_keys(tmp_path: Path) -> None:
     assert paths(tmp_path) == sorted(names, key=str.encode)
 
 
-def test_a_folder_that_goes_while_it_is_listed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path / "a" / "1.jpg")
-    listed = STORAGE.walk(str(tmp_path))
-    monkeypatch.setattr(local_storage, "sort_names", lambda names: [*names, b"gone/"])
-    with pytest.raises(ScoringError, match=r"cannot read .*/gone: No such file"):
-        list(listed)
-
-
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     write(tmp_path / ".thumbs" / "a.jpg", tmp_path / "._a.jpg", tmp_path / "a.jpg")
     assert paths(tmp_path) == ["a.jpg"]

@@ -130,7 +130,7 @@ def test_rows_are_held_some_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     del table
     source = files_source(tmp_path / "a.parquet")
     (unit,) = plan(source, 10**9)
-    monkeypatch.setattr(parquet_rows, "ROWS_AT_A_TIME", 4)
+    monkeypatch.setattr(parquet_rows, "_ROWS_AT_A_TIME", 4)
     before, most = pa.total_allocated_bytes(), 0
     tracemalloc.start()
     try:
