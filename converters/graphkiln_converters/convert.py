@@ -42,18 +42,12 @@ from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell,
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
-from graphkiln_converters.detection.options import DetectorOptions
 from graphkiln_converters.precision import check_lowers, check_quantizer, lower_and_prove, with_own_limit
 from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
-from graphkiln_converters.sources.base import (
-    InputSpec,
-    SourceModel,
-    SourceOptions,
-    open_source,
-)
+from graphkiln_converters.sources.base import InputSpec, SourceModel, open_source
 from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
@@ -257,24 +251,7 @@ def open_model(recipe: Recipe) -> SourceModel:
         EngineUnavailable: The source's library is not installed.
         ManifestError: The recipe's preprocess is not valid.
     """
-    options = SourceOptions(
-        weights=recipe.weights,
-        pretrained=recipe.pretrained,
-        features_only=recipe.features_only,
-        out_indices=recipe.out_indices,
-        shapes=recipe.shapes,
-        allow_code=recipe.allow_code,
-        free_batch=recipe.batch == "free",
-        samples=recipe.samples,
-        task=recipe.task,
-        detection=DetectorOptions(
-            head=recipe.head,
-            boxes=recipe.boxes,
-            iou_threshold=recipe.iou_threshold,
-            max_detections=recipe.max_detections,
-        ),
-    )
-    source = open_source(recipe.source, options)
+    source = open_source(recipe)
     if recipe.batch == "fixed" and not source.takes_fixed_batch:
         source.close()
         raise ConversionError(
@@ -520,8 +497,9 @@ def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, comm
         seconds: Duration of the conversion.
     """
     proof, edge = proven.proof, proven.rewritten.edge
+    description = recipe.source if remote_part(recipe.source)[1] else model.description
     source = SourceInfo(
-        description=recipe.source if remote_part(recipe.source)[1] else model.description,
+        description=f"{description} with random weights" if model.random_weights else description,
         command=command,
         libraries=(*model.libraries, "onnx", "onnxruntime"),
         metrics={},

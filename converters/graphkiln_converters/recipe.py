@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,6 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, nearest
-from graphkiln_converters.detection.options import BoxFormat, Head
 
 # Triton counts in 32 bits.
 _MOST = (1 << 31) - 1
@@ -52,6 +52,26 @@ class Flag:
     default: str = ""
     minimum: int | None = None
     variable: str = ""
+
+
+class Head(StrEnum):
+    """Kind of output of a detector's graph; `convert` recognizes it by the shapes of the outputs."""
+
+    YOLOV8 = "yolov8"
+    YOLOV5 = "yolov5"
+    END_TO_END = "end-to-end"
+    SELECTED = "selected"
+
+
+class BoxFormat(StrEnum):
+    """Meaning of the four numbers of a box; `unit` ones are shares of the input, from 0 to 1, others are pixels."""
+
+    CORNERS = "xyxy"
+    ROWS_FIRST = "yxyx"
+    CENTER = "cxcywh"
+    UNIT_CORNERS = "xyxy-unit"
+    UNIT_ROWS_FIRST = "yxyx-unit"
+    UNIT_CENTER = "cxcywh-unit"
 
 
 class Recipe(BaseModel):
@@ -192,12 +212,9 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _boxes_are_read_from_files(self) -> Recipe:
-        given = [
-            name for name in ("head", "boxes", "iou_threshold", "max_detections") if getattr(self, name) is not None
-        ]
+        given = self.box_flags
         if given and not (self.task == "detection" and self.source.lower().endswith(".onnx")):
-            flag = given[0].replace("_", "-")
-            raise ValueError(f"--{flag} is for FILE.onnx with --task detection: other sources know their boxes")
+            raise ValueError(f"{given[0]} is for FILE.onnx with --task detection: other sources know their boxes")
         return self
 
     @field_validator("name")
@@ -226,6 +243,17 @@ class Recipe(BaseModel):
             if elements > _MOST:
                 raise ValueError(f"'{value}' is more than {_MOST} elements a sample")
         return values
+
+    @property
+    def box_flags(self) -> tuple[str, ...]:
+        """Flags that were given for boxes which a graph does not describe itself."""
+        fields = ("head", "boxes", "iou_threshold", "max_detections")
+        return tuple(f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is not None)
+
+    @property
+    def has_random_weights(self) -> bool:
+        """True where an architecture gets no trained weights."""
+        return not (self.weights or self.pretrained)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

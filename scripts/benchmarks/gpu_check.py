@@ -40,7 +40,8 @@ from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion
-from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import open_source
 
 _ARCHITECTURES = ("resnet101", "mobilenet_v3_large")
 _BATCHES = (1, 16, 64)
@@ -96,7 +97,7 @@ def pytorch_contenders(architecture: str) -> list[Contender]:
     """Eager and compiled PyTorch, fp32 and fp16 in channels_last."""
     contenders = []
     for precision in (torch.float32, torch.float16):
-        module = open_source(f"torchvision:{architecture}", SourceOptions()).module  # type: ignore[attr-defined]
+        module = open_source(Recipe(source=f"torchvision:{architecture}")).module  # type: ignore[attr-defined]
         module = module.eval().to("cuda", precision, memory_format=torch.channels_last)
         for name, forward in (("eager", module), ("compiled", torch.compile(module))):
             free = torch.cuda.mem_get_info()[0]

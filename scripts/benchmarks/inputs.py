@@ -19,7 +19,8 @@ from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_backend.repository.config import BACKEND, config_text
-from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import open_source
 
 # Model stores for benchmarks.
 
@@ -74,7 +75,7 @@ def exported_graph(architecture: str) -> Path:
     if not cached.exists():
         print(f"exporting {architecture} (once)", file=sys.stderr)
         CACHE.mkdir(parents=True, exist_ok=True)
-        model = open_source(source, SourceOptions()).export()
+        model = open_source(Recipe(source=source)).export()
         run_passes(model, (*OPTIMIZATIONS, Rename({"image": "INPUT_0"}, {"output": "OUTPUT_0"})))
         partial = cached.with_suffix(".partial.onnx")
         save(model, partial)

@@ -43,7 +43,8 @@ from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import open_source
 
 # What the precisions are compared on: ten architectures with random weights, exported and quantized once.
 #
@@ -165,7 +166,7 @@ def _smooth(random: np.random.Generator, shape: tuple[int, ...]) -> AnyArray:
 
 def _export(name: str, target: Path) -> None:
     torch.manual_seed(0)
-    model = open_source(ARCHITECTURES[name], SourceOptions()).export()
+    model = open_source(Recipe(source=ARCHITECTURES[name])).export()
     run_passes(model, OPTIMIZATIONS)
     save(model, target)
 

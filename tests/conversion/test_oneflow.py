@@ -12,6 +12,7 @@ import saved_graphs
 from converting import Convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recipes import recipe
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -23,7 +24,6 @@ from graphkiln_backend.passes.graph_file import save
 from graphkiln_converters.oneflow import translation as registry
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 
 OPERATORS = saved_graphs.names("operators.zip")
@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(folder: Path) -> OneflowGraph:
-    return open_source(str(folder), SourceOptions())
+    return open_source(str(folder), recipe())
 
 
 def relative_l2(found: AnyArray, expected: AnyArray) -> float:

@@ -63,10 +63,11 @@ class TestTorchvision:
 
     def test_the_weights_of_torchvision_say_it_themselves(self) -> None:
         """The spec of the torchvision source beside the transform that comes with the weights."""
-        from graphkiln_converters.sources.base import SourceOptions, open_source
+        from graphkiln_converters.recipe import Recipe
+        from graphkiln_converters.sources.base import open_source
 
         torchvision = import_torchvision()
-        spec = open_source("torchvision:resnet18", SourceOptions()).preprocess
+        spec = open_source(Recipe(source="torchvision:resnet18")).preprocess
         assert spec is not None
         weights = torchvision.models.ResNet18_Weights.DEFAULT.transforms
         image = Image.effect_noise((333, 251), 90).convert("RGB")

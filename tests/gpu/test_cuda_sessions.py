@@ -29,7 +29,8 @@ from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_backend.repository.version import ModelVersion
-from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import open_source
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +42,7 @@ FP32, TF32 = Settings(precision=Precision.FP32), Settings(precision=Precision.TF
 def version(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ModelVersion:
     """An exported architecture with the CPU's answers as golden samples."""
     graph = tmp_path_factory.mktemp("graphs") / "model.onnx"
-    model = open_source(f"torchvision:{request.param}", SourceOptions()).export()
+    model = open_source(Recipe(source=f"torchvision:{request.param}")).export()
     run_passes(model, OPTIMIZATIONS)
     save(model, graph)
     feeds = {"image": np.random.default_rng(0).normal(size=(4, 3, SIDE, SIDE)).astype(np.float32)}

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from graphkiln_converters.detection.candidates import Candidates, best_of_all_classes
-from graphkiln_converters.detection.options import BoxFormat
 from graphkiln_converters.detection.torchvision import pad_found
 from graphkiln_converters.detection.yolo import LEAST_SCORE, corners_of
+from graphkiln_converters.recipe import BoxFormat
 
 # Source: `top_k` of `ConditionalDetrImageProcessor.post_process_object_detection`.
 _MOST = 100

@@ -16,7 +16,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.detection.candidates import Candidates, as_corners, taken
 from graphkiln_converters.detection.operators import Floats, keep, suppress
-from graphkiln_converters.detection.options import BoxFormat, Head
+from graphkiln_converters.recipe import BoxFormat, Head
 
 # Boxes at or below it are no candidates; clients apply a higher threshold, so that this one changes nothing for them.
 LEAST_SCORE = 0.01

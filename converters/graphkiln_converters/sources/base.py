@@ -1,6 +1,6 @@
 """Source models: their interface, how one is opened, suggestions for a wrong name, and synthetic samples.
 
-A source module has `open_source(location, options) -> SourceModel`. A source model is opened, not yet converted: it can
+A source module has `open_source(location, recipe) -> SourceModel`. A source model is opened, not yet converted: it can
 be run (the reference of the proof) and exported.
 """
 
@@ -23,8 +23,7 @@ from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Task
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_converters.detection.options import DetectorOptions
-from graphkiln_converters.recipe import near_file
+from graphkiln_converters.recipe import Recipe, near_file
 
 # The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
 # batch is the commonest silent failure of an export.
@@ -56,35 +55,6 @@ class InputSpec:
     words: tuple[str, ...] = ("", "text")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceOptions:
-    """The options of any source.
-
-    Attributes:
-        weights: A state dict (`.pth`, `.pt`, `.safetensors`) to load, or None for the source's own.
-        pretrained: Load published weights; needs the internet.
-        features_only: A backbone that returns feature maps (timm).
-        out_indices: Which feature maps.
-        shapes: Input name (or empty for the only one) -> sizes of one sample, where the source does not know them.
-        allow_code: Open files that can run code.
-        free_batch: Let a batch vary that a graph was saved with.
-        samples: The user's samples, for sources that do not know their inputs.
-        task: Requested image task; `auto` for the source's.
-        detection: Options for a detector's graph.
-    """
-
-    weights: Path | None = None
-    pretrained: bool = False
-    features_only: bool = False
-    out_indices: tuple[int, ...] = ()
-    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    allow_code: bool = False
-    free_batch: bool = True
-    samples: Path | None = None
-    task: str = "auto"
-    detection: DetectorOptions = field(default_factory=DetectorOptions)
-
-
 @dataclass(frozen=True, kw_only=True)
 class SourceModel(Closeable):
     """A source model: describes itself, can be run, and can be exported.
@@ -102,7 +72,7 @@ class SourceModel(Closeable):
         whole: Reason why requests cannot be batched: shapes of inputs and samples have no batch then. Empty where
             they can.
         gradient: Name of the output that is a gradient; empty for none.
-        random_weights: Nobody trained it: what it computes means nothing.
+        random_weights: It is not trained: what it computes means nothing.
     """
 
     takes_fixed_batch: ClassVar[bool] = False  # `--batch fixed` has a meaning for it
@@ -171,23 +141,24 @@ _ELSEWHERE = {
 }
 
 
-def open_source(source: str, options: SourceOptions) -> SourceModel:
-    """Open `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
+def open_source(recipe: Recipe) -> SourceModel:
+    """Open the source of a recipe: `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
 
     Raises:
         ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code
             without --allow-code.
         EngineUnavailable: The library of that kind is not installed.
     """
+    source = recipe.source
     kind, separator, location = source.partition(":")
     suffix = Path(source).suffix.lower()
     if suffix in _SUFFIXES and kind not in _KINDS:
         module_name, location = _SUFFIXES[suffix], source
         extra = module_name if module_name in _KINDS else "convert"
-        if module_name == "onnx_file" and options.task == "detection":
+        if module_name == "onnx_file" and recipe.task == "detection":
             module_name = "onnx_detector"
         # torch.export.load evaluates text and loads pickles.
-        if suffix == ".pt2" and not options.allow_code and Path(source).is_file():
+        if suffix == ".pt2" and not recipe.allow_code and Path(source).is_file():
             raise ConversionError(f"{source} is not loaded: a .pt2 file can run code", hint=CODE_HINT)
     elif separator and kind in _KINDS:
         module_name, extra = _KINDS[kind]
@@ -202,24 +173,14 @@ def open_source(source: str, options: SourceOptions) -> SourceModel:
         raise ConversionError(
             f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"
         )
-    if options.weights and module_name in _WITH_WEIGHTS:
+    if recipe.weights and module_name in _WITH_WEIGHTS:
         raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
     except ImportError as error:
         raise EngineUnavailable(f"{kind} models need a library that is not installed: {error}", extra=extra) from error
-    opener: Callable[[str, SourceOptions], SourceModel] = module.open_source
-    return opener(location, options)
-
-
-def has_random_weights(options: SourceOptions) -> bool:
-    """Return true where an architecture gets no trained weights."""
-    return not (options.weights or options.pretrained)
-
-
-def described(name: str, *, random_weights: bool) -> str:
-    """Describe an architecture, and note random weights."""
-    return f"{name} with random weights" if random_weights else name
+    opener: Callable[[str, Recipe], SourceModel] = module.open_source
+    return opener(location, recipe)
 
 
 # Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.

@@ -30,9 +30,10 @@ from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_signature
+from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.row_batches import run_alone, run_in_batches, run_in_saved_batches
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel
 
 _SEED = 20260102
@@ -216,14 +217,14 @@ class FixedBatchModel(SourceModel):
 
 
 def with_free_batch(
-    program: TorchModel, export: Callable[[], onnx_ir.Model], options: SourceOptions, hint: str
+    program: TorchModel, export: Callable[[], onnx_ir.Model], recipe: Recipe, hint: str
 ) -> FixedBatchModel:
     """The program as a source whose batch varies, or that is served whole, with the reason.
 
     Args:
         program: Program to run; its inputs are whole.
         export: Makes its graph, with the sizes that it takes.
-        options: Say whether the batch is to vary.
+        recipe: Says whether the batch is to vary.
         hint: Way to save a program whose batch varies.
 
     Raises:
@@ -243,7 +244,7 @@ def with_free_batch(
         save(graph, copy)
         signature = read_signature(copy)
         reason = without_batch(signature)
-        if reason or not options.free_batch:
+        if reason or recipe.batch != "free":
             return replace(whole, whole=reason or whole.whole)
         inputs = tuple(_without_batch(spec) for spec in program.inputs)
         freed = replace(whole, inputs=inputs, batch_size=saved_size(signature), whole="")

@@ -15,7 +15,8 @@ import torch
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.huggingface import create, is_without_weights, opened
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
@@ -98,7 +99,7 @@ class DecoderStep(torch.nn.Module):
         return {"logits": found.logits, **present}
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open a folder (or a hub's id) with a T5; a folder without weights gets random ones.
 
     Raises:
@@ -112,13 +113,13 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
                 hint="wrap one step of yours in a module that takes and return its cache: python:FILE:FACTORY",
             )
         model = create(location, config, transformers.AutoModelForSeq2SeqLM, complete=True)
-    if options.weights:
-        load_weights(model, options.weights)
+    if recipe.weights:
+        load_weights(model, recipe.weights)
     model.encoder = torch.nn.Identity()  # its weights are another graph's
-    random_weights = is_without_weights(location) and has_random_weights(options)
+    random_weights = is_without_weights(location) and recipe.has_random_weights
     return TorchModel(
         module=freeze(DecoderStep(model)),
-        description=described(f"decoder:{location}", random_weights=random_weights),
+        description=f"decoder:{location}",
         random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=_inputs(config),

@@ -13,8 +13,8 @@ import torch
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.recipe import check_file, first_line
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, synthetic_samples
+from graphkiln_converters.recipe import Recipe, check_file, first_line
+from graphkiln_converters.sources.base import InputSpec, synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
@@ -30,7 +30,7 @@ _MODES = {
 _STATISTICS = 3
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel | FixedBatchModel:
     """Load a program; its example inputs define its inputs.
 
     A batch that was exported with one size is made to vary, where that can be proven.
@@ -57,7 +57,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel | FixedBatc
     if not fixed:
         return model
     varying = tuple(_with_varying(program, name, spec) for name, spec in zip(names, inputs, strict=True))
-    return with_free_batch(replace(model, inputs=varying), lambda: _export(program, model), options, _HINT)
+    return with_free_batch(replace(model, inputs=varying), lambda: _export(program, model), recipe, _HINT)
 
 
 def _check_trained(program: torch.export.ExportedProgram, location: str) -> None:

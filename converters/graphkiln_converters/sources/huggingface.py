@@ -16,7 +16,8 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
     image_task,
@@ -47,7 +48,7 @@ _SERVED = (
 )
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
 
     Raises:
@@ -57,25 +58,25 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         check_takes_images_alone(config, location)
         model = _model(location, config)
-    if options.weights:
-        load_weights(model, options.weights)
-    inputs, preprocess = _inputs(model, config, location, options)
+    if recipe.weights:
+        load_weights(model, recipe.weights)
+    inputs, preprocess = _inputs(model, config, location, recipe)
     labels = getattr(config, "id2label", None) or {}
     shape = inputs[0].shape
-    own = image_task(freeze(model), (shape[-2], shape[-1]), options.task) if len(inputs) == 1 else None
+    own = image_task(freeze(model), (shape[-2], shape[-1]), recipe.task) if len(inputs) == 1 else None
     module = own.module if own else _Encoder(model, [spec.name for spec in inputs])
-    random_weights = is_without_weights(location) and has_random_weights(options)
+    random_weights = is_without_weights(location) and recipe.has_random_weights
     return TorchModel(
         module=freeze(module),
         reference=own.reference.eval() if own and own.reference else None,
         task=own.task if own else None,
         classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
-        description=described(f"huggingface:{location}", random_weights=random_weights),
+        description=f"huggingface:{location}",
         random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=inputs,
         preprocess=preprocess,
-        labels=() if options.task == "embedding" else _labels(labels, model),
+        labels=() if recipe.task == "embedding" else _labels(labels, model),
     )
 
 
@@ -185,18 +186,16 @@ def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
     return served
 
 
-def _inputs(
-    model: Any, config: Any, location: str, options: SourceOptions
-) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
+def _inputs(model: Any, config: Any, location: str, recipe: Recipe) -> tuple[tuple[InputSpec, ...], Preprocess | None]:
     if model.main_input_name == "pixel_values" and takes_images_of_any_size(model):
         processor = _processor(location)
         height, width = fitted_size(config, processor)
-        fitted = _image_shape(options.shapes.get("", (3, height, width)))
+        fitted = _image_shape(recipe.shapes.get("", (3, height, width)))
         return (InputSpec(name="pixel_values", shape=fitted),), fitted_preprocess(processor, fitted[1:])
     if model.main_input_name == "pixel_values":
         side = getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        shape = options.shapes.get("", (getattr(config, "num_channels", 3), height, width))
+        shape = recipe.shapes.get("", (getattr(config, "num_channels", 3), height, width))
         processor = _processor(location)
         preprocess = preprocess_from_processor(processor) if processor is not None else None
         return (InputSpec(name="pixel_values", shape=shape),), preprocess

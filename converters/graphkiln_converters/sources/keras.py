@@ -16,8 +16,8 @@ import torch
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_converters.recipe import check_file, first_line
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceOptions, sizes_of
+from graphkiln_converters.recipe import Recipe, check_file, first_line
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, sizes_of
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
@@ -32,7 +32,7 @@ class _Positional(torch.nn.Module):
         return self.model(inputs[0] if len(inputs) == 1 else list(inputs))
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Load a model with its declared inputs.
 
     Raises:
@@ -41,8 +41,8 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     """
     if keras.backend.backend() != "torch":
         raise EngineUnavailable(f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch")
-    model = _load(location, options)
-    inputs = tuple(_spec(tensor, location, options) for tensor in getattr(model, "inputs", None) or ())
+    model = _load(location, recipe)
+    inputs = tuple(_spec(tensor, location, recipe) for tensor in getattr(model, "inputs", None) or ())
     if not inputs:
         raise ConversionError(
             f"{location} does not say what it takes", hint="build it with keras.Input, or call it once before saving"
@@ -55,7 +55,7 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     )
 
 
-def _load(location: str, options: SourceOptions) -> Any:
+def _load(location: str, recipe: Recipe) -> Any:
     check_file(location)
     if Path(location).suffix != ".keras":  # the loader of older formats runs what they hold
         raise ConversionError(f"{location} is no .keras file", hint="save the model again: model.save('NAME.keras')")
@@ -64,7 +64,7 @@ def _load(location: str, options: SourceOptions) -> Any:
             zipfile.ZipFile(file).close()  # of other files, Keras says that they are missing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return keras.saving.load_model(location, compile=False, safe_mode=not options.allow_code)
+            return keras.saving.load_model(location, compile=False, safe_mode=not recipe.allow_code)
     except Exception as error:
         text = str(error)
         if "arbitrary code" in text or "unsafe" in text:
@@ -75,12 +75,12 @@ def _load(location: str, options: SourceOptions) -> Any:
         ) from error
 
 
-def _spec(tensor: Any, location: str, options: SourceOptions) -> InputSpec:
+def _spec(tensor: Any, location: str, recipe: Recipe) -> InputSpec:
     try:
         dtype = DType(_TYPES.get(tensor.dtype, tensor.dtype.upper()))
     except ValueError as error:
         raise ConversionError(f"{location} takes {tensor.dtype} as '{tensor.name}'") from error
-    sizes = sizes_of(tensor.name, tensor.shape, options.shapes)[1:]
+    sizes = sizes_of(tensor.name, tensor.shape, recipe.shapes)[1:]
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, size in enumerate(tensor.shape[1:]) if size is None}
     return InputSpec(name=tensor.name, dtype=dtype, shape=sizes, dynamic=dynamic)
 

@@ -24,8 +24,9 @@ from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
+from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.row_batches import run_in_saved_batches
-from graphkiln_converters.sources.base import InputSpec, SourceModel, SourceOptions
+from graphkiln_converters.sources.base import InputSpec, SourceModel
 
 GRAPH_TEXT = "model.mlir"
 
@@ -65,14 +66,14 @@ class OneflowGraph(SourceModel):
         self._temporary.cleanup()
 
 
-def open_source(location: str, options: SourceOptions) -> OneflowGraph:
+def open_source(location: str, recipe: Recipe) -> OneflowGraph:
     """Read a saved graph and its weights.
 
     Raises:
         ConversionError: There is no graph, a file is damaged, missing or not what the graph expects, or an operation is
             not known.
     """
-    if options.shapes:
+    if recipe.shapes:
         raise ConversionError(f"{location} holds its own sizes", hint="leave --shape out")
     folder = _folder(Path(location))
     try:

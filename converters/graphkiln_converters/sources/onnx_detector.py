@@ -27,10 +27,10 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_converters.detection.candidates import DETECTION, OUTPUTS
-from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
 from graphkiln_converters.detection.yolo import LEAST_SCORE, Settings, detect, head_of, recognize, selected
+from graphkiln_converters.recipe import BoxFormat, Head, Recipe
 from graphkiln_converters.sources import onnx_file
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 from graphkiln_converters.sources.onnx_file import OnnxModel
 from graphkiln_converters.sources.pytorch import export_module, to_tensor
 
@@ -116,30 +116,29 @@ class SelectingDetector(OnnxDetector):
         return selected(boxes, scores, [each[each[:, 0] == 0] for each in chosen], self.settings)
 
 
-def open_source(location: str, options: SourceOptions) -> OnnxModel | OnnxDetector:
+def open_source(location: str, recipe: Recipe) -> OnnxModel | OnnxDetector:
     """Open a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
 
     Raises:
         ConversionError: The file cannot be loaded, its kind is not clear, or it cannot take batches of images.
     """
-    chosen = options.detection
     with ExitStack() as resources:
-        model = resources.enter_context(onnx_file.open_source(location, options))
+        model = resources.enter_context(onnx_file.open_source(location, recipe))
         if set(OUTPUTS) <= set(model.outputs):
-            if chosen.given:
+            if recipe.box_flags:
                 raise ConversionError(
-                    f"{location} returns {', '.join(OUTPUTS)} itself", hint=f"leave out {chosen.given[0]}"
+                    f"{location} returns {', '.join(OUTPUTS)} itself", hint=f"leave out {recipe.box_flags[0]}"
                 )
             resources.pop_all()
             return model
-        image, layout = _image(model, options)
+        image, layout = _image(model, recipe)
         height, width = image.shape[1:] if layout == "CHW" else image.shape[:2]
-        selection = find_selection(load(model.path)) if chosen.head in (None, Head.SELECTED) else None
+        selection = find_selection(load(model.path)) if recipe.head in (None, Head.SELECTED) else None
         detector: OnnxDetector
         if selection:
-            detector = _open_selecting(model, selection, image, (height, width), options, resources)
+            detector = _open_selecting(model, selection, image, (height, width), recipe, resources)
         else:
-            detector = _open_recognized(model, image, (height, width), chosen)
+            detector = _open_recognized(model, image, (height, width), recipe)
         return replace(
             detector,
             preprocess=Preprocess(letterbox=Letterbox(size=(height, width)), layout=layout, dtype=image.dtype),
@@ -148,14 +147,12 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel | OnnxDetect
         )
 
 
-def _open_recognized(
-    model: OnnxModel, image: InputSpec, size: tuple[int, int], chosen: DetectorOptions
-) -> OnnxDetector:
+def _open_recognized(model: OnnxModel, image: InputSpec, size: tuple[int, int], recipe: Recipe) -> OnnxDetector:
     """Recognize the head by the shapes of the outputs."""
     _check_batch(model)
     found = model.run(synthetic_samples((image,), 1, {}, seed=0))
-    recognized = recognize({name: array.shape for name, array in found.items()}, size, chosen.head)
-    settings = _settings(recognized.head, size, chosen)
+    recognized = recognize({name: array.shape for name, array in found.items()}, size, recipe.head)
+    settings = _settings(recognized.head, size, recipe)
     return OnnxDetector(
         **_described(model, image, f"{recognized}, {_in_words(settings)}"),
         classes=recognized.classes,
@@ -170,14 +167,14 @@ def _open_selecting(  # noqa: PLR0917 - a step of `open_source`
     selection: Selection,
     image: InputSpec,
     size: tuple[int, int],
-    options: SourceOptions,
+    recipe: Recipe,
     resources: ExitStack,
 ) -> SelectingDetector:
     """Open the graph up to its NonMaxSuppression, and a session of all of it as the reference."""
     settings = replace(
-        _settings(Head.END_TO_END, size, options.detection),
+        _settings(Head.END_TO_END, size, recipe),
         head=Head.SELECTED,
-        boxes=_box_format(selection, options.detection),
+        boxes=_box_format(selection, recipe),
         iou_threshold=selection.iou_threshold,
         least_score=selection.score_threshold,
         most_of_class=selection.most_of_class,
@@ -187,7 +184,9 @@ def _open_selecting(  # noqa: PLR0917 - a step of `open_source`
     for name, outputs in (("cut", read), ("whole", (*read, selection.output))):
         save(return_values(load(model.path), outputs), folder / f"{name}.onnx")
     session = resources.enter_context(OnnxRuntimeEngine().build_reference(folder / "whole.onnx"))
-    graph = resources.enter_context(onnx_file.open_source(str(folder / "cut.onnx"), replace(options, task="auto")))
+    graph = resources.enter_context(
+        onnx_file.open_source(str(folder / "cut.onnx"), recipe.model_copy(update={"task": "auto"}))
+    )
     _check_batch(graph)
     scores = graph.run(synthetic_samples(graph.inputs, 1, {}, seed=0))[selection.scores]
     note = f"output '{selection.output}' is of the kind {Head.SELECTED} [selected, 3], {_in_words(settings)}"
@@ -214,15 +213,15 @@ def _described(graph: OnnxModel, image: InputSpec, note: str) -> dict[str, Any]:
     }
 
 
-def _settings(head: Head, size: tuple[int, int], chosen: DetectorOptions) -> Settings:
-    if head is Head.END_TO_END and chosen.iou_threshold is not None:
+def _settings(head: Head, size: tuple[int, int], recipe: Recipe) -> Settings:
+    if head is Head.END_TO_END and recipe.iou_threshold is not None:
         raise ConversionError("--iou-threshold: the graph suppresses boxes itself", hint="leave it out")
     return Settings(
         head=head,
-        boxes=chosen.boxes or _FORMATS[head],
+        boxes=recipe.boxes or _FORMATS[head],
         size=size,
-        iou_threshold=chosen.iou_threshold or _IOU_THRESHOLDS.get(head, 1.0),
-        max_detections=chosen.max_detections or _MAX_DETECTIONS,
+        iou_threshold=recipe.iou_threshold or _IOU_THRESHOLDS.get(head, 1.0),
+        max_detections=recipe.max_detections or _MAX_DETECTIONS,
         least_score=LEAST_SCORE,
     )
 
@@ -241,20 +240,20 @@ def _check_batch(model: OnnxModel) -> None:
         )
 
 
-def _box_format(selection: Selection, chosen: DetectorOptions) -> BoxFormat:
+def _box_format(selection: Selection, recipe: Recipe) -> BoxFormat:
     """The format that the user names, or that of the node; a node need not know the order of corners."""
-    if chosen.boxes is None and not selection.centered:
+    if recipe.boxes is None and not selection.centered:
         raise ConversionError(
             f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
             hint="say which its boxes have: --boxes xyxy, yxyx, or with -unit where they are shares of the image",
         )
-    boxes = chosen.boxes or BoxFormat.CENTER
+    boxes = recipe.boxes or BoxFormat.CENTER
     if selection.centered != boxes.value.startswith(BoxFormat.CENTER.value):
         raise ConversionError(f"--boxes {boxes} contradicts NonMaxSuppression '{selection.output}'")
     return boxes
 
 
-def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
+def _image(model: OnnxModel, recipe: Recipe) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
     """The only input, of one size, and the order of its dimensions."""
     (spec, *others) = model.inputs
     shape = spec.shape[1:] if model.whole else spec.shape
@@ -262,7 +261,7 @@ def _image(model: OnnxModel, options: SourceOptions) -> tuple[InputSpec, Literal
     if others or len(shape) != 3 or _CHANNELS not in (shape[0], shape[2]):
         listed = ", ".join(f"{each.name} {list(each.shape)}" for each in model.inputs)
         raise ConversionError(f"a detector takes one image, {model.path} takes {listed}", hint="--shape 3x640x640")
-    if varies and not options.shapes:
+    if varies and not recipe.shapes:
         raise ConversionError(
             f"{model.path} takes images of any size, and a version takes images of one", hint="--shape 3x640x640"
         )

@@ -34,17 +34,10 @@ from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_ou
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_converters.recipe import check_file
+from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.row_batches import run_alone
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import (
-    USUAL_SIZE,
-    InputSpec,
-    SourceModel,
-    SourceOptions,
-    sizes_of,
-    synthetic_samples,
-)
+from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, SourceModel, sizes_of, synthetic_samples
 from graphkiln_converters.sources.batches import (
     dependent_rows,
     free_and_prove,
@@ -109,7 +102,7 @@ class OnnxModel(SourceModel):
         self._temporary.cleanup()
 
 
-def open_source(location: str, options: SourceOptions) -> OnnxModel:
+def open_source(location: str, recipe: Recipe) -> OnnxModel:
     """Load a graph.
 
     Raises:
@@ -128,16 +121,16 @@ def open_source(location: str, options: SourceOptions) -> OnnxModel:
             libraries=("onnx", "onnxruntime"),
             path=path,
             session=session,
-            inputs=_with_words(_specs(signature, options, 1), path, session),
+            inputs=_with_words(_specs(signature, recipe, 1), path, session),
             notes=tuple(map(str, replaced)),
             replaced=replaced,
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,
         )
         if draws_numbers(path):
-            _check_repeatable(model, _specs(signature, options, 0))
+            _check_repeatable(model, _specs(signature, recipe, 0))
         _check_trained(path)
-        return _with_batches(model, signature, options)
+        return _with_batches(model, signature, recipe)
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
         hint = _UNLOADED_LIBRARIES if "op_library_filename" in error.hint else error.hint
@@ -182,19 +175,19 @@ def _repeats(model: OnnxModel, feeds: Mapping[str, AnyArray]) -> bool:
     )
 
 
-def _with_batches(model: OnnxModel, signature: Signature, options: SourceOptions) -> OnnxModel:
+def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> OnnxModel:
     """The source, batched where its rows are independent, else whole, with the reason."""
     reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
         reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(_load(model.path)))
     elif not reason:
-        made = _freed(model, saved_size(signature)) if options.free_batch else "--batch fixed"
+        made = _freed(model, saved_size(signature)) if recipe.batch == "free" else "--batch fixed"
         if isinstance(made, OnnxModel):
             return made
         reason = made
     if not reason:
         return model
-    return replace(model, inputs=_with_words(_specs(signature, options, 0), model.path, model.session), whole=reason)
+    return replace(model, inputs=_with_words(_specs(signature, recipe, 0), model.path, model.session), whole=reason)
 
 
 def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
@@ -255,17 +248,17 @@ def _with_text(spec: InputSpec, words: tuple[str, ...]) -> InputSpec:
     return replace(spec, words=words or spec.words) if spec.dtype is DType.BYTES else spec
 
 
-def _specs(signature: Signature, options: SourceOptions, first: int) -> tuple[InputSpec, ...]:
+def _specs(signature: Signature, recipe: Recipe, first: int) -> tuple[InputSpec, ...]:
     """The inputs; the dimensions of a sample begin with the first one or, behind the batch, with the second."""
-    return tuple(_spec(spec, options, first) for spec in signature.inputs)
+    return tuple(_spec(spec, recipe, first) for spec in signature.inputs)
 
 
-def _spec(spec: TensorSpec, options: SourceOptions, first: int) -> InputSpec:
+def _spec(spec: TensorSpec, recipe: Recipe, first: int) -> InputSpec:
     dims = spec.shape[first:]
     if spec.has_rank:
-        sizes = sizes_of(spec.name, spec.shape, options.shapes)[first:]
+        sizes = sizes_of(spec.name, spec.shape, recipe.shapes)[first:]
     else:  # any number of them is as good as another
-        sizes = options.shapes.get(spec.name) or options.shapes.get("") or (USUAL_SIZE,) * len(dims)
+        sizes = recipe.shapes.get(spec.name) or recipe.shapes.get("") or (USUAL_SIZE,) * len(dims)
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
     return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)
 

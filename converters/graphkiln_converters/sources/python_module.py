@@ -16,14 +16,14 @@ from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.recipe import check_file
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.recipe import Recipe, check_file
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze, input_specs
 from graphkiln_converters.torch_libraries import prepare_torchvision
 from graphkiln_converters.weights import load_weights
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Call the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
 
     Tensors in tuples, lists and dicts inside of the example become separate inputs.
@@ -45,9 +45,9 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
             f"{factory_name} of {place} returns a {type(module).__name__}, expected a torch.nn.Module",
             hint="return the module, or (module, example input)",
         )
-    if options.weights:
-        load_weights(module, options.weights)
-    if example is None and not options.shapes:
+    if recipe.weights:
+        load_weights(module, recipe.weights)
+    if example is None and not recipe.shapes:
         raise ConversionError(
             f"the shape of {factory_name}'s input is not known",
             hint="give the sizes of one sample (--shape 3x224x224), or return (module, example input) from the factory",
@@ -55,18 +55,18 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     nested = is_nested(example)
     if nested:
         module, example = Flattened(module, example), flat_inputs(module, example)
-    inputs = input_specs(module, example) if example is not None else _specs(options)
+    inputs = input_specs(module, example) if example is not None else _specs(recipe)
     return TorchModel(
         module=freeze(module),
         description=f"python:{location}",
         libraries=("torch",),
         inputs=inputs,
-        keywords=not nested and (isinstance(example, dict) or (example is None and "" not in options.shapes)),
+        keywords=not nested and (isinstance(example, dict) or (example is None and "" not in recipe.shapes)),
     )
 
 
-def _specs(options: SourceOptions) -> tuple[InputSpec, ...]:
-    return tuple(InputSpec(name=name or "input", shape=shape) for name, shape in options.shapes.items())
+def _specs(recipe: Recipe) -> tuple[InputSpec, ...]:
+    return tuple(InputSpec(name=name or "input", shape=shape) for name, shape in recipe.shapes.items())
 
 
 def _import(place: str) -> ModuleType:

@@ -28,14 +28,8 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
-from graphkiln_converters.recipe import check_file, first_line
-from graphkiln_converters.sources.base import (
-    CODE_HINT,
-    InputSpec,
-    SourceModel,
-    SourceOptions,
-    synthetic_samples,
-)
+from graphkiln_converters.recipe import Recipe, check_file, first_line
+from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceModel, synthetic_samples
 
 # What an output of a graph can be.
 _METHODS = (
@@ -90,13 +84,13 @@ class SklearnModel(SourceModel):
         return onnx_ir.from_proto(self.graph)
 
 
-def open_source(location: str, options: SourceOptions) -> SklearnModel:
+def open_source(location: str, recipe: Recipe) -> SklearnModel:
     """Load an estimator and export it.
 
     Raises:
         ConversionError: The file is missing or damaged, holds types that need --allow-code, or cannot be exported.
     """
-    estimator = _load(location, options)
+    estimator = _load(location, recipe)
     specs = column_inputs(estimator, location, DType.FP32)
     description = f"sklearn:{location}"
     single, worst = _export(estimator, specs, description)
@@ -110,7 +104,7 @@ def open_source(location: str, options: SourceOptions) -> SklearnModel:
     return replace(double, notes=(*double.notes, note)) if remaining < worst else single
 
 
-def _load(location: str, options: SourceOptions) -> Any:
+def _load(location: str, recipe: Recipe) -> Any:
     check_file(location)
     try:
         open_regular(location).close()
@@ -118,7 +112,7 @@ def _load(location: str, options: SourceOptions) -> Any:
     except Exception as error:
         raise _foreign(location, error) from error
     unknown = [name for name in untrusted if name not in _REVIEWED]
-    if unknown and not options.allow_code:
+    if unknown and not recipe.allow_code:
         raise ConversionError(
             f"{location} is not loaded: it holds types that can run code: {', '.join(unknown)}", hint=CODE_HINT
         )

@@ -11,7 +11,8 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.graph.text import did_you_mean
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -31,7 +32,7 @@ def list_architectures(pattern: str = "") -> list[str]:
     return names
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open an architecture with random, published or own weights.
 
     Raises:
@@ -41,23 +42,23 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     if not timm.is_model(name):
         raise ConversionError(f"timm has no architecture '{location}'", hint=did_you_mean(name, timm.list_models()))
     torch.manual_seed(0)
-    module = _create(location, options)
-    if options.weights:
-        if classes := trained_classes(module, options.weights):
-            module = _create(location, options, num_classes=classes)
-        load_weights(module, options.weights)
-    embeds = options.task == "embedding" and not options.features_only
+    module = _create(location, recipe)
+    if recipe.weights:
+        if classes := trained_classes(module, recipe.weights):
+            module = _create(location, recipe, num_classes=classes)
+        load_weights(module, recipe.weights)
+    embeds = recipe.task == "embedding" and not recipe.features_only
     if embeds:
         _leave_out_head(module, location)
     config = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
     )
-    shape = options.shapes.get("", tuple(config["input_size"]))
-    classes = 0 if options.features_only else getattr(module, "num_classes", 0)
+    shape = recipe.shapes.get("", tuple(config["input_size"]))
+    classes = 0 if recipe.features_only else getattr(module, "num_classes", 0)
     return TorchModel(
         module=freeze(module),
-        description=described(f"timm:{location}", random_weights=has_random_weights(options)),
-        random_weights=has_random_weights(options),
+        description=f"timm:{location}",
+        random_weights=recipe.has_random_weights,
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_config(config, shape),
@@ -76,16 +77,14 @@ def _leave_out_head(module: Any, location: str) -> None:
         ) from error
 
 
-def _create(location: str, options: SourceOptions, **settings: Any) -> torch.nn.Module:
-    if options.features_only:
+def _create(location: str, recipe: Recipe, **settings: Any) -> torch.nn.Module:
+    if recipe.features_only:
         settings["features_only"] = True
-    if options.out_indices:
-        settings["out_indices"] = options.out_indices
+    if recipe.out_indices:
+        settings["out_indices"] = recipe.out_indices
     try:
         # Exportable layers: timm's own switch for jitted ones that tracing cannot follow.
-        module: torch.nn.Module = timm.create_model(
-            location, pretrained=options.pretrained, exportable=True, **settings
-        )
+        module: torch.nn.Module = timm.create_model(location, pretrained=recipe.pretrained, exportable=True, **settings)
     except OSError as error:
         raise not_downloaded(location, error) from error
     except (RuntimeError, AttributeError, TypeError, AssertionError, IndexError) as error:

@@ -26,14 +26,8 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ManifestError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.recipe import check_file, first_line
-from graphkiln_converters.sources.base import (
-    CODE_HINT,
-    EXPORT_BATCH,
-    InputSpec,
-    SourceOptions,
-    synthetic_samples,
-)
+from graphkiln_converters.recipe import Recipe, check_file, first_line
+from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
@@ -78,7 +72,7 @@ class _Holder(torch.nn.Module):
         self.model = model
 
 
-def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBatchModel:
+def open_source(location: str, recipe: Recipe) -> ScriptModel | FixedBatchModel:
     """Load a program; a batch that it was traced with is made to vary, where that can be proven.
 
     Raises:
@@ -87,7 +81,7 @@ def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBat
     """
     check_file(location)
     reaching = _reaching_out(location)
-    if reaching and not options.allow_code:
+    if reaching and not recipe.allow_code:
         raise ConversionError(
             f"{location} is not loaded: its program can do more than compute ({', '.join(reaching)})", hint=CODE_HINT
         )
@@ -97,14 +91,14 @@ def open_source(location: str, options: SourceOptions) -> ScriptModel | FixedBat
         raise _foreign(location, error) from error
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    inputs = _inputs(module, location, options)
+    inputs = _inputs(module, location, recipe)
     module = _with_defaults(module, inputs)
     model = ScriptModel(module=module, description=f"torchscript:{location}", libraries=("torch",), inputs=inputs)
     size = _only_batch(model)
     if not size:
         return model
     whole = replace(model, inputs=tuple(replace(spec, shape=(size, *spec.shape)) for spec in inputs))
-    return with_free_batch(whole, whole.export_fixed, options, _HINT)
+    return with_free_batch(whole, whole.export_fixed, recipe, _HINT)
 
 
 def _only_batch(model: ScriptModel) -> int:
@@ -151,15 +145,15 @@ def _foreign(location: str, error: Exception) -> ConversionError:
     )
 
 
-def _inputs(module: Any, location: str, options: SourceOptions) -> tuple[InputSpec, ...]:
+def _inputs(module: Any, location: str, recipe: Recipe) -> tuple[InputSpec, ...]:
     """Named by the program, with the sizes that were given, or those of the samples."""
     arguments = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
     others = [f"{argument.name} ({argument.type})" for argument in arguments if str(argument.type) != "Tensor"]
     if others:
         raise ConversionError(f"{location} takes other inputs than tensors: {', '.join(others)}")
     names = [argument.name for argument in arguments]
-    samples = _samples(options.samples) if options.samples and not options.samples.is_dir() else {}
-    specs = [_spec(name, number, options, samples) for number, name in enumerate(names)]
+    samples = _samples(recipe.samples) if recipe.samples and not recipe.samples.is_dir() else {}
+    specs = [_spec(name, number, recipe, samples) for number, name in enumerate(names)]
     unknown = [name for name, spec in zip(names, specs, strict=True) if spec is None]
     if unknown:
         raise ConversionError(
@@ -186,7 +180,7 @@ def _samples(path: Path) -> dict[str, AnyArray]:
         return {}  # the error is raised where the samples are read
 
 
-def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, AnyArray]) -> InputSpec | None:
+def _spec(name: str, number: int, recipe: Recipe, samples: Mapping[str, AnyArray]) -> InputSpec | None:
     found = samples.get(name, samples.get(f"INPUT_{number}"))
     if found is not None and found.ndim:
         dtype = DType.FP32 if found.dtype.kind == "f" else DType.from_numpy(found.dtype)  # the program is in fp32
@@ -197,7 +191,7 @@ def _spec(name: str, number: int, options: SourceOptions, samples: Mapping[str, 
             )
         high = 2 if dtype.is_float or not found.size else max(2, int(found.max()) + 1)
         return InputSpec(name=name, dtype=dtype, shape=found.shape[1:], high=high)
-    shape = options.shapes.get(name, options.shapes.get(""))
+    shape = recipe.shapes.get(name, recipe.shapes.get(""))
     return None if shape is None else InputSpec(name=name, shape=shape)
 
 

@@ -16,7 +16,8 @@ from graphkiln_backend.graph.task import Detection, Segmentation
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.torchvision import ByLevel, LibraryPipeline, Ssd, TwoStage
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, described, has_random_weights
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes, trained_shapes
@@ -30,16 +31,16 @@ def list_architectures() -> list[str]:
     return names
 
 
-def open_source(location: str, options: SourceOptions) -> TorchModel:
+def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open an architecture with random, published or own weights.
 
     Raises:
         ConversionError: There is no such architecture, or the weights are not its own.
     """
     if location in list_detectors():
-        return open_detector(location, options)
+        return open_detector(location, recipe)
     if location in list_segmenters():
-        return open_segmenter(location, options)
+        return open_segmenter(location, recipe)
     known = list_architectures()
     if location not in known:
         known = [*known, *list_detectors(), *list_segmenters()]
@@ -47,19 +48,19 @@ def open_source(location: str, options: SourceOptions) -> TorchModel:
     published = torchvision.models.get_model_weights(location).DEFAULT
     torch.manual_seed(0)
     try:
-        module = torchvision.models.get_model(location, weights=published if options.pretrained else None)
+        module = torchvision.models.get_model(location, weights=published if recipe.pretrained else None)
     except OSError as error:
         raise not_downloaded(location, error) from error
-    if options.weights:
-        if classes := trained_classes(module, options.weights):
+    if recipe.weights:
+        if classes := trained_classes(module, recipe.weights):
             module = torchvision.models.get_model(location, num_classes=classes)
-        load_weights(module, options.weights)
+        load_weights(module, recipe.weights)
     transforms = published.transforms()
-    shape = options.shapes.get("", (3, *transforms.crop_size * 2))
+    shape = recipe.shapes.get("", (3, *transforms.crop_size * 2))
     return TorchModel(
         module=freeze(module),
-        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
-        random_weights=has_random_weights(options),
+        description=f"torchvision:{location}",
+        random_weights=recipe.has_random_weights,
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_transforms(transforms, shape),
@@ -126,12 +127,12 @@ class Built(NamedTuple):
     names: tuple[str, ...]
 
 
-def build_model(location: str, options: SourceOptions) -> Built:
+def build_model(location: str, recipe: Recipe) -> Built:
     """A detector or a segmenter.
 
     Args:
         location: torchvision's name.
-        options: Random, published or own weights.
+        recipe: Random, published or own weights.
 
     Raises:
         ConversionError: The weights cannot be had, or are of another architecture.
@@ -141,14 +142,14 @@ def build_model(location: str, options: SourceOptions) -> Built:
     build = partial(torchvision.models.get_model, location, weights_backbone=None)
     torch.manual_seed(0)
     try:
-        model = build(weights=published if options.pretrained else None)
+        model = build(weights=published if recipe.pretrained else None)
     except OSError as error:
         raise not_downloaded(location, error) from error
     heads: dict[str, Any] = {}
-    if options.weights:
-        heads = trained_heads(model, options.weights, len(categories))
+    if recipe.weights:
+        heads = trained_heads(model, recipe.weights, len(categories))
         model = build(weights=None, **heads) if heads else model
-        load_weights(model, options.weights)
+        load_weights(model, recipe.weights)
     classes = int(heads.get("num_classes", len(categories)))
     return Built(model.eval(), classes, categories if classes == len(categories) else ())
 
@@ -204,22 +205,22 @@ def list_segmenters() -> list[str]:
     return names
 
 
-def open_segmenter(location: str, options: SourceOptions) -> TorchModel:
+def open_segmenter(location: str, recipe: Recipe) -> TorchModel:
     """Open a segmenter with random, published or own weights.
 
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    model, _, names = build_model(location, options)
+    model, _, names = build_model(location, recipe)
     transforms = torchvision.models.get_model_weights(location).DEFAULT.transforms()
     side = int(transforms.resize_size[0])
-    shape = options.shapes.get("", (3, side, side))
+    shape = recipe.shapes.get("", (3, side, side))
     if len(shape) != 3 or shape[0] != 3:
         raise ConversionError(f"a segmenter takes images, --shape gives {list(shape)}", hint="--shape 3x520x520")
     return TorchModel(
         module=freeze(_Scores(model)),
-        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
-        random_weights=has_random_weights(options),
+        description=f"torchvision:{location}",
+        random_weights=recipe.has_random_weights,
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=Preprocess(
@@ -249,21 +250,21 @@ def list_detectors() -> list[str]:
     return names
 
 
-def open_detector(location: str, options: SourceOptions) -> TorchModel:
+def open_detector(location: str, recipe: Recipe) -> TorchModel:
     """Open a detector with random, published or own weights.
 
     Raises:
         ConversionError: The weights are not its own, or the size fits no image.
     """
-    model, classes, names = build_model(location, options)
+    model, classes, names = build_model(location, recipe)
     transform = model.transform
-    size = _size(transform, options)
+    size = _size(transform, recipe)
     freeze(model)
     return TorchModel(
         module=detector_module(model, size).eval(),
         reference=LibraryPipeline(model, _most(model)).eval(),
-        description=described(f"torchvision:{location}", random_weights=has_random_weights(options)),
-        random_weights=has_random_weights(options),
+        description=f"torchvision:{location}",
+        random_weights=recipe.has_random_weights,
         libraries=("torch", "torchvision"),
         inputs=(InputSpec(name="image", shape=(3, *size)),),
         preprocess=_preprocess(transform, size),
@@ -305,9 +306,9 @@ def _task(model: Any) -> Detection:
     )
 
 
-def _size(transform: Any, options: SourceOptions) -> tuple[int, int]:
+def _size(transform: Any, recipe: Recipe) -> tuple[int, int]:
     """`(height, width)` of the input: the requested one, or the model's usual one as a square."""
-    if shape := options.shapes.get(""):
+    if shape := recipe.shapes.get(""):
         if len(shape) != 3 or shape[0] != 3:
             raise ConversionError(f"a detector takes images, --shape gives {list(shape)}", hint="--shape 3x640x640")
         height, width = shape[1:]

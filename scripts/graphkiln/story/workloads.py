@@ -115,11 +115,12 @@ def open_source_model(request: StoryRequest) -> TorchModel:
     Raises:
         ConversionError: It is no PyTorch model with one image as its input, or its preprocessing is not known.
     """
-    from graphkiln_converters.sources.base import SourceOptions, open_source
+    from graphkiln_converters.recipe import Recipe
+    from graphkiln_converters.sources.base import open_source
     from graphkiln_converters.sources.pytorch import TorchModel
 
     shape = (3, request.image_size, request.image_size)
-    model = open_source(request.source, SourceOptions(weights=request.weights, shapes={"": shape}))
+    model = open_source(Recipe(source=request.source, weights=request.weights, shape=("x".join(map(str, shape)),)))
     if not isinstance(model, TorchModel) or len(model.inputs) != 1 or model.keywords:
         model.close()
         raise ConversionError(

@@ -25,7 +25,8 @@ from graphkiln_converters.gradient import (
     max_pool2d_backward,
     perturb,
 )
-from graphkiln_converters.sources.base import InputSpec, SourceOptions, open_source
+from graphkiln_converters.recipe import Recipe
+from graphkiln_converters.sources.base import InputSpec, open_source
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
@@ -119,7 +120,7 @@ class TestRequests:
             add_gradient(weighted(), request_)
 
     def test_of_a_saved_graph(self, digits: object) -> None:
-        source = open_source(f"{digits}/1/model.onnx", SourceOptions())
+        source = open_source(Recipe(source=f"{digits}/1/model.onnx"))
         with pytest.raises(ConversionError, match="--gradient needs a PyTorch model") as caught:
             add_gradient(source, "OUTPUT_0:INPUT_0")
         source.close()

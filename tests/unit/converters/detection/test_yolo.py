@@ -9,8 +9,8 @@ from detections import found_by_search, made_boxes
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.detection.operators import keep
-from graphkiln_converters.detection.options import BoxFormat, Head
 from graphkiln_converters.detection.yolo import Settings, corners_of, detect, head_of, recognize, selected
+from graphkiln_converters.recipe import BoxFormat, Head
 
 SIZE = (100, 200)
 COUNT, CLASSES = 120, 3

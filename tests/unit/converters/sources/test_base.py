@@ -9,32 +9,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recipes import recipe
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable
+from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources import base
-from graphkiln_converters.sources.base import (
-    InputSpec,
-    SourceOptions,
-    open_source,
-    sizes_of,
-    suggest,
-    synthetic_samples,
-)
-
-OPTIONS = SourceOptions(pretrained=True)
+from graphkiln_converters.sources.base import InputSpec, open_source, sizes_of, suggest, synthetic_samples
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, SourceOptions]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Recipe]]:
     """What sources were opened: module, location, options."""
-    calls: list[tuple[str, str, SourceOptions]] = []
+    calls: list[tuple[str, str, Recipe]] = []
 
     def import_module(name: str) -> Any:
         module = ModuleType(name)
 
-        def open_(location: str, options: SourceOptions) -> str:
-            calls.append((name.rpartition(".")[2], location, options))
+        def open_(location: str, given: Recipe) -> str:
+            calls.append((name.rpartition(".")[2], location, given))
             return "the model"
 
         vars(module)["open_source"] = open_
@@ -61,18 +54,18 @@ class TestKinds:
         ],
     )
     def test_name_their_module(
-        self, opened: list[tuple[str, str, SourceOptions]], source: str, module: str, location: str
+        self, opened: list[tuple[str, str, Recipe]], source: str, module: str, location: str
     ) -> None:
-        assert str(open_source(source, OPTIONS)) == "the model"
-        assert opened == [(module, location, OPTIONS)]
+        assert str(open_source(recipe(source))) == "the model"
+        assert opened == [(module, location, recipe(source))]
 
     @pytest.mark.parametrize("name", ["m.pt2", "M.PT2", "a:b.pt2"])
     def test_a_file_that_can_run_code_is_not_opened(
-        self, opened: list[tuple[str, str, SourceOptions]], tmp_path: Path, name: str
+        self, opened: list[tuple[str, str, Recipe]], tmp_path: Path, name: str
     ) -> None:
         (tmp_path / name).touch()
         with pytest.raises(ConversionError, match=r"can run code .*--allow-code"):
-            open_source(str(tmp_path / name), OPTIONS)
+            open_source(recipe(str(tmp_path / name)))
         assert opened == []
 
     @pytest.mark.parametrize(
@@ -91,21 +84,19 @@ class TestKinds:
     )
     def test_an_unknown_one_comes_with_the_nearest(self, source: str, hint: str) -> None:
         with pytest.raises(ConversionError, match=f"'{source}' is not a source") as caught:
-            open_source(source, OPTIONS)
+            open_source(recipe(source))
         assert hint in caught.value.hint
 
     @pytest.mark.parametrize("source", ["oneflow:folder", "m.onnx", "m.pt2", "keras:m.keras", "sklearn:m.skops"])
-    def test_weights_beside_a_file_that_holds_its_own(
-        self, opened: list[tuple[str, str, SourceOptions]], source: str
-    ) -> None:
+    def test_weights_beside_a_file_that_holds_its_own(self, opened: list[tuple[str, str, Recipe]], source: str) -> None:
         with pytest.raises(ConversionError, match="holds its own weights"):
-            open_source(source, SourceOptions(weights=Path("w.pth")))
+            open_source(recipe(source, weights=Path("w.pth")))
         assert opened == []
 
     @pytest.mark.parametrize("source", ["timm", "python", "oneflow"])
     def test_a_kind_without_a_location(self, source: str) -> None:
         with pytest.raises(ConversionError, match=f"'{source}' is not a source"):
-            open_source(source, OPTIONS)
+            open_source(recipe(source))
 
     @pytest.mark.parametrize(
         ("source", "extra"), [("timm:resnet18", "timm"), ("huggingface:bert", "huggingface"), ("python:m:f", "convert")]
@@ -114,7 +105,7 @@ class TestKinds:
         kind = {"timm": "timm", "huggingface": "huggingface", "python": "python_module"}[source.partition(":")[0]]
         monkeypatch.setitem(sys.modules, f"graphkiln_converters.sources.{kind}", None)
         with pytest.raises(EngineUnavailable, match="need a library that is not installed") as caught:
-            open_source(source, OPTIONS)
+            open_source(recipe(source))
         assert f"[{extra}]" in str(caught.value)
 
 
@@ -150,7 +141,7 @@ class TestSamples:
 
     def test_what_is_exported_elsewhere_says_how(self) -> None:
         with pytest.raises(ConversionError, match=r"separate environment.*paddle2onnx.*--reference"):
-            open_source("paddle:folder", OPTIONS)
+            open_source(recipe("paddle:folder"))
 
     def test_text_is_drawn_from_the_words_of_the_input(self) -> None:
         spec = InputSpec(name="words", dtype=DType.BYTES, shape=(2,), words=("red", "gr\u00fcn"))

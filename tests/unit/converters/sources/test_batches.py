@@ -13,13 +13,14 @@ import torch
 from graphs import compute, draw, graph
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recipes import recipe
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.batches import (
     FixedBatchModel,
     dependent_rows,
@@ -191,7 +192,7 @@ def opened(kind: str, text: str = "(float[3,4] x) => (float[3,4] output) { outpu
     def export() -> onnx_ir.Model:
         return graph(text)
 
-    return with_free_batch(program, export, SourceOptions(free_batch=free), "export it otherwise")
+    return with_free_batch(program, export, recipe(batch="free" if free else "fixed"), "export it otherwise")
 
 
 def test_a_freed_batch_computes_what_the_program_does_at_any_size() -> None:

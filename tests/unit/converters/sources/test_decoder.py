@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import tiny_t5
 import torch
+from recipes import recipe
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.decoder import open_source
 
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 
 
 @pytest.fixture(scope="module")

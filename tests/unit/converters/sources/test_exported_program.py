@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from recipes import recipe
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.exported_program import open_source
 from graphkiln_converters.sources.pytorch import TorchModel
 
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 
 
 class Scaled(nn.Module):
@@ -99,13 +98,13 @@ def test_a_fixed_batch_varies(programs: dict[str, Path]) -> None:
 
 
 def test_a_size_that_varies_beside_a_fixed_batch_has_its_range(programs: dict[str, Path]) -> None:
-    model = open_source(str(programs["length"]), replace(OPTIONS, free_batch=False))
+    model = open_source(str(programs["length"]), recipe(batch="fixed"))
     assert isinstance(model, FixedBatchModel)
     assert model.inputs[1].dynamic == {1: (2, 4)}
 
 
 def test_bf16_programs_run(programs: dict[str, Path]) -> None:
-    model = open_source(str(programs["bf16"]), replace(OPTIONS, free_batch=False))
+    model = open_source(str(programs["bf16"]), recipe(batch="fixed"))
     (spec,) = model.inputs
     assert spec.dtype is DType.BF16
     (found,) = model.run({spec.name: np.ones((2, 3), DType.BF16.numpy)}).values()

@@ -12,13 +12,14 @@ import pytest
 import torch
 import transformers as hf
 from PIL import Image
+from recipes import recipe
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.images.decoding import load_sample
+from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources import huggingface as source
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.huggingface import (
     create,
     fitted_preprocess,
@@ -30,7 +31,7 @@ from graphkiln_converters.sources.huggingface import (
 from graphkiln_converters.torch_libraries import import_torchvision
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.1, 0.2, 0.3)
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 
 
 def size(**sides: int) -> SimpleNamespace:
@@ -109,11 +110,11 @@ class TestConvNext:
 
 
 class TestInputs:
-    def inputs(self, name: str, options: SourceOptions = OPTIONS, **config: Any) -> Any:
+    def inputs(self, name: str, options: Recipe = OPTIONS, **config: Any) -> Any:
         return self.inputs_of(torch.nn.Module(), name, options, **config)
 
     def inputs_of(
-        self, model: torch.nn.Module, name: str = "input_ids", options: SourceOptions = OPTIONS, **config: Any
+        self, model: torch.nn.Module, name: str = "input_ids", options: Recipe = OPTIONS, **config: Any
     ) -> Any:
         module: Any = model
         module.main_input_name = name

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from recipes import recipe
 from tiny_transformers import DETECTORS, SEGMENTERS, SIZE, images, tiny_model
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation
 from graphkiln_converters.sources import huggingface_tasks
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.huggingface import open_source
 from graphkiln_converters.sources.huggingface_tasks import (
     image_task,
@@ -49,7 +49,7 @@ def test_tasks_follow_from_the_kind_of_model() -> None:
 def test_each_is_refused_by_its_configuration_before_anything_is_made_or_loaded(kind: str, tmp_path: Path) -> None:
     hf.CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
     with pytest.raises(ConversionError, match=f"\\({kind}\\), and an image brings none") as caught:
-        open_source(str(tmp_path), SourceOptions())
+        open_source(str(tmp_path), recipe())
     assert "python:FILE:FACTORY --task" in caught.value.hint
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recipes import recipe
 
 os.environ["KERAS_BACKEND"] = "torch"
 import keras
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.keras import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -27,7 +27,7 @@ def test_inputs_are_those_of_the_model(path: Path) -> None:
     first, second = keras.Input((None, 3), name="a"), keras.Input((2,), dtype="int32", name="b")
     summed = keras.ops.sum(first, axis=1)
     keras.Model([first, second], [keras.layers.Dense(2)(summed), second]).save(path)
-    model = open_source(str(path), SourceOptions())
+    model = open_source(str(path), recipe())
     assert [(spec.name, spec.dtype, spec.shape) for spec in model.inputs] == [
         ("a", "FP32", (8, 3)),
         ("b", "INT32", (2,)),
@@ -40,18 +40,18 @@ def test_inputs_are_those_of_the_model(path: Path) -> None:
 def test_code_is_not_loaded(path: Path) -> None:
     keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2)]).save(path)
     with pytest.raises(ConversionError, match=r"holds code.*--allow-code"):
-        open_source(str(path), SourceOptions())
-    assert open_source(str(path), SourceOptions(allow_code=True)).inputs
+        open_source(str(path), recipe())
+    assert open_source(str(path), recipe(allow_code=True)).inputs
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
 def test_another_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConversionError, match="no model that Keras 3 can load"):
-        open_source(str(path), SourceOptions())
+        open_source(str(path), recipe())
 
 
 def test_an_older_format_is_not_loaded(tmp_path: Path) -> None:
     (tmp_path / "m.h5").touch()
     with pytest.raises(ConversionError, match=r"is no \.keras file"):
-        open_source(str(tmp_path / "m.h5"), SourceOptions())
+        open_source(str(tmp_path / "m.h5"), recipe())

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from recipes import recipe
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_converters.oneflow.translation import GROUP
-from graphkiln_converters.sources.base import InputSpec, SourceOptions
+from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.oneflow_graph import OneflowGraph, open_source
 
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 ROWS, TOTAL = "tensor<3x2xf32>", "tensor<2xf32>"
 TEXT = f"""module {{
   oneflow.job @G(%a: {ROWS}) -> {ROWS} {{
@@ -95,7 +96,7 @@ class TestFolders:
 
     def test_sizes_that_the_folder_settles(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match="holds its own sizes"):
-            open_source(str(saved(tmp_path)), SourceOptions(shapes={"": (2,)}))
+            open_source(str(saved(tmp_path)), recipe(shapes={"": (2,)}))
 
     def test_an_empty_batch(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("tensor<3x2xf32>", "tensor<0x2xf32>"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,32 +12,33 @@ import numpy as np
 import pytest
 from detections import run_graph
 from graphs import graph, operators
+from recipes import recipe
 from tiny_yolo import FOUND, NAMES, SIDE, V5, V8, EndToEnd, Parts, images, write_yolo
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
-from graphkiln_converters.detection.options import BoxFormat, DetectorOptions, Head
-from graphkiln_converters.sources.base import SourceOptions, open_source
+from graphkiln_converters.recipe import BoxFormat, Head
+from graphkiln_converters.sources.base import open_source
 from graphkiln_converters.sources.onnx_detector import (
     append,
     find_selection,
     return_values,
 )
 
-CORNERS = DetectorOptions(boxes=BoxFormat.CORNERS)
-KINDS: dict[str, tuple[type[nn.Module], DetectorOptions]] = {
-    "yolov8": (V8, DetectorOptions()),
-    "yolov5": (V5, DetectorOptions()),
-    "end-to-end": (EndToEnd, DetectorOptions()),
+CORNERS = {"boxes": BoxFormat.CORNERS}
+KINDS: dict[str, tuple[type[nn.Module], Mapping[str, Any]]] = {
+    "yolov8": (V8, {}),
+    "yolov5": (V5, {}),
+    "end-to-end": (EndToEnd, {}),
     "selected": (Parts, CORNERS),
 }
 
 
 @contextmanager
-def opened(path: Path, told: DetectorOptions | None = None, **options: Any) -> Iterator[Any]:
-    source = open_source(str(path), SourceOptions(task="detection", detection=told or DetectorOptions(), **options))
+def opened(path: Path, told: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+    source = open_source(recipe(str(path), task="detection", **(told or {}), **options))
     with closing(source):
         yield source
 
@@ -84,7 +85,7 @@ def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_what_was_told_is_done(files: dict[str, Path]) -> None:
-    told = DetectorOptions(iou_threshold=0.1, max_detections=9)
+    told = {"iou_threshold": 0.1, "max_detections": 9}
     with opened(files["yolov8"], told) as source, opened(files["yolov8"]) as usual:
         found, more = (each.run({"images": images(1).numpy()}) for each in (source, usual))
     assert found["boxes"].shape == (1, 9, 4)
@@ -95,15 +96,15 @@ def test_what_was_told_is_done(files: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("kind", "told", "problem"),
     [
-        ("selected", DetectorOptions(), "corners of boxes in any order"),
-        ("selected", DetectorOptions(boxes=BoxFormat.CENTER), "contradicts NonMaxSuppression"),
-        ("selected", replace(CORNERS, iou_threshold=0.5), "suppresses boxes itself"),
-        ("end-to-end", DetectorOptions(iou_threshold=0.5), "suppresses boxes itself"),
-        ("yolov8", DetectorOptions(head=Head.END_TO_END), "no output is of the kind"),
-        ("yolov8", DetectorOptions(head=Head.YOLOV5), "names 3 classes, and its output would hold 79"),
+        ("selected", {}, "corners of boxes in any order"),
+        ("selected", {"boxes": BoxFormat.CENTER}, "contradicts NonMaxSuppression"),
+        ("selected", {**CORNERS, "iou_threshold": 0.5}, "suppresses boxes itself"),
+        ("end-to-end", {"iou_threshold": 0.5}, "suppresses boxes itself"),
+        ("yolov8", {"head": Head.END_TO_END}, "no output is of the kind"),
+        ("yolov8", {"head": Head.YOLOV5}, "names 3 classes, and its output would hold 79"),
     ],
 )
-def test_what_does_not_fit_is_refused(kind: str, told: DetectorOptions, problem: str, files: dict[str, Path]) -> None:
+def test_what_does_not_fit_is_refused(kind: str, told: Mapping[str, Any], problem: str, files: dict[str, Path]) -> None:
     with pytest.raises(ConversionError, match=problem) as caught, opened(files[kind], told):
         pass
     assert caught.value.hint or kind == "selected"

@@ -13,14 +13,14 @@ import zoo
 from graphs import graph
 from odd_files import ODD
 from onnx import TensorProto, helper
+from recipes import recipe
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.onnx_file import ODD_WORDS, ReferenceSession, known_words, open_source
 
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 
 
 def write(path: Path, shape: list[str | int], *, opset: int = OPSET, dtype: int = TensorProto.FLOAT) -> Path:
@@ -47,7 +47,7 @@ def test_inputs_are_those_of_the_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shapes", [{"": (6,)}, {"x": (6,)}])
 def test_a_given_size_of_a_dynamic_axis(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    model = open_source(str(write(tmp_path / "m.onnx", ["n", "tokens"])), SourceOptions(shapes=shapes))
+    model = open_source(str(write(tmp_path / "m.onnx", ["n", "tokens"])), recipe(shapes=shapes))
     assert model.inputs[0].shape == (6,)
     assert model.inputs[0].dynamic == {0: (1, 12)}
     model.close()
@@ -56,7 +56,7 @@ def test_a_given_size_of_a_dynamic_axis(tmp_path: Path, shapes: dict[str, tuple[
 def test_sizes_that_are_too_few_are_an_error(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", ["n", "tokens", "words"])
     with pytest.raises(ConversionError, match="--shape: 3 does not fit input"):
-        open_source(str(path), SourceOptions(shapes={"": (3,)}))
+        open_source(str(path), recipe(shapes={"": (3,)}))
 
 
 @pytest.mark.parametrize("opset", [13, OPSET])
@@ -193,7 +193,7 @@ def test_custom_operators_are_served_as_they_are(tmp_path: Path) -> None:
     model.opset_import.add(domain="com.example", version=1)
     onnx.save(model, tmp_path / "m.onnx")
     with pytest.raises(ConversionError, match="not a registered function/op") as caught:
-        open_source(str(tmp_path / "m.onnx"), SourceOptions())
+        open_source(str(tmp_path / "m.onnx"), recipe())
     assert "convert loads no libraries of custom operators: serve such a graph as it is" in caught.value.hint
 
 

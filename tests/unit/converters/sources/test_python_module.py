@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from recipes import recipe
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.python_module import Flattened, flat_inputs, open_source
 
 CODE = """
@@ -79,7 +79,7 @@ def file(tmp_path: Path) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-OPTIONS = SourceOptions()
+OPTIONS = recipe()
 
 
 class TestFactories:
@@ -102,12 +102,12 @@ class TestFactories:
         np.testing.assert_array_equal(found["present_0_1"], value * 2)
 
     def test_a_module_with_a_given_shape(self, file: Path) -> None:
-        model = open_source(f"{file}:alone", SourceOptions(shapes={"": (3,)}))
+        model = open_source(f"{file}:alone", recipe(shapes={"": (3,)}))
         assert [(spec.name, spec.shape) for spec in model.inputs] == [("input", (3,))]
         assert not model.keywords
 
     def test_shapes_by_name_are_passed_by_name(self, file: Path) -> None:
-        model = open_source(f"{file}:alone", SourceOptions(shapes={"image": (3,)}))
+        model = open_source(f"{file}:alone", recipe(shapes={"image": (3,)}))
         assert model.keywords
         assert model.run({"image": np.ones((1, 3), "f4")})["output"].tolist() == [[2, 2, 2]]
 
@@ -118,7 +118,7 @@ class TestFactories:
 
     def test_weights_are_loaded(self, file: Path, tmp_path: Path) -> None:
         torch.save({"factor": torch.tensor(5.0)}, tmp_path / "w.pth")
-        model = open_source(f"{file}:make", SourceOptions(weights=tmp_path / "w.pth"))
+        model = open_source(f"{file}:make", recipe(weights=tmp_path / "w.pth"))
         assert model.run({"image": np.ones((1, 3), "f4")})["output"][0, 0] == 5
 
     def test_a_module_on_the_path(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io as skops_io
+from recipes import recipe
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
 from sklearn.feature_extraction.text import CountVectorizer
@@ -20,7 +21,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions, synthetic_samples
+from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.sklearn import column_inputs, open_source, table_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -47,7 +48,7 @@ def save(estimator: Any, folder: Path) -> str:
     ],
 )
 def test_outputs_are_those_of_its_own_methods(tmp_path: Path, estimator: Any, methods: list[str]) -> None:
-    model = open_source(save(estimator, tmp_path), SourceOptions())
+    model = open_source(save(estimator, tmp_path), recipe())
     assert list(model.methods.values()) == methods
     feeds = synthetic_samples(model.inputs, 5, {}, seed=3)
     (first, *_) = model.run(feeds).values()
@@ -63,12 +64,12 @@ def test_thresholds_that_fp32_crosses_take_fp64_inputs(tmp_path: Path) -> None:
     estimator.fit(table, np.random.default_rng(1).integers(0, 2, 400))
     estimator.steps[0][1].mean_ = np.full(3, 1e7)
     estimator.steps[0][1].scale_ = np.full(3, 1e7)
-    model = open_source(save(estimator, tmp_path), SourceOptions())
+    model = open_source(save(estimator, tmp_path), recipe())
     assert {spec.dtype for spec in model.inputs} <= {DType.FP32, DType.FP64}
 
 
 def test_an_output_that_is_none_of_its_answers_is_left_out(tmp_path: Path) -> None:
-    model = open_source(save(SVC().fit(X, X[:, 0] > 0), tmp_path), SourceOptions())
+    model = open_source(save(SVC().fit(X, X[:, 0] > 0), tmp_path), recipe())
     assert list(model.methods.values()) == ["predict"]
     assert "is left out" in model.notes[0]
 
@@ -76,14 +77,14 @@ def test_an_output_that_is_none_of_its_answers_is_left_out(tmp_path: Path) -> No
 def test_types_that_can_run_code_are_named(tmp_path: Path) -> None:
     path = save(make_pipeline(FunctionTransformer(twice), Ridge()).fit(X, X[:, 0]), tmp_path)
     with pytest.raises(ConversionError, match=r"types that can run code: .*twice.*--allow-code"):
-        open_source(path, SourceOptions())
+        open_source(path, recipe())
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
 def test_another_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.skops").write_bytes(content)
     with pytest.raises(ConversionError, match="no estimator that skops saved"):
-        open_source(str(tmp_path / "m.skops"), SourceOptions())
+        open_source(str(tmp_path / "m.skops"), recipe())
 
 
 # The columns of an estimator: numbers, categories, documents.

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from recipes import recipe
 from torch import nn
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import timm as source
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.timm import open_source, preprocess_from_config
 
 CONFIG: dict[str, Any] = {
@@ -62,7 +62,7 @@ class TestCreation:
 
         monkeypatch.setattr(source.timm, "create_model", fails)
         with pytest.raises(ConversionError, match="timm cannot create resnet18 with these options: no feature maps"):
-            source._create("resnet18", SourceOptions())
+            source._create("resnet18", recipe())
 
     def test_no_internet(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: Any, **__: Any) -> nn.Module:
@@ -70,22 +70,21 @@ class TestCreation:
 
         monkeypatch.setattr(source.timm, "create_model", fails)
         with pytest.raises(ConversionError, match="cannot download the weights of resnet18") as caught:
-            source._create("resnet18", SourceOptions(pretrained=True))
+            source._create("resnet18", recipe(pretrained=True))
         assert "--weights FILE" in caught.value.hint
 
 
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ConversionError, match=r"timm has no architecture 'resnet19\.a1'") as caught:
-        open_source("resnet19.a1", SourceOptions())
+        open_source("resnet19.a1", recipe())
     assert "did you mean 'resnet1" in caught.value.hint
 
 
 def test_a_small_one() -> None:
     before = torch.random.get_rng_state()
-    model = open_source("test_resnet", SourceOptions(shapes={"": (3, 64, 64)}))
+    model = open_source("test_resnet", recipe(shapes={"": (3, 64, 64)}))
     torch.random.set_rng_state(before)
     assert model.inputs[0].shape == (3, 64, 64)
     assert len(model.labels) in (0, 1000)
-    assert model.description == "timm:test_resnet with random weights"
     assert model.random_weights
     assert not model.module.training

@@ -10,11 +10,11 @@ import onnx_ir
 import pytest
 import torch
 from graphs import compute
+from recipes import recipe
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.torchscript import open_source
 
@@ -64,7 +64,7 @@ def script(module: nn.Module, path: Path) -> str:
 
 
 def test_a_scripted_loop_with_a_default(tmp_path: Path) -> None:
-    model = open_source(script(Looping(), tmp_path / "m.pt"), SourceOptions(shapes={"": (4,)}))
+    model = open_source(script(Looping(), tmp_path / "m.pt"), recipe(shapes={"": (4,)}))
     assert [spec.name for spec in model.inputs] == ["x"]
     outputs = model.run({"x": np.ones((3, 4), np.float32)})
     assert [output.shape for output in outputs.values()] == [(3, 4), (3, 4)]
@@ -75,7 +75,7 @@ def test_a_scripted_loop_with_a_default(tmp_path: Path) -> None:
 
 def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", INPUT_0=np.full((5, 7), 9))
-    model = open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
+    model = open_source(script(Embedding(), tmp_path / "m.pt"), recipe(samples=tmp_path / "s.npz"))
     (tokens,) = model.inputs
     assert (tokens.name, tokens.dtype, tokens.shape, tokens.high) == ("tokens", DType.INT64, (7,), 10)
     varying = replace(model, inputs=(replace(tokens, dynamic={0: (1, 9)}),)).export().graph.inputs[0].shape
@@ -85,14 +85,14 @@ def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
 def test_text_is_nothing_to_compute_with(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", tokens=np.array([["a", "b"]]))
     with pytest.raises(ConversionError, match=r"hold text as 'tokens'.*tokenizer"):
-        open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions(samples=tmp_path / "s.npz"))
+        open_source(script(Embedding(), tmp_path / "m.pt"), recipe(samples=tmp_path / "s.npz"))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 def test_a_batch_that_was_traced_varies(tmp_path: Path, batch: int) -> None:
     example = torch.rand(batch, 3, 4)
     torch.jit.trace(Baked(batch).eval(), example).save(tmp_path / "m.pt")  # type: ignore[no-untyped-call]
-    model = open_source(str(tmp_path / "m.pt"), SourceOptions(shapes={"": (3, 4)}))
+    model = open_source(str(tmp_path / "m.pt"), recipe(shapes={"": (3, 4)}))
     assert isinstance(model, FixedBatchModel)
     assert (model.batch_size, model.whole) == (batch, "")
     rows = {"x": np.random.default_rng(0).standard_normal((4, 3, 4)).astype(np.float32)}
@@ -103,19 +103,19 @@ def test_a_batch_that_was_traced_varies(tmp_path: Path, batch: int) -> None:
 
 def test_sizes_that_nobody_gave(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"inputs are not known: tokens.*--shape tokens="):
-        open_source(script(Embedding(), tmp_path / "m.pt"), SourceOptions())
+        open_source(script(Embedding(), tmp_path / "m.pt"), recipe())
 
 
 def test_a_program_that_writes_files_needs_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # it is run, and writes
     path = script(Saving(), tmp_path / "m.pt")
     with pytest.raises(ConversionError, match=r"can do more than compute \(save\).*--allow-code"):
-        open_source(path, SourceOptions(shapes={"": (4,)}))
-    assert open_source(path, SourceOptions(shapes={"": (4,)}, allow_code=True)).inputs
+        open_source(path, recipe(shapes={"": (4,)}))
+    assert open_source(path, recipe(shapes={"": (4,)}, allow_code=True)).inputs
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
 def test_another_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.pt").write_bytes(content)
     with pytest.raises(ConversionError, match=r"is not a program of torch\.jit"):
-        open_source(str(tmp_path / "m.pt"), SourceOptions())
+        open_source(str(tmp_path / "m.pt"), recipe())

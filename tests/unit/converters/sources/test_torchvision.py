@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from recipes import recipe
 from tiny_detectors import tiny_detector
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_converters.sources import torchvision as torchvision_detection
-from graphkiln_converters.sources.base import SourceOptions
 from graphkiln_converters.sources.torchvision import (
     build_model,
     detector_module,
@@ -62,7 +62,7 @@ class TestSpec:
 
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
-        open_source("resnet19", SourceOptions())
+        open_source("resnet19", recipe())
     assert "did you mean 'resnet1" in caught.value.hint
 
 
@@ -75,7 +75,7 @@ FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, i
 @pytest.mark.parametrize("shape", [(3, 100, 320), (1, 320, 320), (320, 320)])
 def test_other_sizes_than_torchvision_makes_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConversionError) as caught:
-        torchvision_detection._size(FREE, SourceOptions(shapes={"": shape}))
+        torchvision_detection._size(FREE, recipe(shapes={"": shape}))
     assert "--shape 3x" in caught.value.hint
 
 
@@ -105,7 +105,7 @@ def test_the_task_names_what_the_model_has(kind: str, masks: str | None, keypoin
 
 
 def test_scores_are_torchvisions_own() -> None:
-    source = open_segmenter("lraspp_mobilenet_v3_large", SourceOptions(shapes={"": (3, 64, 96)}))
+    source = open_segmenter("lraspp_mobilenet_v3_large", recipe(shapes={"": (3, 64, 96)}))
     image = np.random.default_rng(0).standard_normal((1, 3, 64, 96), np.float32)
     found = source.run({"image": image})
     with torch.inference_mode():
@@ -170,15 +170,15 @@ def test_the_auxiliary_head_of_published_weights_is_no_other_architecture(tmp_pa
 
 def test_a_segmenter_of_three_classes_is_built_for_them(tmp_path: Path) -> None:
     trained = torchvision.models.get_model(SMALL, weights=None, weights_backbone=None, num_classes=3)
-    model, classes, names = build_model(SMALL, SourceOptions(weights=saved(trained, tmp_path)))
+    model, classes, names = build_model(SMALL, recipe(weights=saved(trained, tmp_path)))
     assert (classes, names) == (3, ())
     assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
 
 
 def test_without_weights_the_classes_are_torchvisions(tmp_path: Path) -> None:
-    model, classes, names = build_model(SMALL, SourceOptions())
+    model, classes, names = build_model(SMALL, recipe())
     assert (classes, names[:2]) == (21, ("__background__", "aeroplane"))
     path = saved(torch.nn.Linear(2, 2), tmp_path)
     with pytest.raises(ConversionError, match="are of another model"):
-        build_model(SMALL, SourceOptions(weights=path))
+        build_model(SMALL, recipe(weights=path))
     assert not model.training
