@@ -11,16 +11,14 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_csv, print_json, print_table
 from graphkiln.cli.image_arguments import (
-    FORMS,
     BatchSize,
     Concurrency,
     Encoded,
     Images,
+    ask,
     check_formats,
     expand_folders,
     report_failures,
-    show_progress,
-    split_errors,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 
@@ -50,12 +48,10 @@ def classify(
     """
     check_formats([], None, as_json=as_json, as_csv=as_csv)
     paths = expand_folders(images)
-    with connection.connect() as client, show_progress(len(paths), "classifying") as progress:
-        answers = client.model(model, version, images=FORMS[encoded]).classify_many(
-            paths, top_k=top_k, softmax=softmax,
-            batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress,
-        )  # fmt: skip
-        answered, failures = split_errors(paths, list(answers))
+    answered, failures = ask(
+        connection, (model, version, encoded), paths, (batch_size, concurrency),
+        lambda served, options: served.classify_many(paths, top_k=top_k, softmax=softmax, **options),
+    )  # fmt: skip
     results = [result for _, result in answered]
     if as_json:
         print_json([result.to_dict() for result in results])

@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -177,6 +178,24 @@ def stderr_console() -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextmanager
+def ending_in_order(way_on: str = "") -> Iterator[None]:
+    """End the block in order on Ctrl-C, SIGTERM and SIGHUP, and exit with the code of the signal.
+
+    Args:
+        way_on: How to go on; printed where the block was ended so.
+    """
+    from graphkiln_backend.system.signals import Stopped, stopping_in_order
+
+    try:
+        with stopping_in_order():
+            yield
+    except KeyboardInterrupt as stopped:
+        if way_on:
+            say(f"interrupted; {way_on}")
+        raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else 128 + signal.SIGINT) from None
 
 
 # `--html REPORT.html`.

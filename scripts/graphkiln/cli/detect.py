@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,18 +12,16 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_csv, print_json, print_table
 from graphkiln.cli.image_arguments import (
-    FORMS,
     BatchSize,
     Concurrency,
     Encoded,
     Images,
+    ask,
     check_formats,
     drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
-    show_progress,
-    split_errors,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 
@@ -59,12 +58,10 @@ def detect(
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     targets = drawing_paths(paths, draw)
-    with connection.connect() as client, show_progress(len(paths), "detecting") as progress:
-        answers = client.model(model, version, images=FORMS[encoded]).detect_many(
-            paths, score_threshold=threshold,
-            batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress,
-        )  # fmt: skip
-        found, failures = split_errors(paths, list(answers))
+    found, failures = ask(
+        connection, (model, version, encoded), paths, (batch_size, concurrency),
+        lambda served, options: served.detect_many(paths, score_threshold=threshold, **options),
+    )  # fmt: skip
     if as_json:
         rows = [{"source": str(path), "detections": [each.to_dict() for each in things]} for path, things in found]
         print_json(rows)
@@ -89,8 +86,12 @@ def _table_rows(found: Found) -> Iterator[list[str]]:
     for path, things in found:
         name = path.name
         for each in things:
-            box = [f"{value:.1f}" for value in (each.box.x1, each.box.y1, each.box.x2, each.box.y2)]
-            yield [name, each.label or str(each.index), f"{each.score:.4f}", *box]
+            yield [
+                name,
+                each.label or str(each.index),
+                f"{each.score:.4f}",
+                *(f"{edge:.1f}" for edge in astuple(each.box)),
+            ]
             name = ""  # once for each image
         if not things:
             yield [name, "nothing found"]
@@ -100,5 +101,4 @@ def _csv_rows(found: Found) -> Iterator[Sequence[object]]:
     """A row for each detection, with the same columns for every model."""
     for path, things in found:
         for rank, each in enumerate(things, 1):
-            box = (each.box.x1, each.box.y1, each.box.x2, each.box.y2)
-            yield (path, rank, each.index, each.label, each.score, *box)
+            yield (path, rank, each.index, each.label, each.score, *astuple(each.box))

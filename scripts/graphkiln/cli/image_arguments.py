@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,6 +17,8 @@ from graphkiln_backend.images.formats import SUFFIXES, list_images, recognize_te
 if TYPE_CHECKING:
     from PIL import Image
 
+    from graphkiln.cli.connection import ConnectionOptions
+    from graphkiln_client import Model
     from graphkiln_client.preparing import Form
 
 T = TypeVar("T")
@@ -35,14 +37,42 @@ Encoded = Annotated[
 # `Encoded` -> how images travel, as the client names it.
 FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 
+# Images above which a progress bar is shown.
 _MANY = 20
 # As a path has them, which holds no two slashes in a row.
 _URLS = ("http:/", "https:/")
 _SHOWN = 60
 
 
+def ask(
+    connection: ConnectionOptions,
+    served: tuple[str, str, bool | None],
+    paths: Sequence[Path],
+    batching: tuple[int, int],
+    request: Callable[[Model, dict[str, Any]], Iterable[T | ClientError]],
+) -> tuple[list[tuple[Path, T]], list[tuple[Path, ClientError]]]:
+    """Ask a model about images, with a progress bar, and split answers from errors, each with its image.
+
+    Args:
+        connection: To the server.
+        served: Name of the model, its version or "", and the value of `Encoded`.
+        paths: The images.
+        batching: Values of `BatchSize` and `Concurrency`.
+        request: Takes the model and those options of its methods for many images that all verbs set alike.
+
+    Raises:
+        ClientError: All failed for the same reason, which is reported once.
+    """
+    name, version, encoded = served
+    batch_size, concurrency = batching
+    with connection.connect() as client, show_progress(len(paths)) as progress:
+        options = {"batch_size": batch_size, "concurrency": concurrency, "on_error": "return", "progress": progress}
+        answers = list(request(client.model(name, version, images=FORMS[encoded]), options))
+    return split_errors(paths, answers)
+
+
 @contextmanager
-def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | None]:
+def show_progress(count: int) -> Iterator[Callable[[int], None] | None]:
     """A progress bar on a terminal's stderr, for many images."""
     if count < _MANY or not (console := stderr_console()):
         yield None
@@ -50,7 +80,7 @@ def show_progress(count: int, what: str) -> Iterator[Callable[[int], None] | Non
     from rich.progress import Progress
 
     with Progress(console=console, transient=True) as bar:
-        task = bar.add_task(what, total=count)
+        task = bar.add_task("images", total=count)
         yield lambda done: bar.update(task, completed=done)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,24 +11,22 @@ import typer
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import print_csv, print_json, print_table
 from graphkiln.cli.image_arguments import (
-    FORMS,
     BatchSize,
     Concurrency,
     Encoded,
     Images,
+    ask,
     check_formats,
     drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
-    show_progress,
-    split_errors,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 from graphkiln_backend.graph.errors import ClientError
 
 if TYPE_CHECKING:
-    from graphkiln_client import SegmentedImage
+    from graphkiln_client import Model, SegmentedImage
 
 Document = Mapping[str, Any]
 
@@ -55,14 +53,16 @@ def segment(
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     targets = drawing_paths(paths, draw)
-    with connection.connect() as client, show_progress(len(paths), "segmenting") as progress:
-        answers = client.model(model, version, images=FORMS[encoded]).segment_many(
-            paths, batch_size=batch_size, concurrency=concurrency, on_error="return", progress=progress
-        )
-        # One by one: the class maps of a folder, a byte or four for each pixel, would fill the memory.
-        pairs = zip(paths, answers, strict=True)
-        described = [_describe(path, answer, targets.get(path), whole=as_json) for path, answer in pairs]
-    found, failures = split_errors(paths, described)
+
+    def describe(served: Model, options: dict[str, Any]) -> Iterator[Document | ClientError]:
+        # one by one: the class maps of a folder, a byte or four for each pixel, would fill the memory
+        for path, answer in zip(paths, served.segment_many(paths, **options), strict=True):
+            if isinstance(answer, ClientError):
+                yield answer
+            else:
+                yield _describe(path, answer, targets.get(path), whole=as_json)
+
+    found, failures = ask(connection, (model, version, encoded), paths, (batch_size, concurrency), describe)
     segments = [(path, each) for path, document in found for each in document["segments"]]
     if as_json:
         print_json([{"source": str(path), **document} for path, document in found])
@@ -74,12 +74,8 @@ def segment(
     report_failures(failures)
 
 
-def _describe(
-    path: Path, answer: SegmentedImage | ClientError, target: Path | None, *, whole: bool
-) -> Document | ClientError:
+def _describe(path: Path, answer: SegmentedImage, target: Path | None, *, whole: bool) -> Document:
     """The classes of an image, with their masks where `whole`; drawn into the target, too."""
-    if isinstance(answer, ClientError):
-        return answer
     if target:
         from graphkiln.cli.drawing import draw_segments
         from graphkiln_backend.images.decoding import open_image

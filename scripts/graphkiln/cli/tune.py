@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import Html, check_html, command_line, print_json, say, write_html
+from graphkiln.cli.console import Html, check_html, command_line, ending_in_order, print_json, say, write_html
 from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from graphkiln.tuning.target import Target
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.cache.store import ArtifactCache
-
-_INTERRUPTED = 130  # exit code after Ctrl-C
 
 
 class Objective(StrEnum):
@@ -111,7 +109,7 @@ def tune(
     target = _target(p99, rate, objective, accuracy_floor)
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
-    with ending_in_order(), search_folder() as folder, vanishing_cache() as cache:
+    with ending_in_order("the same command goes on from here"), search_folder() as folder, vanishing_cache() as cache:
         subject = _read_subject(model, cache)
         if calibration:
             subject = with_int8(subject, calibration, samples, folder / "int8")
@@ -183,19 +181,6 @@ def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     subject = read_subject(version_folder(place), cache)
     check_tunable(subject)
     return subject
-
-
-@contextmanager
-def ending_in_order() -> Iterator[None]:
-    """On Ctrl-C, SIGTERM and SIGHUP end the block in order, and print how to go on."""
-    from graphkiln_backend.system.signals import Stopped, stopping_in_order
-
-    try:
-        with stopping_in_order():
-            yield
-    except KeyboardInterrupt as stopped:
-        say("interrupted; the same command goes on from here")
-        raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else _INTERRUPTED) from None
 
 
 def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:

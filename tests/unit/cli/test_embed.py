@@ -1,68 +1,36 @@
-"""`graphkiln embed`: a table, JSON or CSV."""
+"""`graphkiln embed`: a table, JSON, CSV or a Parquet file, which is written whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from commands import FakeClient, Finished, RunVerb
 
+from graphkiln.cli import embed as verb
+from graphkiln.cli.embed import Origin, identify
 from graphkiln.scoring import extra
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import InvalidInput, ModelNotFound
 from graphkiln_backend.graph.preprocess import Preprocess
 
-
-@pytest.fixture
-def image(tmp_path: Path, client: FakeClient) -> Path:
-    (tmp_path / "a.png").write_bytes(b"")
-    client.fake_model.answers = {"a.png": np.array([3, 4, 0, 0, 0], np.float32)}
-    return tmp_path / "a.png"
-
-
-def test_a_table(run: RunVerb, image: Path) -> None:
-    out = run("embed", image, "--model", "m").out
-    assert "5.0000" in out
-    assert "3.0000 4.0000 0.0000 0.0000" in out
-
-
-def test_json(run: RunVerb, image: Path) -> None:
-    (row,) = json.loads(run("embed", image, "--model", "m", "--json").out)
-    assert row == {"source": str(image), "vector": [3, 4, 0, 0, 0]}
-
-
-def test_csv(run: RunVerb, image: Path) -> None:
-    (row,) = csv.DictReader(io.StringIO(run("embed", image, "--model", "m", "--csv").out))
-    assert (row["source"], row["v1"], row["v4"]) == (str(image), "4.0", "0.0")
-
-
-def test_both_formats(run: RunVerb, image: Path) -> None:
-    assert run("embed", image, "--model", "m", "--csv", "--json").code == 2
-
-
-@pytest.mark.parametrize("name", ["v.csv", "v.NPY"])
-def test_a_file_that_is_named_as_something_else(run: RunVerb, image: Path, name: str) -> None:
-    finished = run("embed", image, "--model", "m", "--out", image.parent / name)
-    assert (finished.code, "v.parquet" in finished.err) == (2, True)
-    assert not (image.parent / name).exists()
-
-
-# `graphkiln embed --out`: the file, what is said of images that fail, and what ends it.
-
 OUT = "v.parquet"
+NAMES = ("3.png", "10.png", "2.png", "c.png")
 
 
 def published(size: int) -> dict[str, Any]:
-    said = Contracts.of({"2": Contract(preprocess=Preprocess(resize=size, crop=(size, size)))})
-    return {"parameters": {"contracts": {"string_value": said.to_json()}}}
+    contracts = Contracts.of({"2": Contract(preprocess=Preprocess(resize=size, crop=(size, size)))})
+    return {"parameters": {"contracts": {"string_value": contracts.to_json()}}}
 
 
 @pytest.fixture
@@ -72,8 +40,7 @@ def photos(tmp_path: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch) 
         path = tmp_path / "photos" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    names = ("3.png", "10.png", "2.png", "c.png")
-    client.fake_model.answers = {name: np.full(3, place, np.float32) for place, name in enumerate(names)}
+    client.fake_model.answers = {name: np.full(3, place, np.float32) for place, name in enumerate(NAMES)}
     client.fake_model.versions, client.fake_model.config = ["1", "2"], published(4)
     return Path("photos")
 
@@ -86,16 +53,46 @@ def embed(run: RunVerb, photos: Path) -> Any:
     return run_embed
 
 
+def test_what_is_printed(run: RunVerb, photos: Path, client: FakeClient) -> None:
+    client.fake_model.answers["c.png"] = np.array([3, 4, 0, 0, 0], np.float32)
+    image = photos / "c.png"
+    table = run("embed", image, "--model", "m").out
+    assert "5.0000" in table
+    assert "3.0000 4.0000 0.0000 0.0000" in table
+    assert json.loads(run("embed", image, "--model", "m", "--json").out) == [
+        {"source": str(image), "vector": [3, 4, 0, 0, 0]}
+    ]
+    (row,) = csv.DictReader(io.StringIO(run("embed", image, "--model", "m", "--csv").out))
+    assert (row["source"], row["v1"], row["v4"]) == (str(image), "4.0", "0.0")
+
+
 def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: FakeClient, photos: Path) -> None:
+    """As another reader of Parquet sees it; all requests go to the version that the file names."""
     finished = embed(photos / "c.png", photos / "b", photos)
     assert (finished.code, finished.out) == (0, "")
     assert "4 vectors of 3 features, of lengths from 0 to 5.196, by 'm' version 2" in finished.err
     table = pq.read_table(OUT)
+    assert table.schema.field("vector").type == pa.list_(pa.float32(), 3)
     expected = ["photos/a/3.png", "photos/b/10.png", "photos/b/2.png", "photos/c.png"]
     assert table.column("source").to_pylist() == expected
     assert [vector[0] for vector in table.column("vector").to_pylist()] == [0, 1, 2, 3]
-    assert table.schema.metadata[b"graphkiln.version"] == b"2"
+    contract = Contract(preprocess=Preprocess(resize=4, crop=(4, 4)))
+    expected = {b"model": b"m", b"version": b"2", b"contract": contract.digest.encode(), b"graph": b""}
+    assert table.schema.metadata == {b"graphkiln." + key: value for key, value in expected.items()}
+    assert set(client.models_opened) == {("m", ""), ("m", "2")}
     assert client.open == 0
+
+
+def test_rows_are_written_in_pieces_and_names_need_not_be_utf_8(
+    embed: Any, photos: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = os.fsdecode(b"\xff.png")
+    (photos / odd).write_bytes(b"")
+    client.fake_model.answers[odd] = np.zeros(3, np.float32)
+    monkeypatch.setattr(verb, "_PIECE_BYTES", 2 * 3 * 4)  # two vectors
+    assert embed().code == 0
+    assert pq.ParquetFile(OUT).num_row_groups == 3
+    assert pq.read_table(OUT).column("source").to_pylist()[-1] == "photos/\\xff.png"
 
 
 @pytest.mark.parametrize("form", [["--out", OUT], ["--json"], ["--csv"]])
@@ -107,11 +104,13 @@ def test_the_length_is_as_asked_for(
     assert client.fake_model.options["normalize"] is normalize
 
 
-def test_requests_go_to_the_version_that_the_file_names(embed: Any, client: FakeClient) -> None:
-    embed()
-    assert set(client.models_opened) == {("m", ""), ("m", "2")}
-    assert client.fake_model.options["batch_size"] == 16
-    assert client.fake_model.options["on_error"] == "return"
+@pytest.mark.parametrize(
+    ("value", "words"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")]
+)
+def test_normalized_vectors_are_reported(embed: Any, client: FakeClient, value: float, words: str) -> None:
+    for vector in client.fake_model.answers.values():
+        vector[:] = value
+    assert f"4 vectors of 3 features, {words} 'm'" in embed().err
 
 
 def test_images_that_fail_are_listed_and_the_others_written(embed: Any, client: FakeClient) -> None:
@@ -131,94 +130,95 @@ def test_where_all_fail_nothing_is_written(embed: Any, client: FakeClient, tmp_p
     finished = embed()
     assert finished.code == (2 if len(set(errors)) == 1 else 1)
     assert finished.err.count("bad") == (1 if len(set(errors)) == 1 else 3)
-    assert "vectors" not in finished.err
     assert (tmp_path / OUT).read_bytes() == b"PAR1 old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos", OUT]
 
 
-def stop_after_one(error: type[BaseException] | None, client: FakeClient) -> Any:
-    def embed_many(images: list[Path], **options: Any) -> Iterator[Any]:
-        assert options
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (ModelNotFound("gone"), 2),
+        (None, 1),  # replaced meanwhile
+        *(pytest.param(number, 128 + number, marks=pytest.mark.alone) for number in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
+@pytest.mark.usefixtures("hangup_ends")
+def test_what_ends_it_early_leaves_no_file(
+    embed: Any, client: FakeClient, monkeypatch: pytest.MonkeyPatch, *, error: Any, code: int
+) -> None:
+    def embed_many(images: list[Path], **_: Any) -> Iterator[Any]:
         for place, image in enumerate(images):
-            if place and error:
+            if place and isinstance(error, signal.Signals):
+                signal.raise_signal(error)
+            elif place and error:
                 raise error
             yield client.fake_model.answers[image.name]
         client.fake_model.config = published(8)
 
-    return embed_many
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ModelNotFound("gone")])
-def test_ctrl_c_or_an_error_leaves_no_file(
-    embed: Any, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
-) -> None:
-    monkeypatch.setattr(client.fake_model, "embed_many", stop_after_one(error, client), raising=False)
-    assert embed().code == (130 if error is KeyboardInterrupt else 2)
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_a_version_that_is_replaced_meanwhile_leaves_no_file(
-    embed: Any, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client.fake_model, "embed_many", stop_after_one(None, client), raising=False)
+    monkeypatch.setattr(client.fake_model, "embed_many", embed_many, raising=False)
     finished = embed()
-    assert finished.code == 1
-    assert "was replaced while it embedded" in finished.err
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    assert finished.code == code
+    assert error or "was replaced while it embedded" in finished.err
+    assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
-def test_mistakes(run: RunVerb, photos: Path, client: FakeClient, tmp_path: Path) -> None:
-    for words, said in (
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--json", "--csv"], "choose one"),
         (["--out", OUT, "--json"], "leave out --json"),
-        (["--out", OUT, "--csv"], "leave out --json"),
         (["--out", "none/v.parquet"], "No such file"),
-        (["--out", photos], "no file"),
+        (["--out", "n" * 300], "cannot write"),
+        (["--out", "/dev/null"], "no file"),
+        (["--out", "photos"], "no file"),
+        (["--out", "v.csv"], "v.parquet"),
+        (["--out", "v.NPY"], "v.parquet"),
         (["--out"], "requires an argument"),
-    ):
-        finished = run("embed", photos, "--model", "m", *words)
-        assert (finished.code, said in " ".join(finished.err.split())) == (2, True), finished.err
-    (tmp_path / "void").mkdir()
-    assert "holds no image" in run("embed", tmp_path / "void", "--model", "m", "--out", OUT).err
+    ],
+)
+def test_mistakes(run: RunVerb, photos: Path, client: FakeClient, words: list[str], message: str) -> None:
+    finished = run("embed", photos, "--model", "m", *words)
+    assert (finished.code, message in " ".join(finished.err.split())) == (2, True), finished.err
     assert not client.connected
+
+
+@pytest.mark.parametrize("size", [0, 4])
+def test_vectors_of_other_lengths(embed: Any, client: FakeClient, tmp_path: Path, size: int) -> None:
+    client.fake_model.answers["c.png"] = np.zeros(size, np.float32)
+    assert "features" in embed().err
+    assert not (tmp_path / OUT).exists()
 
 
 def test_without_what_writes_parquet(embed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda _: None)
     finished = embed()
     assert finished.code == 1
-    assert "embed --out needs pyarrow (pip install 'graphkiln[score]')" in finished.err
+    assert "embed --out needs pyarrow" in finished.err
 
 
-@pytest.mark.parametrize(
-    ("value", "said"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")]
-)
-def test_whether_vectors_are_normalized_is_told(embed: Any, client: FakeClient, value: float, said: str) -> None:
-    for vector in client.fake_model.answers.values():
-        vector[:] = value
-    assert f"4 vectors of 3 features, {said} 'm'" in embed().err
-
-
-def test_a_file_of_something_else_is_not_written_over(embed: Any, client: FakeClient, tmp_path: Path) -> None:
+def test_a_file_of_something_else_is_not_written_over_and_a_link_stays_one(
+    embed: Any, client: FakeClient, tmp_path: Path
+) -> None:
     """`embed --out *.jpg`, which the shell makes a list of: the first image became Parquet."""
     for content, code in ((b"\xff\xd8\xff an image", 2), (b"PAR1 of before", 0), (b"", 0)):
-        (tmp_path / OUT).write_bytes(content)
+        (tmp_path / "target").write_bytes(content)
+        (tmp_path / OUT).unlink(missing_ok=True)
+        (tmp_path / OUT).symlink_to("target")
         finished = embed()
         assert finished.code == code
         assert ("there is a file that is no Parquet" in finished.err) == (code == 2)
-        assert ((tmp_path / OUT).read_bytes() == content) == (code == 2)
+        assert ((tmp_path / "target").read_bytes() == content) == (code == 2)
+        assert (tmp_path / OUT).is_symlink()
     assert len(client.connected) == 2
 
 
-@pytest.mark.alone
-@pytest.mark.usefixtures("hangup_ends")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_file(
-    embed: Any, client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-) -> None:
-    def embed_many(images: list[Path], **_: Any) -> Iterator[Any]:
-        yield client.fake_model.answers[images[0].name]
-        signal.raise_signal(number)
-
-    monkeypatch.setattr(client.fake_model, "embed_many", embed_many, raising=False)
-    assert embed().code == 128 + number
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+def test_the_newest_version_is_pinned_with_its_contract() -> None:
+    client, contract = FakeClient(), Contract(preprocess=Preprocess(resize=4, crop=(4, 4)))
+    assert identify(cast(Any, client), "m", "")[1] == Origin(model="m", version="", contract="")  # not published
+    client.fake_model.versions = ["9", "10"]
+    contracts = Contracts.of({"9": Contract(), "10": contract}).to_json()
+    client.fake_model.config = {"parameters": {"contracts": {"string_value": contracts}}}
+    assert identify(cast(Any, client), "m", "")[1] == Origin(model="m", version="10", contract=contract.digest)
+    assert client.models_opened[-1] == ("m", "10")
+    assert identify(cast(Any, client), "m", "9")[1] == Origin(model="m", version="9", contract=Contract().digest)
