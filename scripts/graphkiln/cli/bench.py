@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.bench_loads import Arrivals, plan_loads
-from graphkiln.cli.bench_server import PERCENTILES, STAGES, cell
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import (
     Html,
@@ -27,14 +26,17 @@ from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.bench.generator import Measurement
-    from graphkiln.cli.bench_server import ServerSide
+    from graphkiln.bench.meters import ServerSide
 
 # One run, as --json prints it.
 Row = dict[str, Any]
-# Of the requests that were due: a share, and a number, that may be on their way at the end.
-_LOST, _FEW = 0.05, 5
-# A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one.
-_ONE = 0.999
+
+
+class Arrivals(StrEnum):
+    """Arrival process of the requests of a rate."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
 
 
 @with_connection()
@@ -100,8 +102,9 @@ def bench(
     """
     from graphkiln.bench import processes as load_processes
     from graphkiln.bench.job import Target
-    from graphkiln.cli.bench_inputs import RANDOM, read_feeds, read_samples
-    from graphkiln.cli.bench_server import ServerWatch
+    from graphkiln.bench.meters import ServerMeter
+    from graphkiln.cli.bench_report import bench_report, print_tables
+    from graphkiln.cli.bench_requests import RANDOM, plan_loads, read_feeds, read_samples
 
     check_html(html)
     if samples and input_:
@@ -119,19 +122,18 @@ def bench(
         plain.infer(feeds[0])  # a mistake is reported here, once
         rows = []
         for name, load in loads:
-            watch = ServerWatch(plain, client.url)
+            meter = ServerMeter(plain, client.url)
             with _progress(name, load.warmup_s + load.seconds):
-                measured = load_processes.measure_load(target, feeds, load, watch.start)
-            rows.append(_row(name, measured, watch.side(measured.seconds)))
+                measured = load_processes.measure_load(target, feeds, load, meter.start)
+            rows.append(_row(name, measured, meter.side(measured.seconds)))
     if html:
-        from graphkiln.cli.bench_report import bench_report
         from graphkiln.reporting.report import render
 
         write_html(html, render(bench_report(rows, model, client.url, facts(), command_line())))
     if as_json:
         print_json(rows)
     else:
-        _print_tables(rows, "callers" if loads[0][1].arrivals is None else "load")
+        print_tables(rows, "callers" if loads[0][1].arrivals is None else "load")
     raise typer.Exit(1 if any(row["client"]["errors"] for row in rows) else 0)
 
 
@@ -172,53 +174,3 @@ def _progress(load: str, seconds: float) -> Iterator[None]:
     with Progress(*columns, console=console, transient=True) as bar:
         bar.add_task(load, total=seconds)
         yield
-
-
-def _print_tables(rows: list[Row], unit: str) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    failed = any(row["client"]["errors"] for row in rows)
-    unsent = any(row["client"]["unsent"] for row in rows)
-    errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
-    extra: list[Column | str] = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
-    client = Table(unit, "answered/s", *PERCENTILES, "cores", *extra, title="client: latencies in ms")
-    server = Table(unit, *STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
-    for row in rows:
-        measured = row["client"]
-        margin = measured["per_second_range"][1] - measured["per_second"]  # below, it ends at 0
-        latencies = [cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
-        kinds = "\n".join(f"{count} {name}" for name, count in measured["errors"].items()) or "0"
-        problems = [*([kinds] if failed else []), *([str(measured["unsent"])] if unsent else [])]
-        rate = f"{measured['per_second']:.1f} \u00b1 {margin:.1f}"
-        client.add_row(row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems)
-        stages = [cell(row["server_us"][name], 0) for name in STAGES.values()]
-        server.add_row(row["load"], *stages, cell(row["batch"], 1), cell(row["server_cores"], 2))
-    console = Console()
-    console.print(client, server)
-    for line in (note for row in rows for note in _notes(row)):
-        console.print(line, highlight=False)
-    most = max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
-    console.print(
-        "\u00b1: 95% of the rate, by ten windows of time; "
-        f"sent by {most['name']} in {most['processes']} process{'es' if most['processes'] > 1 else ''}, "
-        f"which took up to {most['share_of_machine']:.0%} of this machine's cores",
-        highlight=False,
-    )
-
-
-def _notes(row: Row) -> Iterator[str]:
-    """Warnings about a run."""
-    load, client = row["load"], row["client"]
-    due, answered, seconds = client["due"], client["answered"], client["seconds"]
-    if due - answered - sum(client["errors"].values()) > max(_LOST * due, _FEW):
-        yield (
-            f"{load}: {due / seconds:.1f} requests a second were due, and {answered / seconds:.1f} answered: the rate "
-            "was not reached, and the longer it lasts, the longer the latencies"
-        )
-    few = [name for name in PERCENTILES if 0 < answered * (1 - float(name[1:]) / 100) < _ONE]
-    if few:
-        reason = f"so few that {', '.join(few)} {'is' if len(few) == 1 else 'are'} the slowest alone"
-        yield f"{load}: requests answered: {answered}; {reason}"
-    if row["batch"] is None:
-        yield f"{load}: the server was started again, or is gone: its own figures are not known"

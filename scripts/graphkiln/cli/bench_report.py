@@ -1,14 +1,19 @@
-"""The HTML report of `bench`: throughput, latencies, and the server's time by stage."""
+"""Figures of `bench` as tables and as a page: throughput, latencies, and the server's time by stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from graphkiln.cli.bench_server import PERCENTILES, cell
+from graphkiln.bench.meters import STAGES
 from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
 from graphkiln.reporting.report import Report, Section, Table
 
+PERCENTILES = ("p50", "p90", "p99", "p99.9")
+# Of the requests that were due: a share, and a number, that may be on their way at the end.
+_LOST, _FEW = 0.05, 5
+# A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one.
+_ONE = 0.999
 _STAGES = {
     "queue": "waiting for the batch before",
     "input": "preparing inputs",
@@ -17,14 +22,78 @@ _STAGES = {
 }
 
 
+def print_tables(rows: Sequence[Mapping[str, Any]], unit: str) -> None:
+    """Print the tables of the client and the server, then warnings; the rows are those of `--json`."""
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    failed = any(row["client"]["errors"] for row in rows)
+    unsent = any(row["client"]["unsent"] for row in rows)
+    errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
+    extra: list[Column | str] = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
+    client = Table(unit, "answered/s", *PERCENTILES, "cores", *extra, title="client: latencies in ms")
+    server = Table(unit, *STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
+    for row in rows:
+        measured = row["client"]
+        margin = measured["per_second_range"][1] - measured["per_second"]  # below, it ends at 0
+        latencies = [_cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
+        kinds = "\n".join(f"{count} {name}" for name, count in measured["errors"].items()) or "0"
+        problems = [*([kinds] if failed else []), *([str(measured["unsent"])] if unsent else [])]
+        rate = f"{measured['per_second']:.1f} \u00b1 {margin:.1f}"
+        client.add_row(row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems)
+        stages = [_cell(row["server_us"][name], 0) for name in STAGES.values()]
+        server.add_row(row["load"], *stages, _cell(row["batch"], 1), _cell(row["server_cores"], 2))
+    console = Console()
+    console.print(client, server)
+    for line in (note for row in rows for note in _notes(row)):
+        console.print(line, highlight=False)
+    most = _busiest(rows)
+    console.print(
+        "\u00b1: 95% of the rate, by ten windows of time; "
+        f"sent by {most['name']} in {most['processes']} process{'es' if most['processes'] > 1 else ''}, "
+        f"which took up to {most['share_of_machine']:.0%} of this machine's cores",
+        highlight=False,
+    )
+
+
+def _notes(row: Mapping[str, Any]) -> Iterator[str]:
+    """Warnings about a run."""
+    load, client = row["load"], row["client"]
+    due, answered, seconds = client["due"], client["answered"], client["seconds"]
+    if due - answered - sum(client["errors"].values()) > max(_LOST * due, _FEW):
+        yield (
+            f"{load}: {due / seconds:.1f} requests a second were due, and {answered / seconds:.1f} answered: the rate "
+            "was not reached, and the longer it lasts, the longer the latencies"
+        )
+    few = [name for name in PERCENTILES if 0 < answered * (1 - float(name[1:]) / 100) < _ONE]
+    if few:
+        reason = f"so few that {', '.join(few)} {'is' if len(few) == 1 else 'are'} the slowest alone"
+        yield f"{load}: requests answered: {answered}; {reason}"
+    if row["batch"] is None:
+        yield f"{load}: the server was started again, or is gone: its own figures are not known"
+
+
+def _cell(value: float | None, digits: int) -> str:
+    """A number for a table; `-` where it is not known."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _busiest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The load generator of the run in which it took most of the machine."""
+    return max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
+
+
 def bench_report(
     rows: Sequence[Mapping[str, Any]], model: str, url: str, facts: Mapping[str, str], command: str
 ) -> Report:
     """Build the report of the rows that `bench --json` prints."""
-    sections = [_rates(rows), _latencies(rows), _stages(rows)]
+    sections, most = [_rates(rows), _latencies(rows), _stages(rows)], _busiest(rows)
+    sent_by = (
+        f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
+    )
     return Report(
         title=f"{model} under load", about=f"{url}; loads: {', '.join(row['load'] for row in rows)}", sections=sections,
-        facts={**facts, "sent by": _generator(rows)}, command=command,
+        facts={**facts, "sent by": sent_by}, command=command,
     )  # fmt: skip
 
 
@@ -67,8 +136,8 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> Section:
     bars = [bar for row in rows for bar in _waterfall(row)]
     cells = [
         (
-            row["load"], *(cell(row["server_us"][name], 0) for name in _STAGES), cell(row["batch"], 1),
-            cell(row["server_cores"], 2),
+            row["load"], *(_cell(row["server_us"][name], 0) for name in _STAGES), _cell(row["batch"], 1),
+            _cell(row["server_cores"], 2),
         )
         for row in rows
     ]  # fmt: skip
@@ -93,10 +162,3 @@ def _waterfall(row: Mapping[str, Any]) -> Iterator[Bar]:
 
 def _errors(client: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {name}" for name, count in client["errors"].items()) or "none"
-
-
-def _generator(rows: Sequence[Mapping[str, Any]]) -> str:
-    most = max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
-    return (
-        f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
-    )

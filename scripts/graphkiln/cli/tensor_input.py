@@ -101,7 +101,7 @@ def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]])
 def _parse(text: str) -> Given:
     name, equals, value = text.partition("=")
     if not equals and text.endswith(".npz"):
-        return _read_archive(text)
+        return read_archive(text)
     if not (name and equals and value):
         raise InvalidInput(
             f"--input {text}: expected NAME=FILE, NAME=JSON or FILE.npz",
@@ -147,11 +147,16 @@ def _read_file(file: str) -> AnyArray:
         ) from error
 
 
-def _read_archive(file: str) -> Given:
+def read_archive(file: str | Path) -> dict[str, AnyArray]:
+    """Read the arrays of an .npz file.
+
+    Raises:
+        InvalidInput: There is no such file, or it holds something else than numbers and texts.
+    """
     if not Path(file).is_file():
         raise InvalidInput(f"there is no file {file}")
     try:
-        return read_npz(Path(file))
+        return dict(read_npz(Path(file)))
     except ManifestError as error:
         raise InvalidInput(f"{file} is not an .npz file of numbers or texts: {error.message}") from error
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from graphkiln.bench.meters import ProcessMeter
 from graphkiln.story.preparation import ImageSet, PreparedModel, choose_images, prepare_model
 from graphkiln.story.request import Platform, StoryRequest, story_facts
 from graphkiln.story.results import (
@@ -33,7 +34,7 @@ from graphkiln.story.variants import (
     sample_paths,
     setting_flags,
 )
-from graphkiln.story.worker import ResourceMeter, Worker
+from graphkiln.story.worker import Worker
 from graphkiln.story.workloads import (
     Predictions,
     Workload,
@@ -75,7 +76,7 @@ class RunningVariant:
         Raises:
             MeasurementError: The workload failed, or its process ended.
         """
-        meter = ResourceMeter(*self.pids)
+        meter = ProcessMeter(*self.pids)
         cpu_s, begun = meter.cpu_s(), time.perf_counter()
         throughput = self.worker.measure(jpegs, seconds)
         cores = (meter.cpu_s() - cpu_s) / (time.perf_counter() - begun)
@@ -84,7 +85,7 @@ class RunningVariant:
             per_second=throughput.per_second,
             latencies_ms=tuple(round(latency, 3) for latency in throughput.latencies_ms),
             cores=cores,
-            memory_mb=meter.memory_mb(),
+            memory_mb=(meter.memory_bytes() or 0) / 1e6,
         )
 
 

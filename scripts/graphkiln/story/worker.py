@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import psutil
-
 from graphkiln.story.workloads import Predictions, Predictor, Workload
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
@@ -202,23 +200,6 @@ class Worker(Closeable):
                 f"the process of '{self._title}' ended with code {self._process.exitcode}",
                 hint="a negative code is a signal, -9 is often a lack of memory; what was measured is kept: --resume",
             ) from error
-
-
-class ResourceMeter:
-    """CPU time and memory of processes and all their children."""
-
-    def __init__(self, *pids: int) -> None:
-        roots = [psutil.Process(pid) for pid in pids]
-        self._processes = [process for root in roots for process in (root, *root.children(recursive=True))]
-
-    def cpu_s(self) -> float:
-        """CPU seconds used so far."""
-        times = [process.cpu_times() for process in self._processes if process.is_running()]
-        return float(sum(time.user + time.system for time in times))
-
-    def memory_mb(self) -> float:
-        """Proportional set size in MB: memory that several of them share counts once."""
-        return float(sum(p.memory_full_info().pss for p in self._processes if p.is_running()) / 1e6)
 
 
 def _serve(workload: Workload, connection: Connection) -> None:

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ import psutil
 from graphkiln.bench.arrivals import Moments, bursts, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS, Recording
 from graphkiln.bench.job import Load, Target
+from graphkiln.bench.meters import ProcessMeter
 from graphkiln.bench.processes import record_load
 from graphkiln.tuning.candidate import PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
@@ -216,52 +217,27 @@ def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
     return tuple(Placed(**{key: row.get(key, "") for key in keys}) for row in rows if row.get("model") == model)
 
 
-class ServerWatch:
+class ServerWatch(ProcessMeter):
     """Memory, CPU time and liveness of a server's processes, by the PID of its supervisor."""
 
     def __init__(self, pid: int) -> None:
+        super().__init__(pid)
         self._supervisor = psutil.Process(pid)
         self._serving: dict[int, str] = {}
-        for process in self._family():
-            try:
+        for process in self.processes:
+            with suppress(psutil.Error):
                 command = process.cmdline()
                 word = command[0].rpartition("/")[2] if command else process.name()
-            except psutil.Error:
-                continue
-            if word.startswith(_SERVING):
-                self._serving[process.pid] = word
-
-    def memory_bytes(self) -> int | None:
-        """PSS of all processes together (shared memory counts once); None if the kernel does not report it."""
-        try:
-            return sum(process.memory_full_info().pss for process in self._family())
-        except (psutil.Error, AttributeError):
-            return None
-
-    def cpu_s(self) -> float:
-        """CPU seconds of all processes that live, so far."""
-        total = 0.0
-        for process in self._family():
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            total += times.user + times.system
-        return total
+                if word.startswith(_SERVING):
+                    self._serving[process.pid] = word
 
     def death(self) -> str:
         """Describe a serving process that has ended since; "" if all live."""
         if not is_alive(self._supervisor):
             return "the server ended"
-        alive = {process.pid for process in self._family() if is_alive(process)}
+        alive = {process.pid for process in self.processes if is_alive(process)}
         gone = [name for pid, name in self._serving.items() if pid not in alive]
         return f"{gone[0]} was killed or crashed" if gone else ""
-
-    def _family(self) -> list[psutil.Process]:
-        try:
-            return [self._supervisor, *self._supervisor.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
 
 
 def is_alive(process: psutil.Process) -> bool:

@@ -1,26 +1,24 @@
-"""`graphkiln bench`: loads, inputs, what the server says, and mistakes; the load itself is a stand-in."""
+"""`graphkiln bench`: loads, inputs, what the server reports, and mistakes; the load itself is a stand-in."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from commands import FakeClient, FakeModel, RunVerb
+from PIL import Image
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.generator import Measurement
 from graphkiln.bench.job import Feeds, Load, Target
-from graphkiln.cli.bench_server import UNKNOWN, ServerWatch, breakdown, local_cpu_seconds
-from graphkiln_backend.graph.errors import ConnectionFailed, ServerError
+from graphkiln.cli.bench_requests import read_feeds, read_samples
+from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ServerError
 
 LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 
@@ -68,12 +66,76 @@ def test_options_reach_the_load(run: RunVerb, loads: Loads) -> None:
     assert (target.client["url"], target.client["headers"]) == ("grpc://triton.test:8001", {"A": "b"})
 
 
+@pytest.fixture
+def arrivals(run: RunVerb, loads: Loads) -> Callable[..., tuple[Load, list[float]]]:
+    """The load of a run with an open loop, and when its requests are due."""
+
+    def run_bench(*words: object) -> tuple[Load, list[float]]:
+        assert run("bench", "--model", "m", *words).code == 0
+        load = loads.calls[-1]
+        assert load.arrivals is not None
+        return load, load.arrivals.tolist()
+
+    return run_bench
+
+
 @pytest.mark.usefixtures("client")
-def test_a_rate_is_an_open_loop(run: RunVerb, loads: Loads) -> None:
-    assert "12.5/s" in run("bench", "--model", "m", "--rate", "12.5").out
-    (load,) = loads.calls
-    assert load.arrivals is not None
-    assert len(load.arrivals) == pytest.approx(12.5 * 11, rel=0.3)
+def test_a_rate_is_an_open_loop(arrivals: Any) -> None:
+    load, even = arrivals("--rate", 4, "--arrivals", "constant", "--duration", 1, "--warmup", 0.5)
+    assert (load.callers, even) == (256, [0, 0.25, 0.5, 0.75, 1, 1.25])
+    _, random = arrivals("--rate", 100)
+    assert len(random) == pytest.approx(100 * 11, rel=0.2)
+    assert random == arrivals("--rate", 100, "--arrivals", "poisson")[1]
+    _, together = arrivals("--rate", 100, "--burst", 5)
+    assert {int(size) % 5 for size in np.unique(together, return_counts=True)[1]} == {0}
+
+
+@pytest.mark.usefixtures("client")
+def test_a_trace_lasts_as_long_as_it_was_recorded(arrivals: Any, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("10\n11\n12\n")
+    load, due = arrivals("--trace", trace)
+    assert load.seconds == pytest.approx(2, abs=0.01)
+    assert due[-3:] == [1, 2, 3]
+    assert load.seconds + load.warmup_s > due[-1]
+    assert due[:-3] == pytest.approx([0, 0.667], abs=0.01)  # at its mean rate
+    assert arrivals("--trace", trace, "--warmup", 0, "--duration", 1.5)[1] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(
+            (f"--concurrency {text}", "expected numbers of at least 1")
+            for text in ("0", "1,0", "two", "1,,2", "1,4097")
+        ),
+        ("--concurrency 2 --rate 5", "--concurrency and --rate are different loads"),
+        ("--rate 5 --trace none.csv", "different loads"),
+        ("--burst 5", "add --rate"),
+        ("--arrivals constant --concurrency 2", "add --rate"),
+        ("--rate 5 --burst 5 --arrivals constant", "--burst goes without --arrivals"),
+        ("--rate inf", "inf requests a second for 11 s"),
+        ("--rate 1e9 --duration 1", "requests a second for 2 s would not end"),
+        ("--rate 1 --duration inf", "1 requests a second for inf s"),
+        ("--duration 1e10", "a run of 1e+10 s"),
+        ("--duration nan", "duration"),
+        ("--trace endless.csv", "1e+300 s would not end"),
+        ("--rate 0.01 --duration 1", "no request is due in"),
+        ("--rate 5 --burst 1000000", "no request is due in"),
+        ("--samples x.npz --input random", "--samples and --input"),
+        ("--html none/page.html", "there is no folder"),
+    ],
+)
+def test_mistakes(
+    run: RunVerb, loads: Loads, client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *,
+    words: str, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("endless.csv").write_text("0\n1e300\n")
+    finished = run("bench", "--model", "m", *words.split())
+    assert (finished.code, message in " ".join(finished.err.split())) == (2, True), finished.err
+    assert loads.calls == []
+    assert client.connected == []
 
 
 class TestInputs:
@@ -90,13 +152,6 @@ class TestInputs:
         assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
         assert loads.calls == []
         assert client.open == 0
-
-    def test_samples_and_an_input_contradict_each_other(self, run: RunVerb, client: FakeClient, loads: Loads) -> None:
-        finished = run("bench", "--model", "m", "--samples", "x.npz", "--input", "random")
-        assert finished.code == 2
-        assert "--samples and --input" in finished.err
-        assert loads.calls == []
-        assert client.connected == []
 
 
 class TestTables:
@@ -210,73 +265,164 @@ class TestTables:
         assert second["client"]["errors"] == {"ServerError": 1}
 
 
-# The server's side of a run: counters that grow, that went back, and CPU time of the listening process.
-
-LISTENER = """
-import socket, sys, time
-server = socket.create_server(("127.0.0.1", 0))
-print(server.getsockname()[1], flush=True)
-input()
-while time.process_time() < 0.5:
-    pass
-print(time.process_time(), flush=True)
-sys.stdin.read()
-"""  # listens, computes for half a second on request, and prints its CPU time
+@pytest.mark.usefixtures("client")
+def test_the_page_has_the_same_figures_in_charts_with_their_tables(run: RunVerb, loads: Loads, tmp_path: Path) -> None:
+    loads.results = [measurement(per_second=300.0), measurement(latency_ms={}, errors={"ServerError": 3})]
+    run("bench", "--model", "m", "--concurrency", "1,4", "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("<svg") == page.count("<table") == 3
+    for cell in ("300.0", "1.50", "3.25", "3 ServerError", "98.0", "103.0", "300", "5.0"):
+        assert re.search(rf">{re.escape(cell)}</td>", page), cell
+    assert "sent by" in page
+    assert "To repeat it" in page
 
 
-def test_means_are_of_what_came_between_two_readings() -> None:
-    model = FakeModel()
-    found = breakdown(model.statistics(), model.statistics())
-    assert found.us == {"queue": 10.0, "input": 20.0, "infer": 300.0, "output": 40.0}
-    assert found.batch == 5.0
+# Inputs: random, given, or samples of which each request has another.
+
+ROWS = np.arange(20, dtype=np.float32).reshape(5, 2, 2)
 
 
-def test_readings_without_requests_or_of_a_server_that_was_started_again() -> None:
-    still = FakeModel().statistics()
-    found = breakdown(still, still)
-    assert (set(found.us.values()), found.batch) == ({0.0}, 0.0)
-    before: dict[str, Any] = {"inference_stats": {"success": {}}}
-    after = {"inference_stats": {"success": {"count": 4}, "queue": {"ns": 8000}}}
-    assert breakdown(before, after).us == {"queue": 2.0, "input": 0.0, "infer": 0.0, "output": 0.0}
-    # Counters of another process begin at 0: the difference would be a time below zero.
-    assert breakdown(FakeModel(counted=1000).statistics(), still) is UNKNOWN
+def read(path: Path, size: int = 1) -> list[Any]:
+    model: Any = FakeModel()
+    return [feeds["X"] for feeds in read_samples(model, path, size)]
 
 
-def test_cpu_time_of_the_listening_process() -> None:
-    with subprocess.Popen([sys.executable, "-c", LISTENER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
-        assert server.stdin is not None
-        assert server.stdout is not None
-        url = f"http://127.0.0.1:{int(server.stdout.readline())}"
-        read = local_cpu_seconds(url)
-        assert read is not None
-        model: Any = FakeModel()
-        watch = ServerWatch(model, url)
-        watch.start()
-        server.stdin.write(b"\n")
-        server.stdin.flush()
-        expected = float(server.stdout.readline())
-        assert read() == pytest.approx(expected, abs=0.05)
-        cores = watch.side(2.0).cores
-        assert cores is not None
-        assert 0 < cores <= expected
-    assert read() == 0.0  # its process is no more
-    assert watch.side(2.0).cores is None
+def test_each_row_of_an_archive_is_a_request(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", X=ROWS)
+    found = read(tmp_path / "s.npz")
+    np.testing.assert_array_equal(np.concatenate(found), ROWS)
+    assert {array.shape for array in found} == {(1, 2, 2)}
 
 
-def test_a_process_that_cannot_be_asked_counts_as_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        read = local_cpu_seconds(f"http://127.0.0.1:{listener.getsockname()[1]}")
-
-    def fail(process: psutil.Process) -> None:
-        raise psutil.NoSuchProcess(process.pid)
-
-    monkeypatch.setattr(psutil.Process, "cpu_times", fail)
-    assert read is not None
-    assert read() == 0.0
+def test_or_several_rows_are(tmp_path: Path) -> None:
+    np.savez(tmp_path / "s.npz", X=ROWS)
+    assert [array.shape for array in read(tmp_path / "s.npz", 2)] == [(2, 2, 2)] * 2
 
 
-def test_other_addresses_are_not_known() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    for url in ("http://triton.test:8000", "grpc://10.0.0.1:8001", f"http://localhost:{port}"):
-        assert local_cpu_seconds(url) is None
+def test_golden_samples_give_their_inputs(tmp_path: Path, repository: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "source/Y": ROWS, "graph/Y": ROWS})
+    for path in (tmp_path, tmp_path / "golden.npz"):
+        assert len(read(path)) == 5
+    model: Any = FakeModel()
+    digits = read_samples(model, repository / "model_repository" / "digits" / "1", 1)
+    assert {name: array.shape for name, array in digits[0].items()} == {"INPUT_0": (1, 1, 32, 32)}
+
+
+def test_a_sample_of_a_model_without_batches_is_a_request_as_it_is(tmp_path: Path) -> None:
+    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "graph/Y": ROWS})
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
+    found = [feeds["X"] for feeds in read_samples(model, tmp_path, 1)]
+    np.testing.assert_array_equal(np.stack(found), ROWS)
+
+
+def test_a_folder_holds_images_and_requests(tmp_path: Path) -> None:
+    for name in (".DS_Store", "._b.png"):
+        (tmp_path / name).write_bytes(b"no image")
+    Image.new("L", (4, 4), 255).save(tmp_path / "b.png")
+    np.savez(tmp_path / "a.npz", X=ROWS[:3])
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}])
+    first, second = read_samples(model, tmp_path, 1)
+    assert (first["X"].shape, second["X"].shape) == ((3, 2, 2), (1, 3, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "size", "words"),
+    [
+        ({"X": ROWS, "Z": ROWS[:2]}, 1, r"do not have a row for each sample: X \[5, 2, 2\], Z \[2, 2, 2\]"),
+        ({"X": ROWS}, 6, "holds 5 samples, a request takes 6"),
+        ({"X": ROWS[:0]}, 1, "is empty"),
+        ({"X": np.float32(1)}, 1, "is empty"),
+        ({}, 1, "do not have a row"),
+    ],
+)
+def test_archives_without_samples(tmp_path: Path, arrays: dict[str, Any], size: int, words: str) -> None:
+    np.savez(tmp_path / "s.npz", **arrays)
+    with pytest.raises(InvalidInput, match=words):
+        read(tmp_path / "s.npz", size)
+
+
+def test_paths_without_samples(tmp_path: Path) -> None:
+    (tmp_path / "bad.npz").write_text("no archive")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("no image")
+    for name in ("bad.npz", "empty", "nowhere", "nowhere.npz", "texts"):
+        with pytest.raises(InvalidInput):
+            read(tmp_path / name)
+
+
+def test_random_inputs_are_the_same_every_time() -> None:
+    rows = [
+        ("F", "FP16", [-1, 3]),
+        ("I", "INT64", [-1]),
+        ("B", "BOOL", [2, 2]),
+        ("T", "BYTES", [-1, 1]),
+        ("S", "FP32", []),
+    ]
+    model: Any = FakeModel(inputs=[{"name": name, "datatype": kind, "shape": shape} for name, kind, shape in rows])
+    first, second = (read_feeds(model, ["random"], 5) for _ in range(2))
+    assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
+        "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
+        "S": ("float32", (1,)),
+    }  # fmt: skip
+    assert set(first["I"].tolist()) <= {0, 1}
+    assert set(first["T"].ravel()) == {b"text"}
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+    unknown: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, -1, 3]}])
+    with pytest.raises(InvalidInput, match=r"'X' has no fixed shape: \[-1, -1, 3\].*--input NAME=FILE.npy"):
+        read_feeds(unknown, ["random"], 1)
+
+
+@pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
+def test_an_image_takes_the_preprocessing_of_the_model(tmp_path: Path, declared: list[int], shape: Any) -> None:
+    Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
+    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": declared}])
+    fed = read_feeds(model, [str(tmp_path / "red.png")], 1)["X"]
+    assert fed.shape == shape
+    assert fed.reshape(3, -1)[:, 0].tolist() == [1.0, 0.0, 0.0]
+    model.inputs *= 2
+    with pytest.raises(InvalidInput, match="has 2 inputs"):
+        read_feeds(model, [str(tmp_path / "red.png")], 1)
+
+
+def test_tensors_from_files(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(3))
+    model: Any = FakeModel()
+    assert list(read_feeds(model, [f"A={tmp_path / 'a.npy'}", f"B={tmp_path / 'a.npy'}"], 1)) == ["A", "B"]
+
+
+def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) -> None:
+    """It got a tensor, or the word `text`, and refused each request."""
+    Image.new("L", (4, 4), 255).save(tmp_path / "a.png")
+    content = (tmp_path / "a.png").read_bytes()
+    config = {"parameters": {"tensor_model": {"string_value": "m"}}}
+    for shape, expected in (([-1, 1], (1, 1)), ([1], (1,))):
+        inputs = [{"name": "IMAGE", "datatype": "BYTES", "shape": shape}]
+        model: Any = FakeModel(name="m.images", inputs=inputs, config=config)
+        for feeds in (read_feeds(model, [str(tmp_path / "a.png")], 1), *read_samples(model, tmp_path, 1)):
+            assert (feeds["IMAGE"].shape, feeds["IMAGE"].ravel().tolist()) == (expected, [content])
+        with pytest.raises(InvalidInput, match=r"'m\.images' takes encoded images \(give some: --input IMAGE"):
+            read_feeds(model, ["random"], 1)
+        with pytest.raises(InvalidInput, match=r"cannot read .*b\.png: No such file"):
+            read_feeds(model, [str(tmp_path / "b.png")], 1)
+        (tmp_path / "b.png").write_bytes(b"hello")
+        with pytest.raises(InvalidInput, match=r"b\.png: 5 bytes is not an image in a known format"):
+            read_samples(model, tmp_path, 1)
+        (tmp_path / "b.png").unlink()
+
+
+def test_a_batch_size_without_effect_is_a_mistake(tmp_path: Path) -> None:
+    """It would measure single rows without a word."""
+    whole: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
+    assert read_feeds(whole, ["random"], 1)["X"].shape == (2, 2)
+    with pytest.raises(InvalidInput, match=r"takes no batches.*--batch-size 8"):
+        read_feeds(whole, ["random"], 8)
+    np.savez(tmp_path / "a.npz", X=ROWS)
+    with pytest.raises(InvalidInput, match="takes no batches"):
+        read_samples(whole, tmp_path / "a.npz", 2)
+    with pytest.raises(InvalidInput, match="--batch-size counts rows"):
+        read_feeds(whole, [f"X={tmp_path / 'a.npz'}"], 2)
+    assert len(read(tmp_path)) == 1
+    with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):
+        read(tmp_path, 2)

@@ -430,10 +430,10 @@ def test_a_round_is_what_was_measured_and_what_it_took(started: Started, monkeyp
         def cpu_s(self) -> float:
             return next(cpu)
 
-        def memory_mb(self) -> float:
-            return 321.0
+        def memory_bytes(self) -> int:
+            return 321_000_000
 
-    monkeypatch.setattr(module, "ResourceMeter", Meter)
+    monkeypatch.setattr(module, "ProcessMeter", Meter)
     monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
     measured = start(VARIANTS["parallel"]).measure(3, (b"a", b"b"), 4.0)
     assert (measured.number, measured.per_second, measured.cores, measured.memory_mb) == (3, 0.5, 1.5, 321.0)

@@ -13,7 +13,7 @@ import pytest
 from stories import JPEGS, FakeWorkload
 
 from graphkiln.story import worker as module
-from graphkiln.story.worker import ResourceMeter, Worker, _rate, measure_throughput
+from graphkiln.story.worker import Worker, _rate, measure_throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 
@@ -91,19 +91,6 @@ class TestEnd:
         worker.close()
         with pytest.raises((MeasurementError, OSError)):
             worker.predict(JPEGS)
-
-
-class TestResourceMeter:
-    def test_memory_of_a_process_and_its_children(self, worker: Worker) -> None:
-        alone = ResourceMeter(worker.pid).memory_mb()
-        together = ResourceMeter(os.getpid()).memory_mb()
-        assert 5 < alone < together
-
-    def test_a_process_that_ended_counts_nothing(self) -> None:
-        with Worker(FakeWorkload(), "fake") as worker:
-            meter = ResourceMeter(worker.pid)
-            assert meter.cpu_s() > 0
-        assert (meter.cpu_s(), meter.memory_mb()) == (0, 0)
 
 
 # Throughput of a function: what counts, and what does not.

@@ -1,24 +1,70 @@
-"""Figures of a `bench` run: their names, and those of the server, from Triton's counters and its CPU time."""
+"""Meters of what is loaded: CPU time and memory of processes, and where Triton spends the time of requests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
-    from graphkiln_client import Model
+    import psutil
 
-PERCENTILES = ("p50", "p90", "p99", "p99.9")
+    from graphkiln_client import Model
+else:
+    psutil = LazyModule("psutil")  # which a client's machine may lack
+
 # Triton's name of a stage -> ours.
 STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
 
-def cell(value: float | None, digits: int) -> str:
-    """A number for a table; `-` where it is not known."""
-    return "-" if value is None else f"{value:.{digits}f}"
+class ProcessMeter:
+    """CPU time and memory of processes and all their children, those that start later included."""
+
+    def __init__(self, *pids: int) -> None:
+        self._roots = [psutil.Process(pid) for pid in pids]
+
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The processes that live now."""
+        found = []
+        for root in self._roots:
+            with suppress(psutil.NoSuchProcess):
+                found += [root, *root.children(recursive=True)]
+        return found
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far of the processes that live now."""
+        total = 0.0
+        for process in self.processes:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+    def memory_bytes(self) -> int | None:
+        """PSS of all together (shared memory counts once); None where it cannot be read."""
+        try:
+            return sum(process.memory_full_info().pss for process in self.processes)
+        except (psutil.Error, AttributeError):
+            return None
+
+
+def listening_meter(url: str) -> ProcessMeter | None:
+    """The meter of the processes that listen at an address of this machine; None for any other."""
+    address = urlsplit(url)
+    if address.hostname not in ("localhost", "127.0.0.1", "::1"):
+        return None
+    try:
+        sockets = psutil.net_connections("tcp")
+    except ImportError:
+        return None
+    pids = {each.pid for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr[1:] == (address.port,)}
+    return ProcessMeter(*filter(None, pids)) if any(pids) else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,12 +85,11 @@ class ServerSide:
 UNKNOWN = ServerSide(us=dict.fromkeys(STAGES.values()))
 
 
-class ServerWatch:
-    """Reader of counters and CPU time of the server of a loaded model at the start and the end of a run."""
+class ServerMeter:
+    """Counters and CPU time of the server of a loaded model, read at the start and the end of a run."""
 
     def __init__(self, model: Model, url: str) -> None:
-        self._model = model
-        self._cpu_seconds = local_cpu_seconds(url)
+        self._model, self._processes = model, listening_meter(url)
         self._before: Mapping[str, Any] = {}
         self._begin_cpu_s = 0.0
 
@@ -55,7 +100,7 @@ class ServerWatch:
             ClientError: The server does not answer.
         """
         self._before = self._model.statistics()
-        self._begin_cpu_s = self._cpu_seconds() if self._cpu_seconds else 0.0
+        self._begin_cpu_s = self._processes.cpu_s() if self._processes else 0.0
 
     def side(self, seconds: float) -> ServerSide:
         """Differences over a run of `seconds`; unknown if the server was restarted, or is gone."""
@@ -63,7 +108,7 @@ class ServerWatch:
             found = breakdown(self._before, self._model.statistics())
         except ClientError:  # what the client has measured is no less true
             return UNKNOWN
-        cpu_s = self._cpu_seconds() - self._begin_cpu_s if self._cpu_seconds else -1.0
+        cpu_s = self._processes.cpu_s() - self._begin_cpu_s if self._processes else -1.0
         return replace(found, cores=cpu_s / seconds) if found is not UNKNOWN and cpu_s >= 0 else found
 
 
@@ -90,31 +135,3 @@ def _counters(statistics: Mapping[str, Any]) -> dict[str, int]:
         "executions": statistics.get("execution_count", 0),
         **{name: stages.get(key, {}).get("ns", 0) for key, name in STAGES.items()},
     }
-
-
-def local_cpu_seconds(url: str) -> Callable[[], float] | None:
-    """A function that reads the CPU seconds of the server's processes; None where they are not on this machine."""
-    from urllib.parse import urlsplit
-
-    try:
-        import psutil
-    except ImportError:
-        return None
-    address = urlsplit(url)
-    if address.hostname not in ("localhost", "127.0.0.1", "::1"):
-        return None
-    sockets = psutil.net_connections("tcp")
-    pids = {each.pid for each in sockets if each.status == psutil.CONN_LISTEN and each.laddr[1:] == (address.port,)}
-    processes = [psutil.Process(pid) for pid in pids if pid]
-    family = [member for process in processes for member in (process, *process.children(recursive=True))]
-    if not family:
-        return None
-
-    def seconds_of(member: psutil.Process) -> float:
-        try:
-            times = member.cpu_times()
-        except psutil.Error:  # an instance that was started again, in another process
-            return 0.0
-        return float(times.user + times.system)
-
-    return lambda: sum(map(seconds_of, family))
