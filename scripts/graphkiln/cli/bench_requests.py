@@ -17,7 +17,6 @@ from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 
 if TYPE_CHECKING:
-    from graphkiln.cli.bench import Arrivals
     from graphkiln_client import Model
 
 # Seconds of a run.
@@ -34,7 +33,7 @@ def plan_loads(
     *,
     concurrency: str | None = None,
     rate: float | None = None,
-    arrivals: Arrivals | None = None,
+    arrivals: str | None = None,
     burst: int | None = None,
     trace: Path | None = None,
     seconds: float | None = None,
@@ -67,7 +66,7 @@ def _check_size(rate: float, seconds: float) -> None:
 
 
 def _rate_load(
-    rate: float, arrivals: Arrivals | None, burst: int | None, seconds: float, warmup_s: float
+    rate: float, arrivals: str | None, burst: int | None, seconds: float, warmup_s: float
 ) -> tuple[str, Load]:
     whole = warmup_s + seconds
     if burst:
