@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from measurement import show_progress
-from score_requests import PREPROCESS, request_for
+from score_runs import PREPROCESS, request_for
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.dtypes import AnyArray

@@ -1,7 +1,7 @@
-"""How long a plan of millions of rows takes, and how much memory: listing, resuming, and a simulated hundred millions.
+"""Time and memory of plans of millions of rows (listing, resuming, a simulated hundred millions), and of verification.
 
-Each part runs in a separate process, whose peak memory is its own. Interpreter and libraries are part of that; what
-they take is measured beside.
+Each part of a plan runs in a separate process, whose peak memory is its own. Interpreter and libraries are part of
+that; what they take is measured beside.
 """
 
 from __future__ import annotations
@@ -14,13 +14,23 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import numpy as np
+import pyarrow as pa
+
+from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, encode_result, object_name
 from graphkiln_backend.scoring.plan import PlanTotals, read_plan, write_plan
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.verify import verify
 
+_MEMORY = Path("/dev/shm")  # noqa: S108 - its folder is made by tempfile
+_CLASSES = 5
 ROWS_PER_UNIT = 1000
 RESUMED_UNITS = 25_000
 SIMULATED_ROWS = 100_000_000
@@ -108,6 +118,84 @@ def _timed(work: Callable[[Path], dict[str, Any]], path: Path) -> dict[str, Any]
     said = work(path)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
     return {"seconds": time.monotonic() - begun, "peak_mb": peak_mb, **said}
+
+
+class VerifyTimes(TypedDict):
+    """Seconds of a destination of `units` units.
+
+    `list_s` is what a run needs that goes on, `verify_s` the whole verification, `verify_cpu_s` the processor time of
+    it, `units_per_s` units verified a second, `grown_mb` by how much the process's most memory grew meanwhile.
+    """
+
+    units: int
+    rows: int
+    list_s: float
+    verify_s: float
+    verify_cpu_s: float
+    units_per_s: float
+    grown_mb: float
+
+
+def measure_verify(units: int, rows_per_unit: int = 1000) -> VerifyTimes:
+    """Measure listing a destination, as a run that goes on does, and verifying it by reading all of it.
+
+    The files have the shape of results of a classifier, and are in memory, so that this measures no disk.
+
+    Raises:
+        MeasurementError: The verification found something in what is whole.
+    """
+    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+        destination = ParquetDestination(FolderStore(Path(folder)))
+        planned = list(_write(Path(folder), units, rows_per_unit))
+        begun = time.perf_counter()
+        committed = set(destination.committed_ids())
+        listed, worked, most = time.perf_counter(), time.process_time(), _most_memory_mb()
+        found = verify(destination, planned)
+        ended, worked = time.perf_counter(), time.process_time() - worked
+    if len(committed) != units or not found.ok:
+        raise MeasurementError(f"{units} whole units were written, and {len(committed)} found: {found.findings[:3]}")
+    return VerifyTimes(
+        units=units,
+        rows=found.inputs,
+        list_s=listed - begun,
+        verify_s=ended - listed,
+        verify_cpu_s=worked,
+        grown_mb=_most_memory_mb() - most,
+        units_per_s=units / (ended - listed),
+    )
+
+
+def _most_memory_mb() -> float:
+    """Resident, of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _write(folder: Path, units: int, rows: int) -> Iterator[Unit]:
+    """Write results as they are committed, without waiting for a disk; they differ in their ids."""
+    answers = _answers(rows, np.random.default_rng(0))
+    for number in range(units):
+        path = f"photos/{number:08}"
+        unit = InputRange(path=path, part="", identity=str(number), rows=rows).unit("model")
+        ids = pa.array([f"{path}/{index:06}.jpg" for index in range(rows)])
+        table = answers.add_column(0, "id", ids)
+        result = Result(unit_id=unit.id, configuration="model", table=table)
+        (folder / object_name(unit.id)).write_bytes(encode_result(result, str(number)))
+        yield unit
+
+
+def _answers(rows: int, generator: np.random.Generator) -> pa.Table:
+    ends = pa.array(np.arange(rows + 1, dtype=np.int32) * _CLASSES)
+    classes = generator.integers(0, 1000, rows * _CLASSES, np.int32)
+    labels = pa.array(np.char.add("class ", classes.astype(str)))
+    scores = generator.random(rows * _CLASSES, np.float32)
+    return pa.table(
+        {
+            "indices": pa.ListArray.from_arrays(ends, pa.array(classes)),
+            "labels": pa.ListArray.from_arrays(ends, labels),
+            "scores": pa.ListArray.from_arrays(ends, pa.array(scores)),
+            "error": pa.array(["not an image" if index == 7 else None for index in range(rows)], pa.string()),
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -23,12 +23,41 @@ from typing import Any
 
 import numpy as np
 import psutil
-from score_requests import PREPROCESS, request_for
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.driver import score_data_set
 from graphkiln_backend.scoring.events import UnitCommitted
+from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import StageTimes
+
+# Of torchvision's weights.
+PREPROCESS = Preprocess(
+    resize=232, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
+)
+
+
+def request_for(model: Path, source: Path, destination: Path, cache: Path, cores: int, *, rows: int) -> ScoreRequest:
+    """Top-5 of a folder of images.
+
+    Args:
+        model: The model's folder.
+        source: The images.
+        destination: Where the answers go.
+        cache: Of artifacts.
+        cores: Of each worker.
+        rows: Of a unit; few, where a run is short and its last units must not be most of it.
+    """
+    return ScoreRequest(
+        source=str(source),
+        model=model,
+        destination=str(destination),
+        backends=frozenset({"graphkiln"}),
+        cores_per_worker=cores,
+        cache=cache,
+        rows_per_unit=rows,
+    )
+
 
 _BATCH = 8
 # As graphkiln computes on a CPU without VNNI: ONNX Runtime is faster otherwise, and 45% of a signal may be wrong.
@@ -60,14 +89,12 @@ class RunReport:
         rows: Rows with an answer.
         seconds: From the first image until everything was written.
         stages: Seconds of each stage, of all units together; empty for the peer.
-        driver_unit_s: Processor time of the driver for a unit; 0 for the peer.
         readings: Of memory, in order.
     """
 
     rows: int
     seconds: float
     stages: dict[str, float] = field(default_factory=dict)
-    driver_unit_s: float = 0.0
     readings: list[Reading] = field(default_factory=list)
 
     @classmethod
@@ -107,14 +134,12 @@ class Job:
 def run_graphkiln(job: Job) -> RunReport:
     """Score a folder of images."""
     starts: list[float] = []
-    driver_s: list[float] = []
     times: list[StageTimes] = []
     memory = _Memory()
 
     def note(event: object) -> None:
         if isinstance(event, UnitCommitted):
             starts.append(time.monotonic() - event.report.seconds)
-            driver_s.append(time.process_time())
             times.append(event.report.times)
             memory.rows += event.report.rows
 
@@ -127,7 +152,6 @@ def run_graphkiln(job: Job) -> RunReport:
         rows=summary.scored,
         seconds=ended - min(starts),
         stages=stages,
-        driver_unit_s=(driver_s[-1] - driver_s[0]) / max(1, len(driver_s) - 1),
         readings=memory.readings,
     )
 

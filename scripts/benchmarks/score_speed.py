@@ -6,42 +6,34 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
-from inputs import CACHE, DIGITS
-from measurement import show_progress
+from inputs import CACHE, DIGITS, add_model, synthetic_photograph
+from measurement import ratio_of, show_progress
 from PIL import Image
 from precision_speed import prepare
 from reporting import Parts
-from score_bound import measure_bound
+from score_bound import BoundReport, measure_bound
 from score_faults import measure_faults
-from score_models import add_resnet, write_photographs
-from score_rows import (
-    OURS,
-    PEER,
-    Row,
-    bound_rows,
-    fault_row,
-    memory_rows,
-    plan_rows,
-    run_rows,
-    scaling_rows,
-    verify_row,
-)
-from score_runs import RunReport
-from score_verify import VerifyTimes, measure_verify
+from score_plan import VerifyTimes, measure_verify
+from score_runs import PREPROCESS, Reading, RunReport
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT
 from graphkiln_backend.system.resources import usable_cores
 
+OURS, PEER = "graphkiln score", "Ray Data"
+
+Row = dict[str, object]
 _PROGRAM = Path(__file__).resolve().parent / "score_runs.py"
 _PLAN_PROGRAM = _PROGRAM.with_name("score_plan.py")
 _PRECISIONS = ("fp32", "int8")
@@ -56,6 +48,9 @@ _VERIFIED_UNITS = 25_000
 _FAULT_RUNS, _KILLS = 10, 50
 _TIMEOUT_S = 600
 KEPT = CACHE / "score"  # where each part is kept as it is done
+ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime that the peer has, too
+_WIDTH, _HEIGHT = 500, 375
+_PHOTOGRAPHS = 64
 
 
 def benchmark_score(rounds: int, seconds: float, only: str = "") -> list[Row]:
@@ -81,8 +76,7 @@ def _all_rows(measured: Mapping[str, Any]) -> list[Row]:
     """Of the parts that there are."""
     rows: list[Row] = [row for name in _PRECISIONS for row in measured[name] or ()]
     if measured["memory"]:
-        small = RunReport.from_json(measured["memory"])
-        rows += memory_rows(small) + scaling_rows(rows, small.driver_unit_s)
+        rows += memory_rows(RunReport.from_json(measured["memory"]))
     rows += plan_rows(measured["plan"]) if measured["plan"] else ()
     rows += [verify_row(measured["verification"])] if measured["verification"] else ()
     faults = [part for name, part in measured.items() if name.startswith("faults") and part]
@@ -203,3 +197,159 @@ def _write_small(folder: Path, images: int) -> Path:
             part.mkdir(parents=True)
         Image.fromarray(random.integers(0, 256, (8, 8), np.uint8)).save(part / f"{number:07}.png")
     return folder
+
+
+def add_resnet(store: Path, precision: str) -> Path:
+    """Add ResNet-50 with random weights to a store, in `fp32` or `int8`; return the model's folder."""
+    graphs = prepare("resnet50")
+    graph = graphs.int8 if precision == "int8" else graphs.fp32
+    if graph is None:
+        raise SystemExit("ResNet-50 cannot be quantized here")
+    said = {"preprocess": PREPROCESS.to_json(), "engine": ENGINES[precision]}
+    parameters = "".join(
+        f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(value)} }} }}\n' for key, value in said.items()
+    )
+    name = f"resnet50_{precision}"
+    add_model(store, name, graph, f"\n{parameters}")
+    return store / name
+
+
+def write_photographs(folder: Path, count: int, size: tuple[int, int] = (_WIDTH, _HEIGHT)) -> Path:
+    """Write a folder of JPEGs: some photographs, again and again, each a file of its own."""
+    contents = [synthetic_photograph(*size, seed) for seed in range(_PHOTOGRAPHS)]
+    folder.mkdir(parents=True)
+    for number in range(count):
+        # Ray Data takes files of one content for one file no more than we do; a trailer makes each another one.
+        (folder / f"{number:07}.jpg").write_bytes(contents[number % len(contents)] + number.to_bytes(8, "big"))
+    return folder
+
+
+def bound_rows(precision: str, report: BoundReport, note: str = "") -> list[Row]:
+    """What the scorer reaches of its bound, by elapsed and by processor time; a note says what slows both."""
+    rounds = report.rounds
+    ours = [one.scorer for one in rounds]
+    bounds = [one.bound for one in rounds]
+    elapsed = ratio_of([1 / one.elapsed_s for one in ours], [1 / one.elapsed_s for one in bounds])
+    cpu = ratio_of([1 / one.cpu_s for one in ours], [1 / one.cpu_s for one in bounds])
+    title = f"{precision}, {report.session}, batches of {report.batch_size}"
+    return [
+        _row(
+            f"{title}: decoding, then the session, alone",
+            per_second=1 / median([one.elapsed_s for one in bounds]),
+            cpu_ms=1e3 * median([one.cpu_s for one in bounds]),
+            note=note,
+        ),
+        _row(
+            f"{title}: both at once, by a worker's scorer",
+            per_second=1 / median([one.elapsed_s for one in ours]),
+            ratio=elapsed.median,
+            spread=elapsed.spread,
+            cpu_ms=1e3 * median([one.cpu_s for one in ours]),
+            cpu_ratio=cpu.median,
+        ),
+    ]
+
+
+def run_rows(precision: str, runs: Mapping[str, Sequence[RunReport]]) -> list[Row]:
+    """Whole runs beside the peer, and where the time of ours goes."""
+    peer = [run.per_second for run in runs[PEER]]
+    rows = []
+    for name, found in runs.items():
+        rates = [run.per_second for run in found]
+        ratio = ratio_of(rates, peer)
+        rows.append(
+            _row(
+                f"{precision}, {name}",
+                per_second=median(rates),
+                ratio=ratio.median,
+                spread=ratio.spread,
+                note=stages_of(found[-1]),
+            )
+        )
+    return rows
+
+
+def stages_of(run: RunReport) -> str:
+    """Milliseconds of an image in each stage, in words; empty for the peer."""
+    return ", ".join(f"{name.removesuffix('_s')} {1e3 * s / run.rows:.2f} ms" for name, s in run.stages.items())
+
+
+def memory_rows(report: RunReport) -> list[Row]:
+    """Memory after a tenth of the rows, after half, and at the end; the ratio is to the first."""
+    rows = []
+    first = reading_at(report.readings, report.rows // 10)
+    for done in (report.rows // 10, report.rows // 2, report.rows):
+        reading = reading_at(report.readings, done)
+        rows.append(
+            _row(
+                f"digits, {OURS}: memory after {done} rows",
+                per_second=report.per_second,
+                ratio=round((reading.worker_mb + reading.driver_mb) / (first.worker_mb + first.driver_mb), 3),
+                note=f"worker {reading.worker_mb:.0f} MB, driver {reading.driver_mb:.0f} MB",
+            )
+        )
+    return rows
+
+
+def plan_rows(measured: Mapping[str, Any]) -> list[Row]:
+    """Planning, resuming, and a plan of a hundred million rows."""
+    rows = []
+    for name in ("listing", "simulated"):
+        part = measured[name]
+        title = f"plan of {part['rows']} rows, {name}"
+        note = f"{part['units']} units, {part['seconds']:.1f} s, peak {part['peak_mb']:.0f} MB"
+        rows.append(_row(title, per_second=part["rows"] / part["seconds"], note=note))
+    resumed = measured["resume"]
+    note = f"{resumed['seconds']:.2f} s, {resumed['open']} left to do"
+    title = f"resume of {resumed['units']} finished units"
+    rows.append(_row(title, per_second=resumed["units"] * DEFAULT_ROWS_PER_UNIT / resumed["seconds"], note=note))
+    return rows
+
+
+def verify_row(measured: VerifyTimes) -> Row:
+    """Verification of a finished destination."""
+    title = f"verification of {measured['units']} units, {measured['rows']} rows"
+    per_second = measured["rows"] / measured["verify_s"]
+    note = (
+        f"{measured['verify_s']:.1f} s, processor time {measured['verify_cpu_s']:.1f} s, listing "
+        f"{measured['list_s']:.1f} s, memory grew by {measured['grown_mb']:.0f} MB"
+    )
+    return _row(title, per_second=per_second, note=note)
+
+
+def fault_row(runs: Sequence[Mapping[str, Any]]) -> Row:
+    """What was lost, or there twice, after random kills."""
+    kills = sum((Counter(run["kills"]) for run in runs), Counter[str]())
+    rows, lost, twice = (sum(run[name] for run in runs) for name in ("rows", "lost", "twice"))
+    killed = ", ".join(f"{count} {name}" for name, count in sorted(kills.items()))
+    return _row(
+        f"digits, three nodes, {len(runs)} runs, killed: {killed}",
+        per_second=rows / sum(run["seconds"] for run in runs),
+        note=f"{lost} lost, {twice} twice of {rows}",
+    )
+
+
+def reading_at(readings: Sequence[Reading], rows: int) -> Reading:
+    """The first reading by which so many rows were done, or else the last."""
+    return next((reading for reading in readings if reading.rows >= rows), readings[-1])
+
+
+def _row(
+    name: str,
+    *,
+    per_second: float,
+    ratio: float | str = "-",
+    spread: float | str = "-",
+    cpu_ms: float | None = None,
+    cpu_ratio: float | str = "-",
+    note: str = "",
+) -> Row:
+    return {
+        "row": name,
+        "rows/s": round(per_second, 1),
+        "ratio": ratio,
+        "spread": spread,
+        "CPU ms": "-" if cpu_ms is None else round(cpu_ms, 2),
+        "CPU ratio": cpu_ratio,
+        "note": note,
+    }

@@ -1,9 +1,14 @@
-"""Faults that the soak injects: processes, the model store, disks, requests; and the modes that they fit."""
+"""Faults that the soak injects: processes, the model store, disks, requests; and the modes that they fit.
+
+A fault is a context: it does the damage on entry, gives a function that tells whether what was hit is gone or back, and
+takes back on exit what would stay. A new one is such a function, and an entry in one of the lists of `Fault`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import json
 import os
 import random
@@ -12,9 +17,8 @@ import signal
 import socket
 import subprocess
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -47,6 +51,9 @@ class Field:
         ledger: Where requests are counted.
         chance: All random choices.
         explicit: Whether the server is in explicit mode.
+        numbers: Of good versions that are added: above every bad one.
+        live_s: Seconds until each good version was live.
+        stops: Exit code and seconds of each SIGTERM.
     """
 
     service: Service
@@ -56,40 +63,48 @@ class Field:
     ledger: Ledger
     chance: random.Random
     explicit: bool = False
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(20))
+    live_s: list[float] = field(default_factory=list)
+    stops: list[tuple[int, float]] = field(default_factory=list)
 
     def publish(self, model: str) -> str:
         """Load a model in explicit mode; return why it cannot be loaded, or ""."""
         return self.service.load(model) if self.explicit else ""
 
 
-class Fault(ABC):
+Inject = Callable[[Field], AbstractContextManager[Over]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
     """One kind of fault.
 
     Attributes:
         name: In the report.
+        inject: Does the damage, and takes it back.
         heavy: Whether the whole service restarts; the short soak of the tests has none of these.
         cause: Of the restart that it must lead to, as `graphkiln_restarts_total` names it; empty for none.
-        hold_s: How long it stays before it is undone.
+        hold_s: How long it stays before it is taken back.
         begins_anew: Whether the supervisor itself ends and is started again, which begins its metrics anew.
     """
 
     name: str
+    inject: Inject
     heavy: bool = True
     cause: str = ""
     hold_s: float = 0.0
     begins_anew: bool = False
 
-    @abstractmethod
-    def inject(self, field: Field) -> Over:
-        """Do the damage; return when the service may be asked whether it has recovered."""
-
-    def undo(self, field: Field) -> None:  # noqa: B027 - most leave nothing to be taken back
-        """Take back what stays: files in the store."""
-
 
 def at_once() -> bool:
     """For faults that hit nothing which must be replaced first."""
     return True
+
+
+def check_done(trouble: str) -> None:
+    """Raise a `MeasurementError` for what the server says of a request that it should have done."""
+    if trouble:
+        raise MeasurementError(trouble)
 
 
 # Faults of processes: killed, stopped, ended.
@@ -98,77 +113,58 @@ _ABRUPT_S = 0.5
 _PAUSE_S = 8.0
 
 
-class SignalStub(Fault):
-    """A signal to a random instance."""
+def signal_instance(signum: signal.Signals) -> Inject:
+    """Send a signal to a random instance."""
 
-    def __init__(self, signum: signal.Signals, cause: str) -> None:
-        self.name = f"{signum.name} to an instance"
-        self.cause = cause
-        self._signum = signum
-
-    def inject(self, field: Field) -> Over:
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
         stubs = field.service.stubs()
         victim = field.chance.choice(stubs)
-        victim.send_signal(self._signum)
-        return lambda: is_gone(victim) and len(field.service.stubs()) >= len(stubs)
+        victim.send_signal(signum)
+        yield lambda: is_gone(victim) and len(field.service.stubs()) >= len(stubs)
+
+    return inject
 
 
-class SignalServer(Fault):
-    """A signal to tritonserver."""
+def signal_server(signum: signal.Signals) -> Inject:
+    """Send a signal to tritonserver."""
 
-    def __init__(self, signum: signal.Signals, cause: str) -> None:
-        self.name = f"{signum.name} to tritonserver"
-        self.cause = cause
-        self._signum = signum
-
-    def inject(self, field: Field) -> Over:
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
         (victim,) = field.service.servers()
-        victim.send_signal(self._signum)
-        return lambda: is_gone(victim) and bool(field.service.servers())
+        victim.send_signal(signum)
+        yield lambda: is_gone(victim) and bool(field.service.servers())
+
+    return inject
 
 
-class KillSupervisor(Fault):
-    """kill -9 of the supervisor, and a fresh start as a service manager does it."""
-
-    name = "SIGKILL to the supervisor, start"
-    begins_anew = True
-
-    def inject(self, field: Field) -> Over:
-        field.service.signal(signal.SIGKILL)
-        field.service.wait_end()
-        time.sleep(field.chance.random() * _ABRUPT_S)
-        field.service.start()
-        return lambda: bool(field.service.servers())
+@contextmanager
+def kill_supervisor(field: Field) -> Iterator[Over]:
+    """Kill the supervisor, and start it afresh as a service manager does."""
+    field.service.signal(signal.SIGKILL)
+    field.service.wait_end()
+    time.sleep(field.chance.random() * _ABRUPT_S)
+    field.service.start()
+    yield lambda: bool(field.service.servers())
 
 
-class Terminate(Fault):
+@contextmanager
+def terminate(field: Field) -> Iterator[Over]:
     """SIGTERM under traffic, and a start: a rollout."""
-
-    name = "SIGTERM, start"
-    begins_anew = True
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[int, float]] = []
-
-    def inject(self, field: Field) -> Over:
-        self.ends.append(field.service.stop())
-        field.service.start()
-        return lambda: bool(field.service.servers())
+    field.stops.append(field.service.stop())
+    field.service.start()
+    yield lambda: bool(field.service.servers())
 
 
-class PauseSupervisor(Fault):
-    """The supervisor is stopped for some seconds, as when its machine swaps: what it supervises goes on."""
-
-    name = "supervisor stopped for 8 s"
-    heavy = False
-
-    def inject(self, field: Field) -> Over:
-        field.service.signal(signal.SIGSTOP)
-        try:
-            time.sleep(_PAUSE_S)
-        finally:
-            field.service.signal(signal.SIGCONT)
-        return at_once
+@contextmanager
+def pause_supervisor(field: Field) -> Iterator[Over]:
+    """Stop the supervisor for some seconds, as when its machine swaps: what it supervises goes on."""
+    field.service.signal(signal.SIGSTOP)
+    try:
+        time.sleep(_PAUSE_S)
+    finally:
+        field.service.signal(signal.SIGCONT)
+    yield at_once
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -178,16 +174,21 @@ def is_gone(process: psutil.Process) -> bool:
 
 def process_faults() -> list[Fault]:
     """One of each."""
-    killed = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+    instance = dict.fromkeys((signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT), "instance_died")
+    server = dict.fromkeys((signal.SIGKILL, signal.SIGSEGV), "server_died")
+    instance[signal.SIGSTOP], server[signal.SIGSTOP] = "instance_hung", "server_hung"
     return [
-        *(SignalStub(signum, "instance_died") for signum in killed),
-        SignalStub(signal.SIGSTOP, "instance_hung"),
-        SignalServer(signal.SIGKILL, "server_died"),
-        SignalServer(signal.SIGSEGV, "server_died"),
-        SignalServer(signal.SIGSTOP, "server_hung"),
-        KillSupervisor(),
-        Terminate(),
-        PauseSupervisor(),
+        *(
+            Fault(name=f"{signum.name} to an instance", inject=signal_instance(signum), cause=cause)
+            for signum, cause in instance.items()
+        ),
+        *(
+            Fault(name=f"{signum.name} to tritonserver", inject=signal_server(signum), cause=cause)
+            for signum, cause in server.items()
+        ),
+        Fault(name="SIGKILL to the supervisor, start", inject=kill_supervisor, begins_anew=True),
+        Fault(name="SIGTERM, start", inject=terminate, begins_anew=True),
+        Fault(name="supervisor stopped for 8 s", inject=pause_supervisor, heavy=False),
     ]
 
 
@@ -195,135 +196,103 @@ def process_faults() -> list[Fault]:
 
 _HOLD_S = 8.0
 _LIVE_LIMIT_S = 60.0
-_BAD = "9"  # number of each bad version: higher than all others, so that it would answer if it went live
+_BAD = "9"  # number of each bad version: higher than those of the store, so that it would answer if it went live
 
 
-class BadVersion(Fault):
-    """A version that must not go live is put into the store, and taken away."""
+def bad_version(model: str, put: Callable[[Path], None]) -> Inject:
+    """Put a version that must not go live into the store, and take it away."""
 
-    heavy = False
-    hold_s = _HOLD_S
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
+        folder = field.store / model / _BAD
+        try:
+            put(folder)
+            if not field.publish(model) and field.explicit:
+                raise MeasurementError("the server says that it is loaded")
+            yield at_once
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            check_done(field.publish(model))  # one that was loaded after all would stay for the rest of the soak
 
-    def __init__(self, name: str, model: str, put: Callable[[Path], None]) -> None:
-        self.name = f"bad version: {name}"
-        self._model = model
-        self._put = put
-
-    def inject(self, field: Field) -> Over:
-        self._put(field.store / self._model / _BAD)
-        if not field.publish(self._model) and field.explicit:
-            raise MeasurementError("the server says that it is loaded")
-        return at_once
-
-    def undo(self, field: Field) -> None:
-        shutil.rmtree(field.store / self._model / _BAD)
-        if trouble := field.publish(self._model):  # one that was loaded after all would stay for the rest of the soak
-            raise MeasurementError(trouble)
+    return inject
 
 
-class SwappedFile(Fault):
-    """A file of a proven version is replaced while it serves, and put back."""
+def swapped_file(file: str, change: Callable[[bytes], bytes]) -> Inject:
+    """Replace a file of a proven version while it serves, and put it back."""
 
-    heavy = False
-    hold_s = _HOLD_S
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
+        content = (DIGITS / file).read_bytes()
+        replace_file(field.store / "digits" / file, change(content))
+        try:
+            yield at_once
+        finally:
+            replace_file(field.store / "digits" / file, content)
 
-    def __init__(self, file: str, change: Callable[[bytes], bytes]) -> None:
-        self.name = f"swapped {file.rpartition('/')[2]}"
-        self._file = file
-        self._change = change
-
-    def inject(self, field: Field) -> Over:
-        replace_file(field.store / "digits" / self._file, self._change((DIGITS / self._file).read_bytes()))
-        return at_once
-
-    def undo(self, field: Field) -> None:
-        replace_file(field.store / "digits" / self._file, (DIGITS / self._file).read_bytes())
+    return inject
 
 
-class GoodVersion(Fault):
-    """A new version goes live under traffic, and is taken away."""
+def good_version(model: str, put: Callable[[Path, int], None]) -> Inject:
+    """Have a new version go live under traffic, and take it away."""
 
-    name = "good version added, removed"
-    heavy = False
-    hold_s = _HOLD_S
-    model = "scaled"
-
-    def __init__(self) -> None:
-        self._next = 20  # above every bad one
-        self.live_s: list[float] = []
-        """Seconds until each was live."""
-
-    def put(self, folder: Path, version: int) -> None:
-        """Write the version."""
-        write_version(folder, scaled_graph(version))
-
-    def inject(self, field: Field) -> Over:
-        version = self._next = self._next + 1
-        field.versions.add(self.model, version)
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
+        version = next(field.numbers)
+        folder = field.store / model / str(version)
+        field.versions.add(model, version)
         begun = time.monotonic()
-        self.put(field.store / self.model / str(version), version)
-        if trouble := field.publish(self.model):
-            raise MeasurementError(trouble)
-        self._wait(field, version, live=True)
-        self.live_s.append(time.monotonic() - begun)
-        field.versions.announce(self.model, version)
-        return at_once
+        try:
+            put(folder, version)
+            check_done(field.publish(model))
+            _wait_live(field, model, version, live=True)
+            field.live_s.append(time.monotonic() - begun)
+            field.versions.announce(model, version)
+            yield at_once
+        finally:
+            field.versions.withdraw(model, version)
+            shutil.rmtree(folder, ignore_errors=True)
+            check_done(field.publish(model))
+            _wait_live(field, model, version, live=False)
 
-    def _wait(self, field: Field, version: int, *, live: bool) -> None:
-        """Until a version is live, or is no longer."""
-        path = f"/v2/models/{self.model}/versions/{version}/ready"
-        limit = time.monotonic() + _LIVE_LIMIT_S
-        while (field.service.status(path) == 200) != live:
-            if time.monotonic() > limit:
-                raise MeasurementError(f"a good version is {'not ' * live}live after {_LIVE_LIMIT_S:.0f} s")
-            time.sleep(0.1)
-
-    def undo(self, field: Field) -> None:
-        field.versions.withdraw(self.model, self._next)
-        shutil.rmtree(field.store / self.model / str(self._next), ignore_errors=True)
-        if trouble := field.publish(self.model):
-            raise MeasurementError(trouble)
-        self._wait(field, self._next, live=False)
+    return inject
 
 
-class OtherContract(GoodVersion):
-    """A good version with other class names goes live, and is taken away: each answer must have its own labels."""
-
-    name = "good version of another contract"
-    model = "digits"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._next = 50
-
-    def put(self, folder: Path, version: int) -> None:
-        temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
-        shutil.copytree(DIGITS / "1", temporary)
-        labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
-        (temporary / "labels.txt").write_bytes(labels)
-        manifest = Manifest.read(temporary / "manifest.json")
-        if not isinstance(manifest.labels, Labels):
-            raise TypeError(f"{DIGITS} describes no labels")
-        described = replace(manifest.labels, sha256=hashlib.sha256(labels).hexdigest())
-        replace(manifest, labels=described).write(temporary / "manifest.json")
-        temporary.rename(folder)
+def _wait_live(field: Field, model: str, version: int, *, live: bool) -> None:
+    """Until a version is live, or is no longer."""
+    limit = time.monotonic() + _LIVE_LIMIT_S
+    while (field.service.status(f"/v2/models/{model}/versions/{version}/ready") == 200) != live:
+        if time.monotonic() > limit:
+            raise MeasurementError(f"a good version is {'not ' * live}live after {_LIVE_LIMIT_S:.0f} s")
+        time.sleep(0.1)
 
 
-class UnloadLoad(Fault):
-    """A model is unloaded by who has the key, and loaded again."""
+def put_scaled(folder: Path, version: int) -> None:
+    """Write a version of `scaled`."""
+    write_version(folder, scaled_graph(version))
 
-    name = "unload, load"
-    heavy = False
-    hold_s = 2.0
 
-    def inject(self, field: Field) -> Over:
-        if trouble := field.service.unload("several"):
-            raise MeasurementError(trouble)
-        return at_once
+def put_other_contract(folder: Path, version: int) -> None:
+    """Write a version of `digits` with other class names: each answer must have its own labels."""
+    temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
+    shutil.copytree(DIGITS / "1", temporary)
+    labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
+    (temporary / "labels.txt").write_bytes(labels)
+    manifest = Manifest.read(temporary / "manifest.json")
+    if not isinstance(manifest.labels, Labels):
+        raise TypeError(f"{DIGITS} describes no labels")
+    described = replace(manifest.labels, sha256=hashlib.sha256(labels).hexdigest())
+    replace(manifest, labels=described).write(temporary / "manifest.json")
+    temporary.rename(folder)
 
-    def undo(self, field: Field) -> None:
-        if trouble := field.service.load("several"):
-            raise MeasurementError(trouble)
+
+@contextmanager
+def unload_load(field: Field) -> Iterator[Over]:
+    """Unload a model with the admin key, and load it again."""
+    check_done(field.service.unload("several"))
+    try:
+        yield at_once
+    finally:
+        check_done(field.service.load("several"))
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -339,10 +308,6 @@ def _garbage(folder: Path) -> None:
 
 def _cut_off(folder: Path) -> None:
     write_version(folder, (DIGITS / "1" / "model.onnx").read_bytes()[:5000])
-
-
-def _empty(folder: Path) -> None:
-    folder.mkdir()
 
 
 def _half_copied(folder: Path) -> None:
@@ -402,22 +367,26 @@ def _other_labels(content: bytes) -> bytes:
 
 def store_faults(*, explicit: bool) -> list[Fault]:
     """One of each that needs no small disk."""
-    return [
-        *([UnloadLoad()] if explicit else []),
-        BadVersion("garbage", "scaled", _garbage),
-        BadVersion("cut off", "digits", _cut_off),
-        BadVersion("empty folder", "scaled", _empty),
-        BadVersion("half copied", "digits", _half_copied),
-        BadVersion("other weights", "digits", _other_weights),
-        BadVersion("other labels", "digits", _other_labels_listed),
-        BadVersion("other preprocessing", "digits", _other_preprocessing),
-        BadVersion("unknown operator", "scaled", _unknown_operator),
-        BadVersion("other signature", "scaled", _other_signature),
-        SwappedFile("1/model.onnx", other_weights),
-        SwappedFile("1/labels.txt", _other_labels),
-        GoodVersion(),
-        OtherContract(),
-    ]
+    bad: dict[str, tuple[str, Callable[[Path], None]]] = {
+        "garbage": ("scaled", _garbage),
+        "cut off": ("digits", _cut_off),
+        "empty folder": ("scaled", Path.mkdir),
+        "half copied": ("digits", _half_copied),
+        "other weights": ("digits", _other_weights),
+        "other labels": ("digits", _other_labels_listed),
+        "other preprocessing": ("digits", _other_preprocessing),
+        "unknown operator": ("scaled", _unknown_operator),
+        "other signature": ("scaled", _other_signature),
+    }
+    injected: dict[str, Inject] = {
+        **{f"bad version: {name}": bad_version(model, put) for name, (model, put) in bad.items()},
+        "swapped model.onnx": swapped_file("1/model.onnx", other_weights),
+        "swapped labels.txt": swapped_file("1/labels.txt", _other_labels),
+        "good version added, removed": good_version("scaled", put_scaled),
+        "good version of another contract": good_version("digits", put_other_contract),
+    }
+    faults = [Fault(name=name, inject=inject, heavy=False, hold_s=_HOLD_S) for name, inject in injected.items()]
+    return faults + ([Fault(name="unload, load", inject=unload_load, heavy=False, hold_s=2.0)] if explicit else [])
 
 
 # Faults of disks: small ones are mounted for the service, and filled.
@@ -427,39 +396,34 @@ TEMPORARY_BYTES = 192 << 20
 _FILLER = "filler"
 
 
-class FullCache(GoodVersion):
-    """The disk of the artifact cache is full while a good version comes."""
-
-    name = "cache's disk full, good version"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._next = 1020
-
-    def inject(self, field: Field) -> Over:
-        fill_disk(cache_folder(field.folder))
-        return super().inject(field)
-
-    def undo(self, field: Field) -> None:
+@contextmanager
+def full_cache(field: Field) -> Iterator[Over]:
+    """Fill the disk of the artifact cache while a good version comes."""
+    fill_disk(cache_folder(field.folder))
+    try:
+        with good_version("scaled", put_scaled)(field) as over:
+            yield over
+            empty_disk(cache_folder(field.folder))
+    finally:
         empty_disk(cache_folder(field.folder))
-        super().undo(field)
 
 
-class FullTemporary(Fault):
-    """tritonserver dies while the disk of temporary files is full, so that there is no room to start it again."""
-
-    name = "temporary files' disk full, SIGKILL to tritonserver"
-    cause = "server_died"
-    hold_s = 4.0
-
-    def inject(self, field: Field) -> Over:
-        fill_disk(field.service.temporary)
+@contextmanager
+def full_temporary(field: Field) -> Iterator[Over]:
+    """Kill tritonserver while the disk of temporary files is full, so that there is no room to start it again."""
+    fill_disk(field.service.temporary)
+    try:
         (victim,) = field.service.servers()
         victim.kill()
-        return lambda: is_gone(victim) and bool(field.service.servers())
-
-    def undo(self, field: Field) -> None:
+        yield lambda: is_gone(victim) and bool(field.service.servers())
+    finally:
         empty_disk(field.service.temporary)
+
+
+FULL_CACHE = Fault(name="cache's disk full, good version", inject=full_cache, heavy=False, hold_s=_HOLD_S)
+FULL_TEMPORARY = Fault(
+    name="temporary files' disk full, SIGKILL to tritonserver", inject=full_temporary, cause="server_died", hold_s=4.0
+)
 
 
 def fill_disk(folder: Path) -> None:
@@ -496,24 +460,20 @@ def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
 
 _JSON = {"Content-Type": "application/json"}
 _INFER = "/v2/models/scaled/infer"
-_BOMB_BYTES = 256 << 20
 _SETTLE_S = 0.5  # after which a server that the request has killed is seen to be dead
 
 
-class HostileRequest(Fault):
-    """A request that must at worst fail alone, or end the server and nothing else."""
+def hostile_request(send: Callable[[Service], None]) -> Inject:
+    """Send a request that must at worst fail alone, or end the server and nothing else."""
 
-    heavy = True
-
-    def __init__(self, name: str, send: Callable[[Service], None]) -> None:
-        self.name = f"request: {name}"
-        self._send = send
-
-    def inject(self, field: Field) -> Over:
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
         with field.ledger.request("hostile"):
-            self._send(field.service)
+            send(field.service)
         time.sleep(_SETTLE_S)
-        return lambda: bool(field.service.servers())
+        yield lambda: bool(field.service.servers())
+
+    return inject
 
 
 def post(service: Service, path: str, body: bytes, headers: dict[str, str] | None = None) -> int:
@@ -573,21 +533,17 @@ def _noise(service: Service) -> None:
             connection.sendall(os.urandom(4096))
 
 
-class EndlessBatch(Fault):
-    """A request that its model would compute for ever."""
-
-    name = "a batch that never ends"
-    cause = "compute_limit"
-
-    def inject(self, field: Field) -> Over:
-        servers, reach = field.service.servers(), field.service.reach
-        rounds = np.array([[2**62]])
-        with (
-            field.ledger.request("hostile"),
-            Client(reach.http_url, timeout_s=DEADLINE_S, max_retries=0, **reach.security) as client,
-        ):
-            client.model("looped").infer({"rounds": rounds})
-        return lambda: all(map(is_gone, servers)) and bool(field.service.servers())
+@contextmanager
+def endless_batch(field: Field) -> Iterator[Over]:
+    """Send a request that its model would compute for ever."""
+    servers, reach = field.service.servers(), field.service.reach
+    rounds = np.array([[2**62]])
+    with (
+        field.ledger.request("hostile"),
+        Client(reach.http_url, timeout_s=DEADLINE_S, max_retries=0, **reach.security) as client,
+    ):
+        client.model("looped").infer({"rounds": rounds})
+    yield lambda: all(map(is_gone, servers)) and bool(field.service.servers())
 
 
 def hostile_requests() -> list[Fault]:
@@ -598,7 +554,10 @@ def hostile_requests() -> list[Fault]:
         "half a request, 50 times": _half_a_request,
         "noise on both ports": _noise,
     }
-    return [*(HostileRequest(name, send) for name, send in requests.items()), EndlessBatch()]
+    return [
+        *(Fault(name=f"request: {name}", inject=hostile_request(send)) for name, send in requests.items()),
+        Fault(name="a batch that never ends", inject=endless_batch, cause="compute_limit"),
+    ]
 
 
 # Modes in which the service is soaked one after the other, and the faults that fit each.
@@ -667,9 +626,9 @@ def stage(folder: Path, mode: Mode) -> Iterator[Set]:
     with ExitStack() as stack:
         disks: list[Fault] = []
         if stack.enter_context(small_disk(cache_folder(folder), CACHE_BYTES)):
-            disks.append(FullCache())
+            disks.append(FULL_CACHE)
         if stack.enter_context(small_disk(folder / "tmp", TEMPORARY_BYTES)):
-            disks.append(FullTemporary())
+            disks.append(FULL_TEMPORARY)
         certificates = Certificates.issue(folder / "pki") if mode.secure else None
         environment = {"GRAPHKILN_CACHE": str(cache_folder(folder))}
         service = Service(folder, folder / STORE, *mode.flags, certificates=certificates, environment=environment)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ import psutil
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.server.run_folder import environments_of
 from graphkiln_backend.system.closing import Closeable
-from soaking.faults import MODES, STORE, Fault, Field, GoodVersion, Mode, Over, Terminate, stage
+from soaking.faults import MODES, STORE, Fault, Field, Mode, Over, stage
 from soaking.guard import guarded_folder, known_runs, regions_of
 from soaking.models import build_store
 from soaking.service import Readiness, Service, every_model_answers, role_of
@@ -55,7 +55,7 @@ class Result:
     mode: str = ""
     seed: int
     seconds: float
-    first_start_s: float
+    first_start_s: float = 0.0
     counts: dict[str, dict[str, int]]
     bad: list[Outcome]
     unexplained: list[Outcome]
@@ -75,6 +75,13 @@ def soak(
 ) -> list[Result]:
     """Soak the service in each mode.
 
+    Args:
+        minutes: How long faults are injected, in all modes together.
+        seed: Of all random choices.
+        heavy: With faults after which the whole service restarts.
+        keep_log: Where the service's log is kept.
+        only: A control run: traffic without faults, or the reverse.
+
     Raises:
         MeasurementError: A service could not be started.
     """
@@ -82,34 +89,19 @@ def soak(
     if keep_log:
         keep_log.write_bytes(b"")
     for mode in MODES:
-        plan = _Plan(mode=mode, minutes=minutes / len(MODES), seed=seed, heavy=heavy, only=only)
-        results.append(_soak_mode(plan, keep_log))
-        if _INTERRUPTED in results[-1].notes:
+        with ExitStack() as stack:
+            folder = stack.enter_context(guarded_folder("soak-"))
+            build_store(folder / STORE)
+            made = stack.enter_context(stage(folder, mode))
+            if keep_log:
+                stack.callback(made.service.append_log, keep_log)
+            first_start_s = start_service(made.service)
+            faults = [] if only == "traffic" else made.faults(mode, heavy=heavy)
+            result = _soak_service(made.service, folder, faults, minutes / len(MODES), seed, mode=mode, only=only)
+        results.append(replace(result, first_start_s=first_start_s, notes=made.notes + result.notes))
+        if _INTERRUPTED in result.notes:
             break
     return results
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """Plan of one mode."""
-
-    mode: Mode
-    minutes: float
-    seed: int
-    heavy: bool
-    only: Only
-
-
-def _soak_mode(plan: _Plan, keep_log: Path | None) -> Result:
-    with ExitStack() as stack:
-        folder = stack.enter_context(guarded_folder("soak-"))
-        build_store(folder / STORE)
-        made = stack.enter_context(stage(folder, plan.mode))
-        if keep_log:
-            stack.callback(made.service.append_log, keep_log)
-        first_start_s = start_service(made.service)
-        faults = [] if plan.only == "traffic" else made.faults(plan.mode, heavy=plan.heavy)
-        return _Run(folder, made.service, plan).run(faults, first_start_s, made.notes)
 
 
 def start_service(service: Service) -> float:
@@ -128,70 +120,57 @@ def start_service(service: Service) -> float:
     return time.monotonic() - begun
 
 
-class _Run:
-    """A service under traffic and faults."""
-
-    def __init__(self, folder: Path, service: Service, plan: _Plan) -> None:
-        self._service = service
-        self._plan = plan
-        self._ledger = Ledger()
-        self._traffic = Traffic(service, self._ledger, plan.seed, senders=0 if plan.only == "faults" else None)
-        self._where = Field(
-            service=service,
-            folder=folder,
-            store=folder / STORE,
-            versions=self._traffic.versions,
-            ledger=self._ledger,
-            chance=random.Random(plan.seed),
-            explicit=plan.mode.explicit,
-        )
-
-    def run(self, faults: list[Fault], first_start_s: float, notes: list[str]) -> Result:
-        """Inject faults until the time is over, and stop the service."""
-        begun = time.monotonic()
-        with Readiness(self._service) as readiness, Memory(self._service) as memory:
-            self._traffic.start()
-            injector = Injector(where=self._where, readiness=readiness, faults=faults)
-            notes = notes + self._inject(injector, begun + self._plan.minutes * 60)
-            stuck = self._traffic.stop()
-        seconds = time.monotonic() - begun
-        windows = injector.windows()
-        stops = [end for fault in faults if isinstance(fault, Terminate) for end in fault.ends]
-        with suppress(Exception):
-            stops.append(self._service.stop())
-        refused = self._ledger.failures("refused")
-        return Result(
-            mode=self._plan.mode.name,
-            seed=self._plan.seed,
-            seconds=seconds,
-            first_start_s=first_start_s,
-            counts=self._ledger.counts(),
-            bad=self._ledger.failures("wrong", "lost"),
-            unexplained=[outcome for outcome in refused if _is_outside(outcome, windows)],
-            unready=[lapse.describe(begun) for lapse in readiness.lapses_outside(windows)],
-            injections=injector.injections,
-            figures=growth(memory.samples) if memory.samples else {},
-            processes=by_role(memory.lives.values()),
-            left=leftovers(self._service),
-            stops=stops,
-            stuck=stuck,
-            notes=notes + _live_times(faults),
-            only=self._plan.only,
-        )
-
-    def _inject(self, injector: Injector, until: float) -> list[str]:
+def _soak_service(
+    service: Service, folder: Path, faults: list[Fault], minutes: float, seed: int, *, mode: Mode, only: Only
+) -> Result:
+    """Inject faults under traffic until the time is over, and stop the service."""
+    ledger = Ledger()
+    traffic = Traffic(service, ledger, seed, senders=0 if only == "faults" else None)
+    where = Field(
+        service=service,
+        folder=folder,
+        store=folder / STORE,
+        versions=traffic.versions,
+        ledger=ledger,
+        chance=random.Random(seed),
+        explicit=mode.explicit,
+    )
+    notes: list[str] = []
+    begun = time.monotonic()
+    with Readiness(service) as readiness, Memory(service) as memory:
+        traffic.start()
+        injector = Injector(where=where, readiness=readiness, faults=faults)
         try:
-            injector.run(until)
+            injector.run(begun + minutes * 60)
         except KeyboardInterrupt:
-            return [_INTERRUPTED]
+            notes.append(_INTERRUPTED)
         except GraphkilnError as error:
-            return [f"ended early: {error}"]
-        return []
-
-
-def _live_times(faults: list[Fault]) -> list[str]:
-    live_s = [seconds for fault in faults if isinstance(fault, GoodVersion) for seconds in fault.live_s]
-    return [f"good versions: {len(live_s)}, live after {max(live_s):.1f} s at worst"] if live_s else []
+            notes.append(f"ended early: {error}")
+        stuck = traffic.stop()
+    seconds = time.monotonic() - begun
+    with suppress(Exception):
+        where.stops.append(service.stop())
+    if where.live_s:
+        notes.append(f"good versions: {len(where.live_s)}, live after {max(where.live_s):.1f} s at worst")
+    windows = injector.windows()
+    refused = ledger.failures("refused")
+    return Result(
+        mode=mode.name,
+        seed=seed,
+        seconds=seconds,
+        counts=ledger.counts(),
+        bad=ledger.failures("wrong", "lost"),
+        unexplained=[outcome for outcome in refused if _is_outside(outcome, windows)],
+        unready=[lapse.describe(begun) for lapse in readiness.lapses_outside(windows)],
+        injections=injector.injections,
+        figures=growth(memory.samples) if memory.samples else {},
+        processes=by_role(memory.lives.values()),
+        left=leftovers(service),
+        stops=where.stops,
+        stuck=stuck,
+        notes=notes,
+        only=only,
+    )
 
 
 def _is_outside(outcome: Outcome, windows: list[tuple[float, float]]) -> bool:
@@ -303,17 +282,13 @@ class Injector:
         )
 
     def _hit(self, fault: Fault, begun: float) -> tuple[float | None, str]:
-        """Inject a fault, holds it, takes it back; return the seconds until ready again, and what went wrong."""
+        """Inject a fault, hold it, take it back; return the seconds until ready again, and what went wrong."""
         trouble, over = "", None
         try:
-            over = fault.inject(self.where)
-            time.sleep(fault.hold_s)
+            with fault.inject(self.where) as over:
+                time.sleep(fault.hold_s)
         except Exception as error:  # the soak goes on, and reports it
             trouble = f"{type(error).__name__}: {error}"
-        try:
-            fault.undo(self.where)
-        except Exception as error:
-            trouble = trouble or f"not taken back: {error}"
         recovered_s = self._wait_recovered(begun, over)
         if fault.hold_s and recovered_s is not None:  # what stays for a while is not over before it is taken back
             recovered_s = self.readiness.longest_s(begun, time.monotonic())

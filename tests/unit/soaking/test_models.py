@@ -13,7 +13,7 @@ import pytest
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import read_version
 from graphkiln_client.results import Classification, Result
-from soaking.faults import BadVersion, Field, OtherContract
+from soaking.faults import Field, bad_version, put_other_contract
 from soaking.models import DIGIT_LABELS, MODELS, MODELS_BY_NAME, SoakModel, build_store, difference, digit_labels
 from soaking.traffic import IMAGES, Ledger, Versions, WrongAnswer, check, expected_scores
 
@@ -121,19 +121,22 @@ def store(tmp_path: Path) -> Path:
 
 
 def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
-    fault = BadVersion("empty", "scaled", Path.mkdir)
+    inject = bad_version("scaled", Path.mkdir)
     service = FakeService("HTTP 400: no")
-    where = field(store, service, explicit=True)
-    fault.inject(where)
-    service.refusal = ""
-    fault.undo(where)
+    with inject(field(store, service, explicit=True)):
+        assert (store / "scaled" / "9").exists()
+        service.refusal = ""
+    assert not (store / "scaled" / "9").exists()
     assert service.told == ["scaled", "scaled"], "what the store holds again must be loaded again"
-    with pytest.raises(MeasurementError, match="says that it is loaded"):
-        fault.inject(field(store, FakeService(), explicit=True))
+    with (
+        pytest.raises(MeasurementError, match="says that it is loaded"),
+        inject(field(store, FakeService(), explicit=True)),
+    ):
+        pass
 
 
 def test_a_version_of_another_contract_is_whole(store: Path) -> None:
-    OtherContract().put(store / "digits" / "51", 51)
+    put_other_contract(store / "digits" / "51", 51)
     contract = read_version(store / "digits" / "51").contract
     assert contract
     assert contract.labels == digit_labels(51) != DIGIT_LABELS

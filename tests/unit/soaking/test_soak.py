@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,17 +17,22 @@ from soaking.soak import YOUNG_S, Injector, Life, Sample, by_role, grows, growth
 from soaking.traffic import Ledger, Versions
 
 
-class Damage(Fault):
-    def __init__(self, name: str = "damage", inject: Callable[[Field], Over] = lambda _: at_once) -> None:
-        self.name = name
-        self._inject = inject
+class Damage:
+    """A fault, and how often it was taken back."""
+
+    def __init__(self, name: str = "damage", over: Over = at_once, error: Exception | None = None) -> None:
         self.undone = 0
 
-    def inject(self, field: Field) -> Over:
-        return self._inject(field)
+        @contextmanager
+        def inject(_: Field) -> Iterator[Over]:
+            try:
+                if error:
+                    raise error
+                yield over
+            finally:
+                self.undone += 1
 
-    def undo(self, field: Field) -> None:  # noqa: ARG002 - the same for all
-        self.undone += 1
+        self.fault = Fault(name=name, inject=inject)
 
 
 class FakeService:
@@ -73,13 +79,13 @@ def make(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         chance=random.Random(1),
     )
     watching: Any = SimpleNamespace(last_failure=lambda *_: None, statuses=lambda *_: {}, longest_s=lambda *_: 0.0)
-    return lambda *faults: Injector(where=where, readiness=watching, faults=list(faults))
+    return lambda *faults: Injector(where=where, readiness=watching, faults=[damage.fault for damage in faults])
 
 
 def test_a_fault_that_nobody_notices_takes_no_time(make: Callable[..., Injector]) -> None:
     fault = Damage()
     injector = make(fault)
-    injector._inject(fault)
+    injector._inject(fault.fault)
     (injection,) = injector.injections
     assert (injection.ready_again_s, injection.trouble, injection.restarts) == (0.0, "", {})
     assert fault.undone == 1
@@ -90,16 +96,16 @@ def test_the_time_runs_until_the_last_failure(make: Callable[..., Injector], mon
     monkeypatch.setattr(module, "every_model_answers", lambda _: next(answers))
     fault = Damage()
     injector = make(fault)
-    injector._inject(fault)
+    injector._inject(fault.fault)
     ready_again_s = injector.injections[0].ready_again_s
     assert ready_again_s is not None
     assert ready_again_s >= 2 * module._POLL_S - 0.05
 
 
 def test_what_was_hit_must_be_gone_before_the_service_has_recovered(make: Callable[..., Injector]) -> None:
-    fault = Damage(inject=lambda _: lambda: False)
+    fault = Damage(over=lambda: False)
     injector = make(fault)
-    injector._inject(fault)
+    injector._inject(fault.fault)
     assert injector.injections[0].ready_again_s is None
 
 
@@ -109,18 +115,15 @@ def test_a_service_that_does_not_recover_is_started_again_and_reported(
     monkeypatch.setattr(module, "every_model_answers", lambda _: False)
     fault = Damage()
     injector = make(fault)
-    injector._inject(fault)
+    injector._inject(fault.fault)
     assert service.starts == 1
     assert "start the service again" in injector.injections[0].trouble
 
 
 def test_a_fault_that_cannot_be_injected_is_reported_and_taken_back(make: Callable[..., Injector]) -> None:
-    def inject(_: Field) -> Over:
-        raise IndexError("no stub")
-
-    fault = Damage(inject=inject)
+    fault = Damage(error=IndexError("no stub"))
     injector = make(fault)
-    injector._inject(fault)
+    injector._inject(fault.fault)
     assert injector.injections[0].trouble == "IndexError: no stub"
     assert fault.undone == 1
 
