@@ -20,10 +20,8 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import cast
-from urllib.parse import urlsplit
 
-import httptools
+import aiohttp
 import numpy as np
 
 from graphkiln.story.request import machine_facts
@@ -33,11 +31,6 @@ from rolling.servers import Proxy, Replaceable, ServedProcess, wait
 _ROOT = Path(__file__).resolve().parents[2]
 _NAMES = ("one", "two")
 _PAUSE_S = 2.0
-
-
-# An open loop over HTTP. Requests are bytes that are made once, on connections that stay open: the CPU is for the
-# servers. Nothing is sent twice: every outcome is counted.
-
 _TIMEOUT_S = 60
 _ROW = np.full((1, 1, 32, 32), 0.5, np.float32)
 _CLASSES = 10
@@ -72,145 +65,53 @@ class Outcome:
         self.failed[reason] = self.failed.get(reason, 0) + 1
 
 
-def request_bytes(url: str) -> bytes:
-    """A request to infer: one digit, as Triton's binary extension has it, and its answer as JSON.
-
-    Args:
-        url: `http://HOST:PORT/v2/models/NAME/infer`.
+def make_request() -> tuple[bytes, dict[str, str]]:
+    """Body and headers of a request to infer: one digit, as Triton's binary extension has it, and its answer as JSON.
 
     Source: "Binary Tensor Data Extension" in Triton's documentation of its protocol.
     """
-    parts, content = urlsplit(url), _ROW.tobytes()
+    content = _ROW.tobytes()
     tensor = {"name": "INPUT_0", "shape": _ROW.shape, "datatype": "FP32"}
     described = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(content)}}]}).encode()
-    lines = (
-        f"POST {parts.path} HTTP/1.1",
-        f"Host: {parts.netloc}",
-        "Content-Type: application/octet-stream",
-        f"Inference-Header-Content-Length: {len(described)}",
-        f"Content-Length: {len(described) + len(content)}",
-    )
-    return "\r\n".join((*lines, "", "")).encode() + described + content
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(described))}
+    return described + content, headers
 
 
-class Connection(asyncio.Protocol):
-    """One to the server, for a request at a time."""
-
-    def __init__(self) -> None:
-        self._transport: asyncio.Transport | None = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._body: list[bytes] = []
-        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
-        self.is_open = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Of asyncio."""
-        self._transport, self.is_open = cast("asyncio.Transport", transport), True
-
-    def data_received(self, data: bytes) -> None:
-        """Of asyncio."""
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserError as error:
-            self._end(error)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Of asyncio."""
-        self._end(exc or ConnectionResetError("closed"))
-
-    def on_body(self, body: bytes) -> None:
-        """Of httptools."""
-        self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        """Of httptools."""
-        status, body = self._parser.get_status_code(), b"".join(self._body)
-        self.is_open = self.is_open and self._parser.should_keep_alive()
-        self._body, self._parser = [], httptools.HttpResponseParser(self)
-        if self._answer and not self._answer.done():
-            self._answer.set_result((status, body))
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Send a request; status and body of its response.
-
-        Raises:
-            OSError: The connection ended first.
-            HttpParserError: No response came.
-        """
-        self._answer = asyncio.get_running_loop().create_future()
-        if self._transport is None or not self.is_open:
-            raise ConnectionResetError("closed")
-        self._transport.write(request)
-        return await self._answer
-
-    def close(self) -> None:
-        """Close it."""
-        self.is_open = False
-        if self._transport:
-            self._transport.close()
-
-    def _end(self, error: Exception) -> None:
-        self.is_open = False
-        if self._answer and not self._answer.done():
-            self._answer.set_exception(error)
-
-
-class Sender:
-    """Sends the same request again and again.
+async def send(url: str, outcome: Outcome, stop: asyncio.Event) -> None:
+    """Send the same request at a rate until `stop` is set, wait for the last responses, and count what came.
 
     Args:
         url: `http://HOST:PORT/v2/models/NAME/infer`.
-        outcome: What is counted, at its rate.
+        outcome: Has the rate; what is counted.
+        stop: Set when it is over.
     """
+    body, headers = make_request()
+    begun, latencies_ms = time.monotonic(), list[float]()
+    timeout, connector = aiohttp.ClientTimeout(total=_TIMEOUT_S), aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
 
-    def __init__(self, url: str, outcome: Outcome) -> None:
-        parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
-        self._request = request_bytes(url)
-        self._outcome = outcome
-        self._idle: list[Connection] = []
-        self._latencies_ms: list[float] = []
+        async def ask(due: float) -> None:
+            try:
+                async with session.post(url, data=body, headers=headers) as response:
+                    status, answer = response.status, await response.read()
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                outcome.fail(type(error).__name__)
+                return
+            if status == 200 and _is_right(answer):
+                outcome.answered += 1
+                latencies_ms.append((time.monotonic() - due) * 1e3)
+            else:
+                outcome.fail(f"HTTP {status}")
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Send until `stop` is set, and wait for the last responses."""
-        begun, outcome = time.monotonic(), self._outcome
-        async with asyncio.TaskGroup() as tasks:
-            while not stop.is_set():
-                due = begun + outcome.sent / outcome.rate
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                tasks.create_task(self._ask(due))
-                outcome.sent += 1
-            outcome.seconds = time.monotonic() - begun
-        for connection in self._idle:
-            connection.close()
-        if self._latencies_ms:
-            found = np.percentile(self._latencies_ms, (50, 99, 100))
-            outcome.latency_ms = dict(zip(("p50", "p99", "worst"), (round(float(ms), 1) for ms in found), strict=True))
-
-    async def _ask(self, due: float) -> None:
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                connection = await self._connection()
-                status, body = await connection.ask(self._request)
-        except (OSError, TimeoutError, httptools.HttpParserError) as error:
-            self._outcome.fail(type(error).__name__)
-            return
-        if connection.is_open:
-            self._idle.append(connection)
-        if status == 200 and _is_right(body):
-            self._outcome.answered += 1
-            self._latencies_ms.append((time.monotonic() - due) * 1e3)
-        else:
-            self._outcome.fail(f"HTTP {status}")
-
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.is_open:
-                return connection
-        loop = asyncio.get_running_loop()
-        _, made = await loop.create_connection(Connection, self._host, self._port)
-        return made
+        while not stop.is_set():
+            due = begun + outcome.sent / outcome.rate
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            tasks.create_task(ask(due))
+            outcome.sent += 1
+        outcome.seconds = time.monotonic() - begun
+    if latencies_ms:
+        found = np.percentile(latencies_ms, (50, 99, 100))
+        outcome.latency_ms = dict(zip(("p50", "p99", "worst"), (round(float(ms), 1) for ms in found), strict=True))
 
 
 def _is_right(body: bytes) -> bool:
@@ -252,8 +153,8 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
             else:
                 servers[name] = stack.enter_context(ServedProcess(store, folder / name))
         proxy = stack.enter_context(Proxy(folder, *(server.http_port for server in servers.values())))
-        sender = Sender(f"http://127.0.0.1:{proxy.port}/v2/models/digits/infer", outcome)
-        sending = asyncio.create_task(sender.run(stop))
+        url = f"http://127.0.0.1:{proxy.port}/v2/models/digits/infer"
+        sending = asyncio.create_task(send(url, outcome, stop))
         try:
             for _ in range(rounds):
                 for name, server in servers.items():

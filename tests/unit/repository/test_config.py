@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec
 from graphkiln_backend.graph.task import Embedding, Ranking
-from graphkiln_backend.repository import config as protobuf
 from graphkiln_backend.repository.config import (
     DEFAULT_MAX_BATCH_SIZE,
     complete,
@@ -312,12 +310,6 @@ class TestDictionary:
         assert config["dynamic_batching"] == {}
         assert config["version_policy"] is None
 
-    def test_a_contradiction_leaves_it_as_it_was(self) -> None:
-        config: dict[str, Any] = {"name": "m", "input": [{"name": "x", "dims": [9]}]}
-        with pytest.raises(RepositoryError, match=r"expected \[3\], got \[9\]"):
-            complete_dictionary(config, ROWS, labels_file=None)
-        assert config == {"name": "m", "input": [{"name": "x", "dims": [9]}]}
-
 
 class TestText:
     def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
@@ -358,10 +350,6 @@ class TestText:
             assert sample.batch_size == 1
             assert sample.inputs["x"].zero_data
             assert list(sample.inputs["x"].dims) == list(text_format.Parse(text, pb.ModelConfig()).input[0].dims)
-
-    def test_a_graph_that_cannot_be_batched_is_refused(self) -> None:
-        with pytest.raises(RepositoryError, match="no batch dimension"):
-            config_text("m", SCALAR, max_batch_size=8, labels_file=None)
 
 
 # The versions that a policy selects.
@@ -442,10 +430,3 @@ tritonclient.grpc.service_pb2.ModelConfigResponse(config=pb.ModelConfig(name="m"
 
 def test_without_grpc_and_the_same_as_with_it() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)
-
-
-def test_without_tritonclient_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "tritonclient.grpc.model_config_pb2")
-    monkeypatch.setattr(protobuf, "find_spec", lambda name: find_spec(f"no_{name}"))
-    with pytest.raises(ImportError, match="tritonclient"):
-        protobuf._load()

@@ -35,7 +35,6 @@ from graphkiln_backend.repository.onnx_file import (
     read_signature,
     read_whole_graph,
     remember_facts,
-    tensors,
 )
 
 
@@ -249,13 +248,6 @@ class TestBorder:
         found = read_signature(write(path, proto))
         assert [spec.has_rank for spec in (*found.inputs, *found.outputs)] == [False, False]
 
-    def test_what_is_no_tensor_is_called_by_its_name(self, path: Path) -> None:
-        sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, None)
-        nodes = [helper.make_node("SequenceConstruct", ["x"], ["s"])]
-        graph = helper.make_graph(nodes, "g", [zoo.value("x", (2,))], [sequence])
-        with pytest.raises(RepositoryError, match=r"'s' is a sequence of tensors.*tensors only \(join its tensors"):
-            read_signature(write(path, helper.make_model(graph)))
-
 
 class TestCounting:
     def outputs(self, path: Path, *, symbol: str, operator: str = "NonZero") -> Signature:
@@ -341,32 +333,15 @@ def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def path_of_graph_facts(tmp_path: Path) -> Path:
-    path_of_graph_facts = tmp_path / "model.onnx"
-    path_of_graph_facts.write_bytes(b"no graph at all")
-    return path_of_graph_facts
+def known(tmp_path: Path) -> Path:
+    known = tmp_path / "model.onnx"
+    known.write_bytes(b"no graph at all")
+    return known
 
 
-def test_what_is_known_is_not_read(path_of_graph_facts: Path) -> None:
-    remember_facts(path_of_graph_facts, stamp_of(path_of_graph_facts), "ab", FACTS)
-    assert read_signature(path_of_graph_facts) is FACTS.signature
-    assert read_precision(path_of_graph_facts) is Precision.BF16
-    assert read_replaced_outputs(path_of_graph_facts) == ()
-    assert graph_sha256(path_of_graph_facts) == "ab"
-
-
-# Tensors of a graph, and the files that hold them.
-
-
-def graph_of_external_data(location: str = "w.bin") -> onnx.GraphProto:
-    """An Add of weights outside, and a branch with a tensor of its own."""
-    outside = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[2], data_location=TensorProto.EXTERNAL)
-    outside.external_data.add(key="location", value=location)
-    constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.ones(1, np.float32), "inner"))
-    inner = helper.make_graph([constant], "inner", [], [])
-    branch = helper.make_node("If", ["b"], ["y"], then_branch=inner, else_branch=inner)
-    return helper.make_graph([branch], "g", [], [], [outside])
-
-
-def test_tensors_of_branches_count() -> None:
-    assert sorted({tensor.name for tensor in tensors(graph_of_external_data()) if tensor.name}) == ["inner", "w"]
+def test_what_is_known_is_not_read(known: Path) -> None:
+    remember_facts(known, stamp_of(known), "ab", FACTS)
+    assert read_signature(known) is FACTS.signature
+    assert read_precision(known) is Precision.BF16
+    assert read_replaced_outputs(known) == ()
+    assert graph_sha256(known) == "ab"

@@ -206,8 +206,3 @@ def test_a_copy_that_is_stopped_says_how_far_it_came_and_the_next_goes_on_from_t
     assert files.fetched == ["a/1/weights.bin"]
     assert {path: (copy.store / path).read_bytes() for path in files.contents} == files.contents
     assert list((copy.folder / "staging").iterdir()) == []
-
-
-# What came before a process ended is found by the next one: whole files alone, as they were listed.
-
-WHOLE, HALF = RemoteFile("etag", 5), RemoteFile("other", 9)

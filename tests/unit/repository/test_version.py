@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ class TestReading:
         with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
             read_version(folder)
 
-    @pytest.mark.parametrize("name", ["model.onnx", "golden.npz", "labels.txt"])
+    @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "golden.npz", "labels.txt"])
     def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
         (folder / name).unlink()
         with pytest.raises(RepositoryError, match=f"there is no {name}"):
@@ -87,14 +86,6 @@ class TestContract:
         assert (contract.labels[3], contract.output, contract.ranking) == ("three", "OUTPUT_0", None)
         assert contract.preprocess is not None
 
-    def test_a_swapped_labels_file_is_refused(self, folder: Path) -> None:
-        labels = (folder / "labels.txt").read_text().splitlines()
-        (folder / "labels.txt").write_text("\n".join(reversed(labels)) + "\n")
-        manifest = Manifest.read(folder / "manifest.json")
-        for read in (read_version, partial(contract_of, manifest=manifest)):
-            with pytest.raises(RepositoryError, match=r"labels.txt is not the file that manifest.json describes"):
-                read(folder)
-
     def test_labels_of_another_number_than_classes_are_refused(self, folder: Path) -> None:
         """Also where manifest and file agree."""
         (folder / "labels.txt").write_text("a\nb\n")
@@ -109,12 +100,6 @@ class TestContract:
             (folder / "golden.npz").unlink()
         replace(Manifest.read(folder / "manifest.json"), golden=None).write(folder / "manifest.json")
         with pytest.raises(ManifestError, match="names no golden samples, but the version was proven with some"):
-            read_version(folder)
-
-    @pytest.mark.parametrize("missing", ["manifest.json", "model.onnx", "golden.npz", "labels.txt"])
-    def test_a_half_copied_folder_is_refused(self, folder: Path, missing: str) -> None:
-        (folder / missing).unlink()
-        with pytest.raises(RepositoryError, match=f"there is no {missing}"):
             read_version(folder)
 
 
