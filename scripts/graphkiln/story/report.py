@@ -1,4 +1,4 @@
-"""The story as two tables in 80 columns, and as one self-contained HTML file."""
+"""The story as two tables in 80 columns, and as one self-contained HTML file with the same figures."""
 
 from __future__ import annotations
 
@@ -10,27 +10,23 @@ from rich.markup import escape
 from rich.table import Table
 
 from graphkiln.reporting.charts import Bar, Span, bar_chart, log_across, span_chart
-from graphkiln.reporting.report import environment
+from graphkiln.reporting.report import Report, Section, render
+from graphkiln.reporting.report import Table as HtmlTable
 from graphkiln.story.variants import REPORTED_TOTAL
 
 _TITLE_WIDTH = 21
+_SPEED = ("step", "img/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores")
+_PROOF = ("step", "error", "allowed", "same answers, 95%", "right", "policy")
 
 
 def print_tables(document: dict[str, Any]) -> None:
     """Print the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
     console = Console()
     steps, facts = document["steps"], document["facts"]
-    speed = _table(
-        f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}",
-        ("img/s", "own", "all", "source", "p50 ms", "p99 ms", "MB", "cores"),
-    )
-    for step in steps:
-        if step["per_second"] is not None:
-            speed.add_row(*_speed_cells(step), style="dim" if step["switch"] else "")
-    proof = _table(
-        f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}",
-        ("error", "allowed", "same answers, 95%", "right", "policy"),
-    )
+    speed = _table(f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}", _SPEED)
+    for step in _measured(steps):
+        speed.add_row(*_speed_cells(step), style="dim" if step["switch"] else "")
+    proof = _table(f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}", _PROOF)
     for step in steps:
         if step["judgment"]:
             proof.add_row(*_proof_cells(step), style="dim" if step["switch"] else "")
@@ -39,10 +35,55 @@ def print_tables(document: dict[str, Any]) -> None:
         console.print(escape(line))
 
 
+def render_page(document: dict[str, Any]) -> str:
+    """Render the document of `StoryRunner.document`."""
+    steps, facts = document["steps"], document["facts"]
+    measured = _measured(steps)
+    factors = [step["cumulative"] for step in measured if step["counts"] and step["cumulative"]]
+    commands = (f"# {_title(step).strip()}\n" + "\n".join(step["commands"]) for step in steps if not step["refused"])
+    report = Report(
+        title=f"{factors[-1]:.1f}x: {facts['model']}" if factors else facts["model"],
+        about=f"{facts['machine']}, {facts['date']}, {facts['image size']} pixels, weights: {facts['weights']}",
+        sections=(
+            Section(
+                name="speed", title="What each step gave",
+                text="Every step begins where the one before it ended; the axis is logarithmic. Pale bars are switches "
+                "of step 4, each turned on by itself. A diamond is where the factor that the source reports would end; "
+                f"it reports {REPORTED_TOTAL}x and more for all of them together.",
+                table=HtmlTable(columns=_SPEED, rows=[_speed_cells(step) for step in measured]),
+                chart=factor_chart(measured),
+            ),
+            Section(
+                name="latencies", title="How long an image waits",
+                text="From the JPEG to the answer, in milliseconds: the median (full dot) and the 99th percentile "
+                "(ring). Steps 3 to 5 are loaded to the full, so that images wait for their batch.",
+                table=HtmlTable(
+                    columns=("step", "p50 ms", "p99 ms"),
+                    rows=[(_title(step), f"{step['p50_ms']:.0f}", f"{step['p99_ms']:.0f}") for step in measured],
+                ),
+                chart=latency_chart(measured),
+            ),
+            Section(
+                name="accuracy", title="How true",
+                text=f"Beside eager PyTorch in fp32, on {facts.get('images', 'no images yet')}. A step counts only "
+                f"when the numeric policy allows its error and its answers. {'; '.join(_notes(steps))}",
+                table=HtmlTable(columns=_PROOF, rows=[_proof_cells(step) for step in steps if step["judgment"]]),
+            ),
+        ),
+        facts={name.replace("_", " "): str(value) for name, value in facts.items()},
+        command="\n".join(commands),
+    )  # fmt: skip
+    return render(report)
+
+
+def _measured(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [step for step in steps if step["per_second"] is not None]
+
+
 def _table(title: str, columns: tuple[str, ...]) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
-    table.add_column("step", width=_TITLE_WIDTH)
-    for name in columns:
+    table.add_column(columns[0], width=_TITLE_WIDTH)
+    for name in columns[1:]:
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
@@ -89,22 +130,6 @@ def _notes(steps: list[dict[str, Any]]) -> list[str]:
 
 def _title(step: dict[str, Any]) -> str:
     return f"  {step['title']}" if step["switch"] else f"{step['step']} {step['title']}"
-
-
-def render_page(document: dict[str, Any]) -> str:
-    """Render the document of `StoryRunner.document`."""
-    measured = [step for step in document["steps"] if step["per_second"] is not None]
-    chain = [step for step in measured if not step["switch"] and step["counts"]]
-    template = environment(__package__ or "").get_template("page.html.j2")
-    return template.render(
-        facts=document["facts"],
-        steps=document["steps"],
-        measured=measured,
-        last=chain[-1] if chain else None,
-        source_total=REPORTED_TOTAL,
-        factors=factor_chart(measured),
-        latencies=latency_chart(measured),
-    )
 
 
 def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
