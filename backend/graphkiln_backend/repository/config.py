@@ -330,7 +330,7 @@ def _add_warmup(config: ModelConfigProto) -> None:
         return  # no size is known to suit the graph
     if any(tensor.data_type == pb.DataType.TYPE_STRING for tensor in config.input):
         return  # nor does every graph take empty text
-    warmup = config.model_warmup.add(name="one sample", batch_size=1, count=3)
+    warmup = config.model_warmup.add(name="one sample", batch_size=1, count=1)
     for tensor in config.input:
         warmup.inputs[tensor.name].data_type = tensor.data_type
         warmup.inputs[tensor.name].dims.extend(tensor.dims)
