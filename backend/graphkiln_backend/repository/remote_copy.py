@@ -8,14 +8,14 @@ before it was interrupted does not travel again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,96 +25,9 @@ from graphkiln_backend.repository.version_folders import version_number
 from graphkiln_backend.storage.address import RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
 
-# Files that were fetched before an interruption are kept, so that they are not fetched again.
-#
-# Each complete file is noted on one line.
-
-_NOTES = ".whole"
-
-# A path in the store, and what was listed there.
-Listed = tuple[str, RemoteFile]
-
-
-@dataclass(frozen=True, slots=True)
-class KeptFiles:
-    """Files fetched before an interruption.
-
-    Attributes:
-        places: Path of each.
-        folders: Folders that hold them.
-    """
-
-    places: Mapping[Listed, Path] = field(default_factory=dict)
-    folders: tuple[Path, ...] = ()
-
-    @classmethod
-    def find(cls, staging: Path) -> KeptFiles:
-        """Find noted files in the folders of a staging folder; remove all others.
-
-        Raises:
-            OSError: The folder cannot be read.
-        """
-        places: dict[Listed, Path] = {}
-        folders = []
-        for folder in staging.iterdir():
-            noted = dict(_read_notes(folder))
-            _keep_only(set(noted.values()), folder)
-            if noted:
-                folders.append(folder)
-            places |= noted
-        return cls(places, tuple(folders))
-
-    def link(self, path: str, file: RemoteFile, folder: Path) -> bool:
-        """Put a file into another folder, too; whether there is one.
-
-        Raises:
-            OSError: It cannot be linked.
-        """
-        if (path, file) not in self.places:
-            return False
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        os.link(self.places[path, file], folder / path)
-        note(path, file, folder)
-        return True
-
-    def forget(self) -> None:
-        """Remove the folders; what was linked stays."""
-        for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def note(path: str, file: RemoteFile, folder: Path) -> None:
-    """Note that a file in a folder is complete. Thread-safe.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    with (folder / _NOTES).open("a") as notes:
-        notes.write(json.dumps([path, file.stamp, file.size]) + "\n")
-
-
-def _read_notes(folder: Path) -> Iterator[tuple[Listed, Path]]:
-    with suppress(OSError):
-        for line in (folder / _NOTES).read_text().splitlines():
-            with suppress(ValueError, TypeError, OSError):  # cut off, or without its file
-                path, stamp, size = json.loads(line)
-                if (folder / path).stat().st_size == size:
-                    yield (path, RemoteFile(stamp, size)), folder / path
-
-
-def _keep_only(files: set[Path], folder: Path) -> None:
-    if not files:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-    for path in [path for path in folder.rglob("*") if path.is_file() and path.name != _NOTES]:
-        if path not in files:
-            path.unlink()
-
-
 _log = logging.getLogger("graphkiln.repository")
 
-# Between the first two listings.
-SETTLE_S = 1.0
+SETTLE_S = 1.0  # between the first two listings
 _MANIFEST = "manifest.json"
 
 Listing = Mapping[str, RemoteFile]
@@ -154,12 +67,13 @@ class RemoteCopy:
     folder: Path
     _seen: Listing | None = None
     _held: dict[str, RemoteFile] = field(default_factory=dict)
-    _kept: KeptFiles = field(default_factory=KeptFiles)
 
     def __post_init__(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True)
         self._staging.mkdir(exist_ok=True)
-        self._kept = KeptFiles.find(self._staging)  # what a dead process was about to fetch
+        for folder in self._staging.iterdir():  # of processes that ended while they fetched
+            if folder != self._whole:
+                shutil.rmtree(folder, ignore_errors=True)
         self._held = {path: file for path, file in self._read_stamps().items() if self._is_here(path, file)}
 
     @property
@@ -199,11 +113,10 @@ class RemoteCopy:
             if stable and before is None:
                 time.sleep(SETTLE_S)
             after = by_unit(self.files.list()) if stable else {}
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)  # the disk may be full
-            raise
-        except BaseException:
-            self._kept = KeptFiles.find(self._staging)  # for the next try, which forgets those of this one
+        except BaseException as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):  # the disk may be full
+                shutil.rmtree(self._whole, ignore_errors=True)
             raise
         whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
         return Changes(
@@ -235,6 +148,11 @@ class RemoteCopy:
         return self.folder / "staging"
 
     @property
+    def _whole(self) -> Path:
+        """Files that are fetched and not yet taken over: what came before an interruption does not travel again."""
+        return self._staging / "whole"
+
+    @property
     def _stamps(self) -> Path:
         return self.folder / "stamps.json"
 
@@ -244,18 +162,32 @@ class RemoteCopy:
         for path in files.keys() - changed.keys():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
-        missing = {path: file for path, file in changed.items() if not self._kept.link(path, file, folder)}
-        self._kept.forget()
-        self._kept = KeptFiles()
+        missing = {path: file for path, file in changed.items() if not self._link_whole(path, file, folder)}
         self._check_room(sum(file.size for file in missing.values()))
         if missing:
             self._copy(missing, folder)
+        shutil.rmtree(self._whole, ignore_errors=True)  # all of it is in the folder
+
+    def _whole_file(self, path: str, file: RemoteFile) -> Path:
+        return self._whole / hashlib.sha256(repr((path, file.stamp, file.size)).encode()).hexdigest()
+
+    def _link_whole(self, path: str, file: RemoteFile, folder: Path) -> bool:
+        """Put a file that came before an interruption into a folder; return whether there is one."""
+        whole = self._whole_file(path, file)
+        if not whole.exists():
+            return False
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        os.link(whole, folder / path)
+        return True
 
     def _copy(self, files: Listing, folder: Path) -> None:
         begun, megabytes = time.monotonic(), sum(file.size for file in files.values()) / 1e6
         _log.info("%s: copying %d files, %.1f MB", self.files.address, len(files), megabytes)
+        self._whole.mkdir(exist_ok=True)
         try:
-            self.files.fetch_all(files, folder, lambda path: note(path, files[path], folder))
+            self.files.fetch_all(
+                files, folder, lambda path: os.link(folder / path, self._whole_file(path, files[path]))
+            )
         except SystemExit:  # of a signal: a person did not wait for it, or a probe
             seconds, there = time.monotonic() - begun, _size_of(files, folder) / 1e6
             _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, there, megabytes, seconds)
