@@ -1,6 +1,9 @@
 """Requests that are made of images, from the images to labelled answers.
 
-    published version -> encoded images, or samples of one shape -> request -> outputs of each image -> answers
+    published version    `published`       what the server says of images, classes and the task; once for each version
+    prepared images      `preparing`       encoded as they are, or decoded to samples (`images.decoding`)
+    request              `remote_model`    through `connection` (deadline, retries) and a transport: `transports`
+    answers              `tasks`           outputs of each image, ranked or placed, with labels: `results`
 
 Three recoveries are on this way, the innermost first:
 
