@@ -120,7 +120,7 @@ CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n[\r\n1;x=y
 
 class TestResponses:
     @pytest.mark.parametrize("answer", [PLAIN, CHUNKED], ids=["plain", "chunked"])
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(data=st.data())
     def test_in_whatever_pieces_it_comes(self, answer: bytes, data: st.DataObject) -> None:
         cuts = sorted(data.draw(st.sets(st.integers(1, len(answer) - 1), max_size=5)))
