@@ -6,7 +6,6 @@ from pathlib import Path
 
 import trustme
 
-from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.tls import TlsFiles
 
 
@@ -21,8 +20,3 @@ def write(pair: trustme.LeafCert, folder: Path, authorities: trustme.CA | None =
         key=folder / "key.pem",
         client_authorities=folder / "ca.pem" if authorities else None,
     )
-
-
-def address(port: int) -> ListenAddress:
-    """An HTTP port of this machine."""
-    return ListenAddress(protocol="HTTP", host="127.0.0.1", port=port)

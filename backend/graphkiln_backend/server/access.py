@@ -164,12 +164,16 @@ class Access:
         http_headers: Headers with which requests of ours reach every restricted endpoint over HTTP.
         grpc_metadata: The same for gRPC.
         open_endpoints: Endpoints that change the server and need no key, as `HTTP model-repository`.
+        key: The key that the guarded endpoints need.
+        guarded: `http` and `grpc`, each with the endpoints that need the key.
     """
 
     arguments: tuple[str, ...] = field(default=(), repr=False)
     http_headers: dict[str, str] = field(default_factory=dict, repr=False)
     grpc_metadata: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     open_endpoints: tuple[str, ...] = ()
+    key: AdminKey | None = None
+    guarded: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def plan(cls, flags: TritonFlags, key: AdminKey | None) -> Access:
@@ -185,6 +189,8 @@ class Access:
             (*_restrict(_HTTP_FLAG, http_left, key), *_restrict(_GRPC_FLAG, grpc_left, key)),
             {HTTP_HEADER: key.value, **http_own},
             _prefix({HTTP_HEADER: key.value, **grpc_own}),
+            key=key,
+            guarded={"http": http_left, "grpc": grpc_left},
         )
 
     def warn_if_open(self, flags: TritonFlags) -> None:

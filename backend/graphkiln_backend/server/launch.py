@@ -380,8 +380,7 @@ def command_line(
 
 def _default_values(installation: Installation, flags: TritonFlags) -> dict[str, str]:
     """Values for flags that the user left out."""
-    # The HTTP port is shared with the supervisor, which responds with 503 while the server restarts.
-    defaults = {"cache-directory": str(installation.caches), "reuse-http-port": "true", **flags.addresses}
+    defaults = {"cache-directory": str(installation.caches), **flags.addresses}
     if "log-verbose" not in flags.values:
         defaults["log-info"] = "false"
     if not _NVIDIA_DRIVER.exists():

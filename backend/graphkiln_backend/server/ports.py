@@ -18,8 +18,7 @@ from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead,
 
 # A start claims its ports by Unix sockets with names that are taken meanwhile: tritonserver opens the ports when its
 # models are loaded, which may take minutes. Until then another start would find them free, load the same models, and
-# fail at its end; where both serve HTTP alone, they would even share the port, as Triton is configured to (see
-# `server.unavailable`). The names end with the process, and hold, as ports do, within a namespace of the network.
+# fail at its end. The names end with the process, and hold, as ports do, within a namespace of the network.
 # Source: unix(7), abstract socket addresses.
 
 
@@ -56,6 +55,23 @@ class PortClaims(Closeable):
                     "is starting or stopping",
                     hint=f"wait for it, or choose another port: --{service}-port={free_port()}",
                 ) from error
+
+
+_BACKLOG = 1024
+
+
+def listen(address: ListenAddress, *, shared: bool = False) -> socket.socket:
+    """Listen at an address; `shared`: with other programs that share its port.
+
+    Raises:
+        ServerSetupError: It is in use, or not of this machine.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG, reuse_port=shared)
+    except OSError as error:
+        where = f"{address.host}:{address.port} ({address.protocol})"
+        raise ServerSetupError(f"cannot listen on {where}: {error.strerror}") from error
 
 
 _TIMEOUT_S = 5

@@ -5,8 +5,8 @@
 2. Live: settle which versions serve (`server.version_control`), print the table of models, and go on controlling them.
 3. Watch (`server.watchdog`): instances that died, hang, compute or load without end, a server that does not respond.
    After a fault the whole server is started again, because Triton (24.10) neither restarts a Python instance that died
-   nor reports it as not ready; it responds to every request with an error, for ever. Meanwhile the supervisor responds
-   with 503 on its HTTP port (`server.unavailable`).
+   nor reports it as not ready; it responds to every request with an error, for ever. Meanwhile the edge, where there
+   is one, responds with 503 (`server.edge`).
 4. A server that ends by itself is started again, too: a request can abort Triton (24.10) while it is parsed. Only what
    ends before a server was ever live is an error of the setup, and is not tried again, unless a signal killed it.
 5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run is left behind.
@@ -19,7 +19,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from enum import Enum, auto
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -40,6 +40,7 @@ from graphkiln_backend.triton.snapshot import SnapshotReader
 if TYPE_CHECKING:
     import psutil
 
+    from graphkiln_backend.server.edge import Edge
     from graphkiln_backend.server.version_control import VersionController
     from graphkiln_backend.triton.snapshot import Snapshot
 else:
@@ -76,6 +77,7 @@ class Supervisor:
             that can: where a version failed at the start, later, and in another thread.
         on_loading: Called with how far the models are, again and again until then.
         limits: How long things may take.
+        edge: In front of the server, if anything is.
 
     Attributes:
         last_words: Why `run` returned a code other than 0, once it has; empty after 0.
@@ -88,14 +90,14 @@ class Supervisor:
         on_live: Callable[[list[ModelState]], None],
         on_loading: Callable[[list[LoadProgress]], None] = lambda _: None,
         limits: TimeLimits | None = None,
+        edge: Edge | None = None,
     ) -> None:
         self._launch = launch
         self._on_live = on_live
         self._on_loading = on_loading
         self._limits = limits or TimeLimits()
         self._http = launch.flags.listen_address("http")
-        self._unavailable = ExitStack()
-        self._refusing = False
+        self._edge = edge
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
@@ -114,7 +116,7 @@ class Supervisor:
         Raises:
             ServerSetupError: The server cannot be started as requested.
         """
-        with StopSignals() as signals, self._unavailable:
+        with StopSignals() as signals:
             while True:
                 ended = self._serve_when_possible(signals)
                 code = ended if isinstance(ended, int) else self._give_up_or_wait(ended, signals)
@@ -162,6 +164,8 @@ class Supervisor:
                 try:
                     return self._supervise(server, folder, signals)
                 finally:
+                    if self._edge:
+                        self._edge.refuse()  # before clients see a dead server
                     kill_group(server)
                     if self._versions:
                         self._versions.end()
@@ -179,7 +183,6 @@ class Supervisor:
                     return self._drain(server, folder, signals)
                 seen = instances.read()
                 if fault := watchdog.look(seen):
-                    self._refuse_requests()
                     return fault
                 self._count_endless(watchdog.end_endless_loading(seen), folder)
                 if self._live_at:
@@ -195,10 +198,7 @@ class Supervisor:
         return self._judge(code)
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
-        """True if the server is up: Triton opens its ports only when loading is over.
-
-        Its sockets are looked at, because a request to the HTTP port could reach the supervisor, which shares it.
-        """
+        """True if the server is up: Triton opens its ports only when loading is over."""
         addresses = [self._http] if self._http else self._launch.flags.listen_addresses()
         ports = {address.port for address in addresses}
         try:
@@ -211,8 +211,8 @@ class Supervisor:
         """Begin to serve: the server is live. The report follows at once, or once failed versions have a successor."""
         self._live_at = time.monotonic()
         self._was_live = True
-        self._unavailable.close()
-        self._refusing = False
+        if self._edge:
+            self._edge.admit()
         self._versions = self._launch.version_controller(folder)
         if self._versions:
             self._versions.begin(lambda: self._report(folder))
@@ -246,12 +246,11 @@ class Supervisor:
 
         if self._versions:
             self._versions.halt()
-        with Drain(server, folder, self._launch.flags, signals, self._limits.drain) as drain:
-            code = drain.run(live=self._live_at is not None)
-            if code:
-                killed = "tritonserver was killed before it was drained"
-                self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
-            return code
+        code = Drain(server, folder, signals, self._limits.drain, self._edge).run(live=self._live_at is not None)
+        if code:
+            killed = "tritonserver was killed before it was drained"
+            self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
+        return code
 
     def _judge(self, code: int) -> _Outcome:
         """Find out what a server's own end means."""
@@ -263,19 +262,7 @@ class Supervisor:
         if code >= 0 and not self._was_live:
             self.last_words = fault.what if code else ""
             return code
-        self._refuse_requests()
         return fault
-
-    def _refuse_requests(self) -> None:
-        """Respond with 503 from now until the next server is live."""
-        from graphkiln_backend.server.unavailable import UnavailableListener
-
-        if self._http and not self._refusing:
-            try:
-                self._unavailable.enter_context(UnavailableListener(self._http))
-                self._refusing = True
-            except OSError as error:  # the user's own --reuse-http-port=false
-                _log.warning("until then the HTTP port refuses connections instead of responding with 503: %s", error)
 
     def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
         """Wait before the next start.

@@ -1,15 +1,8 @@
-"""TLS for both protocols from one certificate: `--tls-cert`, `--tls-key` and, for mutual TLS, `--tls-client-ca`.
-
-Triton (24.10) has TLS for gRPC only. For HTTP a child process ends the TLS connections (`server.tls_terminator`) and
-passes their bytes on to tritonserver, which then listens on a port of the loopback interface that is not published.
-"""
+"""The certificates of `--tls-cert`, `--tls-key` and `--tls-client-ca`, which the edge and the page serve."""
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -18,8 +11,6 @@ from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port, spelled_for
-from graphkiln_backend.server.listening_child import ListeningChild
 
 if TYPE_CHECKING:
     import ssl
@@ -51,7 +42,7 @@ def fault_of_validity(pem: bytes, now: datetime) -> str:
     return f"expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC" if now > own.not_valid_after_utc else ""
 
 
-_REFUSED = "--tls-cert %s %s: clients that check it do not connect; renew it, then start again"
+_REFUSED = "--tls-cert %s %s: clients that check it do not connect; renew it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,64 +99,29 @@ class TlsFiles:
             _require_client_certificates(context, self.client_authorities)
         return context
 
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes when one of the files does; a file that is missing counts as one."""
+        return tuple(_stamp(path) for path in (self.certificate, self.key, self.client_authorities) if path)
+
+    def bundle(self) -> str:
+        """Certificate and key in one, without empty lines, as HAProxy takes them.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        return _without_empty_lines(self.certificate.read_text(), self.key.read_text())
+
+    def authorities(self) -> str:
+        """The authorities of clients; empty without any.
+
+        Raises:
+            OSError: The file cannot be read.
+        """
+        return _without_empty_lines(self.client_authorities.read_text()) if self.client_authorities else ""
+
     def words(self) -> tuple[str, str, str]:
-        """The files as arguments of a process; `of_words` is the inverse."""
+        """The files as arguments of a process."""
         return str(self.certificate), str(self.key), str(self.client_authorities or "")
-
-    @classmethod
-    def of_words(cls, certificate: str, key: str, authorities: str) -> TlsFiles:
-        """The files that `words` named."""
-        return cls(
-            certificate=Path(certificate),
-            key=Path(key),
-            client_authorities=Path(authorities) if authorities else None,
-        )
-
-    def grpc_arguments(self) -> Iterator[str]:
-        """Flags of tritonserver itself, for gRPC."""
-        yield "--grpc-use-ssl=true"
-        yield f"--grpc-server-cert={self.certificate.absolute()}"
-        yield f"--grpc-server-key={self.key.absolute()}"
-        if self.client_authorities:
-            yield "--grpc-use-ssl-mutual=true"
-            yield f"--grpc-root-cert={self.client_authorities.absolute()}"
-
-
-class TlsTerminator(ListeningChild):
-    """Listen for HTTPS and pass the bytes on; its child process is started again when it ends.
-
-    Raises:
-        ServerSetupError: The address is in use.
-    """
-
-    def __init__(self, files: TlsFiles, public: ListenAddress, private: ListenAddress) -> None:
-        module, address = "graphkiln_backend.server.tls_terminator", dataclasses.replace(public, protocol="HTTPS")
-        super().__init__("TLS", module, (str(private.port), *files.words()), address)
-
-
-def behind_tls(flags: TritonFlags, files: TlsFiles) -> TritonFlags:
-    """The flags of a tritonserver behind TLS: HTTP on a free port of the loopback interface, gRPC with its own TLS."""
-    moved = _moved_http(flags) if flags.listen_address("http") else {}
-    own = () if "grpc-use-ssl" in flags.values or not flags.is_on("grpc") else tuple(files.grpc_arguments())
-    arguments = (*flags.arguments, *(f"--{name}={value}" for name, value in moved.items()), *own)
-    secured = {"grpc-use-ssl": "true"} if own else {}  # the server's own requests then go over HTTP
-    return dataclasses.replace(flags, arguments=arguments, values={**flags.values, **moved, **secured})
-
-
-def open_terminator(files: TlsFiles | None, flags: TritonFlags, inner: TritonFlags) -> AbstractContextManager[object]:
-    """Listen for HTTPS where there are certificates and HTTP is on.
-
-    Raises:
-        ServerSetupError: The address is in use.
-    """
-    public, private = flags.listen_address("http"), inner.listen_address("http")
-    return TlsTerminator(files, public, private) if files and public and private else nullcontext()
-
-
-def _moved_http(flags: TritonFlags) -> dict[str, str]:
-    metrics = flags.listen_address("metrics")
-    kept = {"metrics-address": spelled_for("metrics", metrics.host)} if metrics else {}
-    return {"http-address": DEFAULT_HOST, "http-port": str(free_port()), **kept}
 
 
 def _require_client_certificates(context: ssl.SSLContext, authorities: Path) -> None:
@@ -178,6 +134,18 @@ def _require_client_certificates(context: ssl.SSLContext, authorities: Path) -> 
 
 def _unusable(files: str, error: Exception) -> ServerSetupError:
     return ServerSetupError(f"{files} cannot be used: {error}", hint="PEM files, the key of this certificate")
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+def _without_empty_lines(*texts: str) -> str:
+    return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
 
 
 def _no_password() -> str:

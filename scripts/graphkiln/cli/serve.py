@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import log_as_json, say
+from graphkiln.cli.console import log_as_json, print_result, say
 from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
+    from graphkiln_backend.server.access import Access
+    from graphkiln_backend.server.edge import EdgePlan
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import Installation
     from graphkiln_backend.server.model_states import ModelState
+    from graphkiln_backend.server.tls import TlsFiles
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
@@ -116,6 +119,24 @@ def serve(
             help="Authorities of which one must have signed a client's certificate (mutual TLS).", metavar="FILE"
         ),
     ] = None,
+    edge: Annotated[
+        str,
+        typer.Option(
+            help="HAProxy in front of the server: on, off, or auto: beyond this machine and for TLS.",
+            metavar="MODE",
+        ),
+    ] = "auto",
+    edge_rate: Annotated[
+        int,
+        typer.Option(
+            help="Most requests a second from one client address; 0 for any number.",
+            metavar="NUMBER",
+            min=0,
+        ),
+    ] = 0,
+    show_edge: Annotated[
+        bool, typer.Option("--show-edge", help="Print the configuration of HAProxy, without secrets, and end.")
+    ] = False,
     page: Annotated[
         bool,
         typer.Option(
@@ -190,6 +211,7 @@ def serve(
     from graphkiln.cli.serve_display import LoadDisplay, address_lines, log_states, print_states
     from graphkiln.page.launch import chosen_address, is_address, open_page, with_quantiles
     from graphkiln_backend.server.access import Access, AdminKey, PublishedKey
+    from graphkiln_backend.server.edge import open_edge
     from graphkiln_backend.server.flags import ControlMode, TritonFlags
     from graphkiln_backend.server.launch import Launch
     from graphkiln_backend.server.leftovers import remove_leftovers
@@ -197,7 +219,7 @@ def serve(
     from graphkiln_backend.server.ports import PortClaims
     from graphkiln_backend.server.store_copies import copied_stores, read_trusted
     from graphkiln_backend.server.supervisor import Supervisor
-    from graphkiln_backend.server.tls import TlsFiles, behind_tls, open_terminator
+    from graphkiln_backend.server.tls import TlsFiles
     from graphkiln_backend.server.watchdog import TimeLimits
     from graphkiln_backend.storage.address import parse_store
 
@@ -209,6 +231,10 @@ def serve(
     )
     page_listens = chosen_address(page_at, flags.others, wanted=page or bool(page_name))
     flags = with_quantiles(flags) if page_listens else flags
+    key = None if admin_key_file == "off" else AdminKey.obtain(Path(admin_key_file) if admin_key_file else None)
+    access = Access.plan(flags, key)
+    tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
+    plan = _plan_edge(edge, flags, access, tls, edge_rate, installation, show=show_edge)
     named = [*map(parse_store, model_store or ()), *flags.stores] or [_DEFAULT_STORE]
     with open_stores([store for store in named if isinstance(store, Path)]) as folders:
         settings = cache_settings(cache, parse_size(cache_size)).checked()
@@ -216,18 +242,14 @@ def serve(
         remove_leftovers()
         settings.remove_unfinished()
         flags.check_ports(page_listens)
-        key = None if admin_key_file == "off" else AdminKey.obtain(Path(admin_key_file) if admin_key_file else None)
-        access = Access.plan(flags, key)
-        access.warn_if_open(flags)
-        tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
-        triton_flags = behind_tls(flags, tls) if tls else flags
-        load_deadline_s = min(load_deadline, _LONGEST_S)
-        every_s, trusted = ControlMode.read(flags).poll_s, read_trusted(trusted_keys)
+        triton_flags, load_deadline_s = plan.inner if plan else flags, min(load_deadline, _LONGEST_S)
+        remote = [store for store in named if not isinstance(store, Path)]
         with (
             PortClaims(flags),
-            copied_stores(
-                folders, [store for store in named if not isinstance(store, Path)], trusted, settings, every_s
-            ) as (stores, copies),
+            copied_stores(folders, remote, read_trusted(trusted_keys), settings, ControlMode.read(flags).poll_s) as (
+                stores,
+                copies,
+            ),
         ):
             display, report = LoadDisplay(), log_states if log_format == "json" else print_states
 
@@ -235,38 +257,41 @@ def serve(
                 display.close()
                 report(states, address_lines(flags, page_listens, secure=bool(tls)))
 
-            supervisor = Supervisor(
-                Launch(
-                    installation=installation,
-                    stores=stores,
-                    copies=copies,
-                    flags=triton_flags,
-                    overrides=_overrides(
-                        set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
-                    ),
-                    cache=settings,
-                    load_deadline_s=load_deadline_s,
-                    replay_interval_s=min(replay_interval, _LONGEST_S),
-                    replace_onnxruntime=replace_onnxruntime,
-                    access=access,
-                    memory_bytes=parse_size(server_memory) if server_memory else 0,
+            launch = Launch(
+                installation=installation,
+                stores=stores,
+                copies=copies,
+                flags=triton_flags,
+                overrides=_overrides(
+                    set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
                 ),
-                on_live=on_live,
-                on_loading=display.show,
-                limits=TimeLimits(compute=compute_limit, load=load_deadline_s, drain=drain),
+                cache=settings,
+                load_deadline_s=load_deadline_s,
+                replay_interval_s=min(replay_interval, _LONGEST_S),
+                replace_onnxruntime=replace_onnxruntime,
+                access=access,
+                memory_bytes=parse_size(server_memory) if server_memory else 0,
             )
             _say_which_triton(installation, flags, has_key=not access.open_endpoints)
             with (
                 PublishedKey(key, flags),
-                open_terminator(tls, flags, triton_flags),
+                open_edge(plan) as in_front,
                 open_page(page_listens, flags, triton_flags, tls, stores, names=page_name or ()),
                 display,
             ):
+                supervisor = Supervisor(
+                    launch,
+                    on_live=on_live,
+                    on_loading=display.show,
+                    limits=TimeLimits(compute=compute_limit, load=load_deadline_s, drain=drain),
+                    edge=in_front,
+                )
                 code = supervisor.run()
     if code:
-        reason = supervisor.last_words or f"tritonserver ended with code {code}"
         with suppress(OSError):
-            say(f"{reason}; see the cause above", logging.ERROR)
+            say(
+                f"{supervisor.last_words or f'tritonserver ended with code {code}'}; see the cause above", logging.ERROR
+            )
     raise typer.Exit(code)
 
 
@@ -275,6 +300,28 @@ def _say_which_triton(installation: Installation, flags: TritonFlags, *, has_key
 
     known = assess(installation, flags, has_key=has_key)
     say(f"{installation.title}: {known}{'; graphkiln doctor --json names them' if known.known else ''}")
+
+
+def _plan_edge(
+    mode: str,
+    flags: TritonFlags,
+    access: Access,
+    tls: TlsFiles | None,
+    rate: int,
+    installation: Installation,
+    *,
+    show: bool,
+) -> EdgePlan | None:
+    """Decide on the edge, and warn of open endpoints; `show`: print its configuration instead, and end."""
+    from graphkiln_backend.server.edge import EdgePlan
+
+    access.warn_if_open(flags)
+    mode, features = "on" if show else mode, installation.features
+    plan = EdgePlan.choose(mode, flags, access, tls, rate=rate, features=features)
+    if plan and show:
+        print_result(plan.shown())
+        raise typer.Exit
+    return plan
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:

@@ -14,9 +14,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from graphkiln.page.listening_child import ListeningChild
 from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
-from graphkiln_backend.server.listening_child import ListeningChild
 from graphkiln_backend.server.tls import TlsFiles
 
 _log = logging.getLogger("graphkiln.page")

@@ -19,8 +19,8 @@ import uvicorn
 
 from graphkiln.page.app import build_app
 from graphkiln.page.launch import PageFacts
+from graphkiln.page.listening_child import run_until_orphaned
 from graphkiln.page.server import ShownServer, Stores
-from graphkiln_backend.server.listening_child import run_until_orphaned
 from graphkiln_client import AsyncClient
 
 _MOST_CONNECTIONS = 256

@@ -293,9 +293,9 @@ class TestAccess:
     ) -> None:
         assert "DANGER" not in serve("--admin-key-file", "off").err
         assert supervisor.launch.access.arguments == ()
-        assert "DANGER" in serve("--host", "0.0.0.0", "--admin-key-file", "off").err
+        assert "DANGER" in serve("--host", "0.0.0.0", "--admin-key-file", "off", "--edge", "off").err
         monkeypatch.setenv("GRAPHKILN_HOST", "0.0.0.0")
-        assert "DANGER" not in serve().err
+        assert "DANGER" not in serve("--edge", "off").err
         assert {each.host for each in supervisor.launch.flags.listen_addresses()} == {"0.0.0.0"}
 
 

@@ -2,7 +2,7 @@
 
 exit: code to exit with at once                      kill: signal to die of at once
 later: the same, from the second start on: {"exit": code} or {"kill": signal}
-listen_after_s: until it opens its port              reuse_port: whether it shares the port
+listen_after_s: until it opens its port
 index: response to the list of models                index_status: its HTTP status
 instances: statuses to publish, each with a process  die_after_s: until the first instance dies
 bad_model: whether a model cannot be loaded
@@ -145,8 +145,6 @@ def respond(connection):
 def listen():
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if told.get("reuse_port", True):
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind(("0.0.0.0", port))
     listener.listen()
     while True:

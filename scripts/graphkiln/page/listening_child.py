@@ -6,7 +6,6 @@ The port belongs to the parent: clients that come while there is no child wait i
 from __future__ import annotations
 
 import logging
-import socket
 import subprocess
 import sys
 import threading
@@ -14,8 +13,8 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.ports import listen
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import start
 
@@ -26,7 +25,6 @@ _log = logging.getLogger("graphkiln.server")
 
 
 _PAUSE_S = 0.2
-_BACKLOG = 1024
 
 
 class ListeningChild(Closeable):
@@ -48,7 +46,7 @@ class ListeningChild(Closeable):
         self._module = module
         self._arguments = arguments
         self._closing = threading.Event()
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self._child = self._start()
         self._thread = threading.Thread(target=self._watch, name=f"graphkiln-{what.lower()}")
         self._thread.start()
@@ -96,15 +94,6 @@ async def _cancel_when_orphaned(work: asyncio.Future[None]) -> None:
 
     await asyncio.to_thread(sys.stdin.buffer.read)
     work.cancel()
-
-
-def _listen(address: ListenAddress) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        where = f"{address.host}:{address.port} ({address.protocol})"
-        raise ServerSetupError(f"cannot listen on {where}: {error.strerror}") from error
 
 
 def _close_pipe(child: subprocess.Popen[bytes]) -> None:

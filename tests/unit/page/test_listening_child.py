@@ -11,13 +11,13 @@ import psutil
 import pytest
 from running import free_ports
 
+from graphkiln.page.listening_child import ListeningChild
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.listening_child import ListeningChild
 
 CHILD = """
 import asyncio, socket, sys
-from graphkiln_backend.server.listening_child import run_until_orphaned
+from graphkiln.page.listening_child import run_until_orphaned
 
 async def answer(reader, writer):
     writer.write(sys.argv[2].encode())
