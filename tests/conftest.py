@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -69,6 +70,17 @@ def pytest_configure() -> None:
     """Ctrl-C works in tests of it, also where a shell started them in the background and has it ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection() -> None:
+    """Import all tests without looking for garbage in what stays anyway."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """No later collection looks at 12,000 tests and PyTorch: each `gc.collect()` of a test took more than a second."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

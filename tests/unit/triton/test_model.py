@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import sys
@@ -118,7 +117,6 @@ def _restore() -> Iterator[None]:
     yield
     logger.setLevel(level)
     logger.handlers = handlers
-    gc.unfreeze()
 
 
 @pytest.fixture
