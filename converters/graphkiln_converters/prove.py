@@ -29,8 +29,7 @@ from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import Limits, gradient_limits
 from graphkiln_backend.proof.tasks import judge, why_undecided
-from graphkiln_converters.row_batches import run_in_batches
-from graphkiln_converters.sources.base import EXPORT_BATCH
+from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
 
 # Both differ from `EXPORT_BATCH`: a batch that was baked in cannot pass.
 _PROOF_BATCH_SIZES = (1, 3)

@@ -24,8 +24,7 @@ from graphkiln_backend.proof.tasks import is_judged, judge
 from graphkiln_converters.annotations import read_task_targets
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.row_batches import run_in_batches
-from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_batches, synthetic_samples
 
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")

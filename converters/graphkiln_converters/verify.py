@@ -24,9 +24,8 @@ from graphkiln_backend.repository.config import complete, read_config
 from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
 from graphkiln_backend.repository.version_folders import is_version
-from graphkiln_converters.row_batches import run_in_batches
 from graphkiln_converters.samples import each_sample, read_samples
-from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.base import InputSpec, run_in_batches
 
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256

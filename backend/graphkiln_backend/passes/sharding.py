@@ -37,178 +37,6 @@ from graphkiln_backend.passes.sharding_rules import (
 from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.repository.training_mode import DRAWING
 
-# Cuts the tables of embeddings into columns: each shard looks up its own, and a sum puts them beside each other.
-#
-# What a shard looks up is padded with zeros to the width of the whole table, so that the sum over all shards is the
-# row.
-
-_WORTH_TABLE_BYTES = 1 << 20  # of a table: looking up in a smaller one in every shard costs less than a sum
-
-
-def cut_tables(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
-    """Cut the tables of a graph, in place.
-
-    Args:
-        model: The graph.
-        shards: How many there are.
-        shard: Which one this is.
-        cut: Nodes whose tables are cut already.
-
-    Returns:
-        The padded rows of each lookup, still to be summed up.
-    """
-    lookups = [node for node in model.graph if node not in cut and _is_lookup(node, shards)]
-    return [_cut_table(model, node, shards, shard) for node in lookups]
-
-
-def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
-    """Return true for a node that reads rows of a large table whose columns can be divided."""
-    if node.op_type != "Gather" or node.attributes.get_int("axis") not in (None, 0):
-        return False
-    table, numbers = node.inputs[0], node.inputs[1]
-    if table is None or numbers is None or not is_weight(table) or numbers.shape is None or table.const_value is None:
-        return False
-    _, *columns = table.const_value.numpy().shape
-    divides = len(columns) == 1 and columns[0] % shards == 0
-    return (
-        divides and table.const_value.nbytes >= _WORTH_TABLE_BYTES and len(table.uses()) == 1 and not is_weight(numbers)
-    )
-
-
-def _cut_table(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
-    """Give a lookup its columns, and pad the result."""
-    table: Any = node.inputs[0]
-    array = table.const_value.numpy()
-    width = array.shape[1]
-    own = width // shards
-    columns = Cut(1, width).indices(width, shards, shard)
-    node.replace_input_with(0, add_weight(model, f"{table.name}_columns", array[:, columns]))
-    rank = len(node.inputs[1].shape or ()) + 1 if node.inputs[1] is not None else 2
-    return pad_columns(model, node, shard * own, (shard + 1) * own, width=width, rank=rank)
-
-
-def pad_columns(model: onnx_ir.Model, node: onnx_ir.Node, begin: int, end: int, *, width: int, rank: int) -> Value:
-    """Pad the columns that a shard computes with zeros to the width of the whole.
-
-    Args:
-        model: The graph.
-        node: Computes them, and nothing else.
-        begin: The first one.
-        end: Behind the last one.
-        width: Of the whole.
-        rank: Of what it computes; columns are its last dimension.
-
-    Returns:
-        What all who read the columns now read: the sum over all shards is the whole.
-    """
-    found = node.outputs[0]
-    pads = np.zeros(2 * rank, np.int64)
-    pads[rank - 1], pads[-1] = begin, width - end
-    padded = onnx_ir.node("Pad", [found, add_weight(model, f"{found.name}_pads", pads)], name=f"{node.name}_padded")
-    result = insert_behind(model, found, padded, "_columns")
-    found.shape = None if found.shape is None else onnx_ir.Shape([*list(found.shape)[:-1], end - begin])
-    return result
-
-
-# Writes down the shapes that a graph computes for its Reshapes, where they are known but for the sizes that vary.
-#
-# Exporters compute `[batch, 128, 12, 64]` from the shape of an input; as `[-1, 128, 12, 64]` it needs no computing, and
-# whoever changes the 12 knows where it stands.
-
-
-def state_shapes(model: onnx_ir.Model) -> None:
-    """Replace computed shapes of Reshapes by weights, in place, and remove the nodes that computed them.
-
-    Args:
-        model: The graph, its shapes inferred.
-    """
-    made: dict[tuple[int, ...], onnx_ir.Value] = {}
-    for node in model.graph:
-        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
-            continue
-        shape = node.inputs[1]
-        sizes = None if shape is None or shape.is_initializer() else _sizes(node)
-        if sizes is not None:
-            if sizes not in made:
-                made[sizes] = _weight(model, sizes)
-            node.replace_input_with(1, made[sizes])
-            node.attributes.pop("allowzero", None)
-    RemoveUnusedNodesPass()(model)
-
-
-def _sizes(node: onnx_ir.Node) -> tuple[int, ...] | None:
-    """The shape that a Reshape computes: 0 for a size of its input at the same place, -1 for one other that varies."""
-    data, out = node.inputs[0], node.outputs[0].shape
-    if data is None or out is None:
-        return None
-    before: list[Any] = list(data.shape) if data.shape is not None else []
-    sizes = []
-    for axis, size in enumerate(out):
-        if isinstance(size, int):
-            sizes.append(size)
-        else:
-            sizes.append(0 if axis < len(before) and size.value is not None and before[axis] == size else -1)
-    return tuple(sizes) if sizes.count(-1) <= 1 and not any(size == 0 for size in out) else None
-
-
-def _weight(model: onnx_ir.Model, sizes: tuple[int, ...]) -> onnx_ir.Value:
-    name = "shape_" + "_".join(map(str, sizes)).replace("-1", "rest")
-    return add_weight(model, name, np.array(sizes, np.int64))
-
-
-# Cuts large products that no cut can be followed from into columns: from hidden states to the words of a vocabulary.
-#
-# Each shard computes its own columns, padded with zeros to the width of all: the sum over all shards is the whole.
-# The columns need not divide into equal parts.
-
-# Of a product's weights: those of a smaller one are read and multiplied in less time than a sum takes.
-_WORTH_BYTES = 8 << 20
-
-
-def cut_heads(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
-    """Cut the large products of a graph that stay whole, in place.
-
-    Args:
-        model: The graph.
-        shards: How many there are.
-        shard: Which one this is.
-        cut: Nodes that are cut already.
-
-    Returns:
-        The padded columns of each, still to be summed up.
-    """
-    return [_cut(model, node, shards, shard) for node in list(model.graph) if node not in cut and is_head(node)]
-
-
-def is_head(node: onnx_ir.Node) -> bool:
-    """Return true for a product with a large matrix of weights that no other node reads."""
-    if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
-        return False
-    matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
-    if matrix is None or matrix.const_value is None or not is_weight(matrix) or node.outputs[0].shape is None:
-        return False
-    large = matrix.const_value.nbytes >= _WORTH_BYTES and len(matrix.const_value.shape) == 2
-    row = bias is None or (is_weight(bias) and bias.shape is not None and bias.shape.rank() == 1)
-    return large and row and len(matrix.uses()) == 1
-
-
-def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
-    """Give a product its columns and their bias, and pad the result."""
-    columns = 0 if node.attributes.get_int("transB") == 1 else 1
-    width = int(node.inputs[1].const_value.shape[columns])  # type: ignore[union-attr, arg-type]
-    begin, end = width * shard // shards, width * (shard + 1) // shards
-    for number, axis in ((1, columns), (2, 0)):
-        value = node.inputs[number] if number < len(node.inputs) else None
-        if value is None or value.const_value is None:
-            continue
-        array = value.const_value.numpy()
-        if array.shape[axis] == width:  # a bias of one number is every column's
-            part = array[begin:end] if axis == 0 else array[:, begin:end]
-            node.replace_input_with(number, add_weight(model, f"{value.name}_columns", part))
-    rank = len(node.outputs[0].shape or ())
-    return pad_columns(model, node, begin, end, width=width, rank=rank)
-
-
 _DOMAIN = "graphkiln"
 _BLOCKS = (1, 3, 2)  # what a weight may hold behind each other: one matrix; queries, keys and values; keys and values
 
@@ -266,10 +94,9 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
         sizes[cut.axis] = sizes[cut.axis] // shards if isinstance(sizes[cut.axis], int) else None
         value.shape = onnx_ir.Shape(sizes)
     partial = [_add_up(model, node.outputs[0]) for node, effects in region.effects.items() if effects.reduced]
-    padded = [cut(model, shards, shard, region.effects) for cut in (cut_tables, cut_heads)]
-    tables = [value for values in padded for value in values]
-    columns = [str(value.producer().inputs[0].name) for value in tables]  # type: ignore[union-attr]
-    partial += [_add_up(model, value) for value in tables]
+    padded = cut_columns(model, shards, shard, region.effects)
+    columns = [str(value.producer().inputs[0].name) for value in padded]  # type: ignore[union-attr]
+    partial += [_add_up(model, value) for value in padded]
     model.opset_imports[_DOMAIN] = 1
     local = frozenset((*(str(value.name) for value in region.cuts), *partial, *columns))
     RemoveUnusedNodesPass()(model)
@@ -418,3 +245,119 @@ def _add_up(model: onnx_ir.Model, value: Value) -> str:
     """Add an `AllReduce` after a partial sum; return the new name of the partial sum."""
     insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), PARTIAL)
     return str(value.name)
+
+
+# Embedding tables, and large products that no cut can be followed from, such as those from hidden states to the words
+# of a vocabulary, are cut into columns. Each shard pads its own with zeros to the width of the whole, so that the sum
+# over all shards is the whole.
+
+# Bytes of weights below which the sum would take longer than computing the whole in every shard.
+_WORTH_TABLE_BYTES = 1 << 20
+_WORTH_PRODUCT_BYTES = 8 << 20
+
+
+def cut_columns(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
+    """Cut the tables and large products of a graph that are whole, in place.
+
+    Args:
+        model: The graph.
+        shards: Number of shards.
+        shard: Number of this one, from 0.
+        cut: Nodes that are cut already.
+
+    Returns:
+        The padded columns of each, still to be summed up.
+    """
+    whole = [node for node in model.graph if node not in cut]
+    return [_cut(model, node, shards, shard) for node in whole if _is_lookup(node, shards) or _is_large(node)]
+
+
+def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
+    """Return true for a node that reads rows of a large table whose columns can be divided."""
+    if node.op_type != "Gather" or node.attributes.get_int("axis") not in (None, 0):
+        return False
+    table, numbers = node.inputs[0], node.inputs[1]
+    if table is None or numbers is None or not is_weight(table) or numbers.shape is None or table.const_value is None:
+        return False
+    _, *columns = table.const_value.numpy().shape
+    divides = len(columns) == 1 and columns[0] % shards == 0
+    large = table.const_value.nbytes >= _WORTH_TABLE_BYTES
+    return divides and large and len(table.uses()) == 1 and not is_weight(numbers)
+
+
+def _is_large(node: onnx_ir.Node) -> bool:
+    """Return true for a product with a large matrix of weights that no other node reads."""
+    if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
+        return False
+    matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
+    if matrix is None or matrix.const_value is None or not is_weight(matrix) or node.outputs[0].shape is None:
+        return False
+    large = matrix.const_value.nbytes >= _WORTH_PRODUCT_BYTES and len(matrix.const_value.shape) == 2
+    row = bias is None or (is_weight(bias) and bias.shape is not None and bias.shape.rank() == 1)
+    return large and row and len(matrix.uses()) == 1
+
+
+def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
+    """Give a node its columns, and pad the result; return what all who read the columns now read."""
+    found: Any = node.outputs[0]
+    inputs: Any = node.inputs
+    if node.op_type == "Gather":
+        weights, rank = [(0, 1)], len(inputs[1].shape) + 1
+    else:  # the matrix, and a bias
+        weights, rank = [(1, 0 if node.attributes.get_int("transB") == 1 else 1), (2, 0)], len(found.shape)
+    number, axis = weights[0]
+    width = int(inputs[number].const_value.shape[axis])
+    begin, end = width * shard // shards, width * (shard + 1) // shards
+    for number, axis in weights:
+        value = inputs[number] if number < len(inputs) else None
+        if value is not None and value.const_value.shape[axis] == width:  # a bias of one number is every column's
+            part = np.take(value.const_value.numpy(), range(begin, end), axis)
+            node.replace_input_with(number, add_weight(model, f"{value.name}_columns", part))
+    pads = np.zeros(2 * rank, np.int64)
+    pads[rank - 1], pads[-1] = begin, width - end
+    padded = onnx_ir.node("Pad", [found, add_weight(model, f"{found.name}_pads", pads)], name=f"{node.name}_padded")
+    result = insert_behind(model, found, padded, "_columns")
+    found.shape = None if found.shape is None else onnx_ir.Shape([*list(found.shape)[:-1], end - begin])
+    return result
+
+
+# Shapes that a graph computes for its Reshapes are written down where they are known but for the sizes that vary.
+#
+# Exporters compute `[batch, 128, 12, 64]` from the shape of an input; as `[-1, 128, 12, 64]` it needs no computing, and
+# a shard changes the 12 where it is.
+
+
+def state_shapes(model: onnx_ir.Model) -> None:
+    """Replace computed shapes of Reshapes by weights, in place, and remove the nodes that computed them.
+
+    Args:
+        model: The graph, its shapes inferred.
+    """
+    made: dict[tuple[int, ...], onnx_ir.Value] = {}
+    for node in model.graph:
+        if node.op_type != "Reshape" or node.domain not in ("", "ai.onnx") or len(node.inputs) < 2:
+            continue
+        shape = node.inputs[1]
+        sizes = None if shape is None or shape.is_initializer() else _sizes(node)
+        if sizes is not None:
+            if sizes not in made:
+                name = "shape_" + "_".join(map(str, sizes)).replace("-1", "rest")
+                made[sizes] = add_weight(model, name, np.array(sizes, np.int64))
+            node.replace_input_with(1, made[sizes])
+            node.attributes.pop("allowzero", None)
+    RemoveUnusedNodesPass()(model)
+
+
+def _sizes(node: onnx_ir.Node) -> tuple[int, ...] | None:
+    """The shape that a Reshape computes: 0 for a size of its input at the same place, -1 for one other that varies."""
+    data, out = node.inputs[0], node.outputs[0].shape
+    if data is None or out is None:
+        return None
+    before: list[Any] = list(data.shape) if data.shape is not None else []
+    sizes = []
+    for axis, size in enumerate(out):
+        if isinstance(size, int):
+            sizes.append(size)
+        else:
+            sizes.append(0 if axis < len(before) and size.value is not None and before[axis] == size else -1)
+    return tuple(sizes) if sizes.count(-1) <= 1 and not any(size == 0 for size in out) else None

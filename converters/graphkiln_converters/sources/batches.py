@@ -31,9 +31,15 @@ from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.row_batches import run_alone, run_in_batches, run_in_saved_batches
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import (
+    InputSpec,
+    SourceModel,
+    run_alone,
+    run_in_batches,
+    run_in_saved_batches,
+    synthetic_samples,
+)
 from graphkiln_converters.sources.pytorch import TorchModel
 
 _SEED = 20260102

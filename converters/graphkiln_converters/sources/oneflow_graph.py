@@ -25,8 +25,7 @@ from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.row_batches import run_in_saved_batches
-from graphkiln_converters.sources.base import InputSpec, SourceModel
+from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_saved_batches
 
 GRAPH_TEXT = "model.mlir"
 

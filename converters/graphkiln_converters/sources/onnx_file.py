@@ -35,9 +35,8 @@ from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_ten
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import Recipe, check_file
-from graphkiln_converters.row_batches import run_alone
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, SourceModel, sizes_of, synthetic_samples
+from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, SourceModel, run_alone, sizes_of, synthetic_samples
 from graphkiln_converters.sources.batches import (
     dependent_rows,
     free_and_prove,

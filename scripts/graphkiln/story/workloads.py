@@ -198,7 +198,7 @@ def eager_workload(request: StoryRequest, derivative: str) -> Iterator[Predictor
 
 def _predict_eagerly(model: TorchModel, feeds: Mapping[str, AnyArray], derivative: str) -> Predictions:
     from graphkiln_converters.gradient import add_gradient
-    from graphkiln_converters.row_batches import run_in_batches
+    from graphkiln_converters.sources.base import run_in_batches
 
     model.module.to("cpu")
     if not derivative:

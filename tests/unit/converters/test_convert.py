@@ -36,7 +36,7 @@ from graphkiln_converters.convert import (
     with_fitting_labels,
     with_task,
 )
-from graphkiln_converters.recipe import Recipe, check_file, near_file
+from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec
 
 TEXT = """(float[batch,3,8,8] image) => (float[batch,5] scores) {
@@ -97,13 +97,6 @@ class TestFp32:
         assert conversion.graph_bytes == (store / "m" / "1" / "model.onnx").stat().st_size
         assert conversion.output_errors["OUTPUT_0"] < 1e-5
         assert manifest.verification[0].batch_sizes == (1, 3)
-
-    def test_random_weights_are_noted(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        made = TextSource.of(TEXT, (IMAGE,), WEIGHTS, random_weights=True)
-        monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
-        manifest = Manifest.read(run(store) / "manifest.json")
-        assert manifest.conversion is not None
-        assert manifest.conversion.notes[0].startswith("the weights are random")
 
     @pytest.mark.usefixtures("source")
     def test_clients_are_told_what_is_left_for_them(self, store: Path) -> None:
@@ -196,12 +189,6 @@ class TestRefused:
             run(store)
         assert source.closed == [True]
         assert not store.exists()
-
-    def test_images_that_no_client_can_make(self, source: TextSource, store: Path) -> None:
-        with pytest.raises(ConversionError, match="clients make no bf16 images") as caught:
-            run(store, precision="bf16", lower_edges=True)
-        assert "--input uint8-nhwc" in caught.value.hint
-        assert source.rows == [], "told before anything is run"
 
     @pytest.mark.usefixtures("source")
     def test_int8_without_samples_to_calibrate_on(self, store: Path) -> None:
@@ -350,21 +337,11 @@ class TestOpening:
 
 
 class TestDynamicAxes:
-    def test_are_counted_with_the_batch_by_users_and_without_it_inside(self) -> None:
-        ids, image = with_dynamic_axes((IDS, IMAGE), {"image": {2: (4, 8), 3: (5, 9)}})
-        assert ids == IDS
-        assert image.dynamic == {1: (4, 8), 2: (5, 9)}
-
     @pytest.mark.parametrize(("axis", "ends"), [(0, (1, 2)), (4, (1, 2)), (2, (0, 2)), (2, (3, 2))])
     def test_what_does_not_fit(self, axis: int, ends: tuple[int, int]) -> None:
         with pytest.raises(ConversionError, match=r"does not fit image \[batch, 3, 8, 8\]") as caught:
             with_dynamic_axes((IDS, IMAGE), {"image": {axis: ends}})
         assert "axis 0 is the batch" in caught.value.hint
-
-    def test_an_unknown_input_lists_those_there_are(self) -> None:
-        with pytest.raises(ConversionError, match="there is no input 'mask'") as caught:
-            with_dynamic_axes((IDS, IMAGE), {"mask": {1: (1, 2)}})
-        assert caught.value.hint == "inputs: ids, image"
 
 
 # What a version tells about its graph: preprocessing that is left, labels or ranking, and how it was made.
@@ -543,21 +520,6 @@ def ran(**fields: Any) -> list[str]:
     return [report.name for report in rewritten.reports if report.ran]
 
 
-def test_every_wish_of_the_recipe_is_a_pass() -> None:
-    fields = {"outputs": ["scores"], "softmax": True, "top_k": 2, "input": "uint8-nhwc"}
-    requested = ["prune-outputs", "rename", "softmax", "top-k", "input-uint8-nhwc"]
-    assert [name for name in ran(**fields) if name in requested] == requested
-    assert "nhwc" in ran(layout="nhwc")
-    assert "rename" not in ran(keep_names=True)
-
-
-def test_what_is_skipped_does_not_run() -> None:
-    assert "clean-up" not in ran(skip=["clean-up"])
-    assert "rename" not in ran(skip=["rename"])
-    with pytest.raises(ConversionError, match="there is no pass 'renames' to skip"):
-        ran(skip=["renames"])
-
-
 @pytest.mark.parametrize("given", ["uint8-nhwc", "encoded"])
 def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
     with pytest.raises(ConversionError, match=f"--input {given}: it is not known how an image becomes") as caught:
@@ -606,27 +568,7 @@ def test_a_folder_in_the_place_of_a_file(tmp_path: Path, option: str) -> None:
         check_given_files(recipe_of_given_files(tmp_path, **{option: tmp_path}))
 
 
-def test_a_name_that_is_near(tmp_path: Path) -> None:
-    (tmp_path / "resnet.onnx").touch()
-    with pytest.raises(ConversionError, match=r"did you mean '.*/resnet\.onnx'"):
-        check_file(tmp_path / "resnt.onnx")
-    assert near_file(tmp_path / "nowhere" / "resnet.onnx") == ""
-
-
-def test_the_only_graph_in_a_folder_named_like_a_graph(tmp_path: Path) -> None:
-    folder = tmp_path / "model.onnx"
-    folder.mkdir()
-    (folder / "model.onnx").touch()
-    with pytest.raises(ConversionError, match=r"is a folder, not a file \(did you mean '.*/model.onnx/model.onnx'"):
-        check_file(folder)
-
-
 class TestStores:
-    @pytest.mark.parametrize("store", ["s3://bucket/models", "gs://bucket", "s3:/bucket/models"])
-    def test_that_are_no_folders(self, tmp_path: Path, store: str) -> None:
-        with pytest.raises(ConversionError, match="versions are written into folders"):
-            check_given_files(recipe_of_given_files(tmp_path, model_store=store))
-
     def test_below_a_file(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConversionError, match="file is not a folder"):

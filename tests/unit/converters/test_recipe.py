@@ -53,32 +53,9 @@ class TestFields:
 
 
 class TestShapes:
-    def test_of_one_input_and_of_several(self) -> None:
-        assert recipe(shape=["3x224x224"]).shapes == {"": (3, 224, 224)}
-        assert recipe(shape=["a=3x4", "b=7"]).shapes == {"a": (3, 4), "b": (7,)}
-
-    @pytest.mark.parametrize("text", ["", "3x", "x3", "3,224", "3x-1", "a=", "=3", "3x224 "])
-    def test_what_is_none(self, text: str) -> None:
-        with pytest.raises(ValidationError, match="SIZExSIZE"):
-            recipe(shape=[text])
-
     def test_more_than_any_memory_holds(self) -> None:
         with pytest.raises(ValidationError, match="is more than 2147483647 elements a sample"):
             recipe(shape=["a=65536x32768"])
-
-
-class TestDynamicAxes:
-    def test_of_several_inputs(self) -> None:
-        made = recipe(dynamic=["ids:1=8..512", "mask:1=8..512", "ids:2=1..1"])
-        assert made.dynamic_axes == {"ids": {1: (8, 512), 2: (1, 1)}, "mask": {1: (8, 512)}}
-
-    @pytest.mark.parametrize(
-        "text",
-        ["ids", "ids:1", "ids:1=8", "ids:1=8...512", "ids:x=8..512", ":1=8..512", "ids:1=..8", "ids:1=1..9876543210"],
-    )
-    def test_what_is_none(self, text: str) -> None:
-        with pytest.raises(ValidationError, match=r"NAME:AXIS=MIN\.\.MAX"):
-            recipe(dynamic=[text])
 
 
 class TestBoxes:
@@ -116,11 +93,6 @@ def test_only_these_fields_have_no_flag() -> None:
         name for name, field in Recipe.model_fields.items() if any(isinstance(item, Flag) for item in field.metadata)
     }
     assert set(Recipe.model_fields) - flagged == {"source", "quantize_bias", "quantize_ends"}
-
-
-def test_a_sample_without_elements() -> None:
-    with pytest.raises(ValueError, match="sizes are at least 1"):
-        Recipe.model_validate({"source": "m.onnx", "shape": ["3x0"]})
 
 
 # The names that sources suggest are names that models can have.

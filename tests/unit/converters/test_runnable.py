@@ -11,7 +11,7 @@ import onnx_ir
 import onnxruntime
 import pytest
 import zoo
-from graphs import compute, draw, graph, operators
+from graphs import compute, draw, graph
 from half_graphs import NUMPY, classifier
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
@@ -39,29 +39,10 @@ def test_any_type_runs_and_computes_what_onnx_says(tmp_path: Path, inside: int, 
     assert np.abs(found.astype(np.float64) - expected.astype(np.float64)).max() < error
 
 
-def test_the_notes_name_types_and_operators(tmp_path: Path) -> None:
-    (bf16,) = save_runnable(onnx_ir.from_proto(classifier(16, 16)), tmp_path / "m.onnx")
-    assert "nodes in bf16 compute in fp32" in bf16
-    (fp64,) = save_runnable(onnx_ir.from_proto(classifier(11, 11)), tmp_path / "m.onnx")
-    assert fp64.startswith("Conv, GlobalAveragePool compute in fp32")
-
-
-def test_a_graph_in_fp32_is_written_as_it_is(tmp_path: Path) -> None:
-    assert save_runnable(graph("(float[n,4] x) => (float[n,4] y) { y = Relu(x) }"), tmp_path / "m.onnx") == ()
-    assert operators(onnx_ir.load(tmp_path / "m.onnx")) == ["Relu"]
-
-
 def test_what_cannot_be_helped_is_left_to_its_session(tmp_path: Path) -> None:
     model = graph("(float16[n,4] x) => (float16[n,4] y) { y = Relu(x) }")
     model.graph[0].op_type = "Warp"
     assert save_runnable(model, tmp_path / "m.onnx") == ()
-
-
-def test_notes_of_an_exporter_are_not_written(tmp_path: Path) -> None:
-    model = graph("(float[n,4] x) => (float[n,4] y) { y = Relu(x) }")
-    model.graph[0].metadata_props["pkg.torch.onnx.stack_trace"] = 'File "/home/ada/net.py", line 59'
-    save_runnable(model, tmp_path / "m.onnx")
-    assert b"ada" not in (tmp_path / "m.onnx").read_bytes()
 
 
 # What exporters write beside a graph is gone, wherever it stands; what the graph computes is the same.

@@ -58,12 +58,6 @@ class TestSyntheticImages:
 
 
 class TestArrays:
-    def test_are_read_by_the_names_of_the_graph(self, tmp_path: Path) -> None:
-        path = save(tmp_path / "s.npz", INPUT_0=draw(4, 3, 8, 8), other=draw(2))
-        found = read_samples(path, IMAGE, None, 256)
-        assert list(found) == ["INPUT_0"]
-        np.testing.assert_array_equal(found["INPUT_0"], draw(4, 3, 8, 8))
-
     def test_or_by_those_of_the_source(self, tmp_path: Path) -> None:
         path = save(tmp_path / "s.npz", image=draw(4, 3, 8, 8))
         inputs = {"INPUT_0": InputSpec(name="image", shape=(3, 8, 8))}
@@ -71,10 +65,6 @@ class TestArrays:
         path = save(tmp_path / "t.npz", pixels=draw(4, 3, 8, 8))
         with pytest.raises(ConversionError, match=r"lack input INPUT_0 .*the source's own names will do: image"):
             read_samples(path, inputs, None, 256)
-
-    def test_a_number_is_no_sample(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match=r"'INPUT_0' is one number, expected \[samples, \.\.\.\]"):
-            read_samples(save(tmp_path / "s.npz", INPUT_0=np.float32(3)), IMAGE, None, 256)
 
     def test_of_many_evenly_spread_ones(self, tmp_path: Path) -> None:
         rows = np.arange(100, dtype=np.float32)[:, np.newaxis]
@@ -133,12 +123,6 @@ class TestImages:
         with pytest.raises(ConversionError, match=r"c\.png becomes \[3, 11, 30\], .*a\.png \[3, ") as caught:
             read_samples(folder, IMAGE, Preprocess(), 256)
         assert "--preprocess" in caught.value.hint
-
-    def test_a_folder_without_one(self, tmp_path: Path) -> None:
-        (tmp_path / "notes.txt").touch()
-        with pytest.raises(ConversionError, match="holds no image") as caught:
-            read_samples(tmp_path, IMAGE, SPEC, 256)
-        assert ".png" in caught.value.hint
 
     def test_of_other_formats_are_told_of(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Of a phone's images the proof knew those alone that were JPEG, and said nothing."""
@@ -273,12 +257,6 @@ class TestSynthetic:
         assert len(samples) == (3 if dynamic else 1)
         check(samples, model)
 
-    def test_sizes_are_the_usual_the_smallest_and_the_largest(self) -> None:
-        image = InputSpec(name="image", shape=(3, 8, 8), dynamic={1: (4, 12), 2: (2, 16)})
-        made, _ = sampler(TextSource.of(TEXT, (image,)))
-        shapes = [sample.feeds["INPUT_0"].shape for sample in made.samples(recipe())]
-        assert shapes == [(6, 3, 8, 8), (6, 3, 4, 2), (6, 3, 12, 16)]
-
     def test_images_where_the_preprocessing_is_known(self) -> None:
         made, _ = sampler(TextSource.of(TEXT, (PICTURE,), preprocess=PIXELS), preprocess=PIXELS)
         feeds = made.samples(recipe())[0].feeds["INPUT_0"]
@@ -306,21 +284,6 @@ class TestOwnNames:
         if not options:
             np.testing.assert_array_equal(sample.feeds["INPUT_0"], images)
         check([sample], model)
-
-
-class GradientTextSource(TextSource):
-    """Its second output stands for a gradient."""
-
-    def gradient_noise(self, feeds: dict[str, AnyArray]) -> float:
-        assert list(feeds) == ["image"], "by the source's own names"
-        return 0.25
-
-
-class TestGradients:
-    def test_are_known_by_the_graphs_name(self) -> None:
-        made, _ = sampler(GradientTextSource.of(TEXT, (PICTURE,), gradient="map"))
-        (sample,) = made.samples(recipe())
-        assert (sample.gradients, sample.gradient_noise) == ({"OUTPUT_1"}, 0.25)
 
 
 def test_samples_say_what_is_read_from_them_by_the_graphs_names(tmp_path: Path) -> None:
@@ -374,9 +337,6 @@ class TestCalibration:
 
 
 class TestRecorded:
-    def test_none_without_a_file(self) -> None:
-        assert recorded_samples(recipe(), TextSource.of(TEXT, (PICTURE,)), ["y"]) == []
-
     @pytest.mark.parametrize("options", [{}, {"nhwc": True}, {"softmax": True, "top_k": 2}, {"outputs": ("map",)}])
     def test_go_through_the_edge_as_the_graph_does(self, tmp_path: Path, options: dict[str, Any]) -> None:
         source, image = TextSource.of(TEXT, (PICTURE,)), draw(4, 3, 8, 8)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from graphkiln_converters import torch_libraries
-from graphkiln_converters.torch_libraries import import_torchvision, prepare_torchvision
+from graphkiln_converters.torch_libraries import import_torchvision
 
 
 @pytest.fixture
@@ -63,8 +63,3 @@ def test_other_errors_are_not_hidden(importing: Callable[[Exception], ModuleType
     importing(error)
     with pytest.raises(type(error), match=str(error)):
         import_torchvision()
-
-
-def test_code_that_needs_no_torchvision_is_spared_a_broken_one(importing: Callable[[Exception], ModuleType]) -> None:
-    importing(RuntimeError("CUDA driver"))
-    prepare_torchvision()

@@ -13,7 +13,6 @@ from graphkiln_backend.graph.text import (
     fault_in_name,
     fault_in_served_name,
     in_path,
-    nearest,
     parse_duration,
     plain_reason,
     read_size,
@@ -71,27 +70,8 @@ def test_the_nearest_name_or_all(name: str, known: list[str], hint: str) -> None
     assert did_you_mean(name, known) == hint
 
 
-def test_a_prefix_is_shown_and_not_compared() -> None:
-    assert did_you_mean("modle", ["model", "port"], prefix="--") == "did you mean '--model'?"
-
-
-def test_a_long_list_can_be_replaced() -> None:
-    assert did_you_mean("zzz", ["a"], otherwise="see --help") == "see --help"
-    assert did_you_mean("aa", ["aaa"], otherwise="see --help") == "did you mean 'aaa'?"
-
-
 def test_names_may_come_once_only() -> None:
     assert did_you_mean("zzz", (name for name in ("a", "b"))) == "known: a, b"
-
-
-def test_of_a_thousand_names_some_are_shown() -> None:
-    hint = did_you_mean("zzz", [f"n{number}" for number in range(1000)])
-    assert hint.endswith("n39 and 960 more")
-
-
-def test_the_nearest_name_alone() -> None:
-    assert nearest("labls", ["labels", "layout"]) == "labels"
-    assert nearest("zzz", ["labels"]) == ""
 
 
 # Nothing secret stands in what is shown to others.
@@ -158,10 +138,6 @@ def test_what_is_too_long_is_cut_between_characters(letter: str, begin: str) -> 
 def test_what_is_no_text_at_all_can_be_sent_all_the_same() -> None:
     """A file name may hold bytes that are not UTF-8."""
     assert bounded("file \udcff") == "file ?"
-
-
-def test_percent_encoded_it_fits_into_grpcs_headers() -> None:
-    assert 3 * len(bounded("ä" * 100_000).encode()) < 8192
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,17 @@ from lowered import BF16, ORT, OV, artifacts_of, has_bf16, lower_version
 from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import (
     ConversionError,
     LoweringError,
 )
-from graphkiln_backend.graph.manifest import Manifest, sha256_of
+from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.acceptance import Requirements
-from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
-from graphkiln_backend.lowering.proven_session import build_proven_session
-from graphkiln_backend.lowering.remembered import Measurement
+from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.repository.onnx_file import read_precision
-from graphkiln_backend.repository.version import ModelVersion, read_version
+from graphkiln_backend.repository.version import ModelVersion
 
 
 class TestLoweredGraph:
@@ -140,14 +134,6 @@ def key_of(cache: ArtifactCache, kind: str) -> dict[str, str]:
 class TestKeys:
     """What artifacts depend on, with an engine that compiles what the test says."""
 
-    def test_a_bare_graph_is_named_by_its_content(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        engine = add_engine("engine", facts={"engine": "1.0"})
-        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
-        key = key_of(cache, "engine")
-        assert key == {"graph": sha256_of(bare.graph_path), "engine": "1.0", "device": hardware.identity(CPU)}
-
     def test_every_file_beside_it_may_hold_weights(
         self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
     ) -> None:
@@ -161,29 +147,6 @@ class TestKeys:
         assert key["weights below/w.bin"] == sha256_of(folder / "below" / "w.bin")
         assert key["weights labels.txt"] == sha256_of(folder / "labels.txt")
 
-    def test_a_manifest_knows_graph_and_weights_without_reading_them(
-        self, add_engine: Any, bare: ModelVersion, digits: Path, cache: ArtifactCache
-    ) -> None:
-        manifest = replace(Manifest.read(digits / "1" / "manifest.json"), sha256="abc", weights={"w.bin": "def"})
-        engine = add_engine("engine", facts={"engine": "1.0"})
-        artifacts = Artifacts(replace(bare, manifest=manifest), Precision.FP32, cache)
-        artifacts.prepare_compiled(engine, engine.config)
-        key = key_of(cache, "engine")
-        assert (key["graph"], key["weights w.bin"]) == ("abc", "def")
-
-    def test_a_lowered_graph_depends_on_what_lowered_it(self, digits: Path, cache: ArtifactCache) -> None:
-        artifacts = artifacts_of(digits / "1", cache)
-        path = artifacts.prepare_graph(replace(ORT, precision=Precision.FP16))
-        assert path.name == "fp16-model.onnx"
-        assert key_of(cache, "graph") == {
-            "graph": sha256_of(digits / "1" / "model.onnx"),
-            "precision": "fp16",
-            "amp": "O2",
-            "graphkiln": version_of("graphkiln"),
-            "onnx-ir": version_of("onnx-ir"),
-            "onnxscript": version_of("onnxscript"),
-        }
-
     @pytest.mark.parametrize("saved", [Precision.FP16, Precision.BF16])
     def test_what_was_saved_so_is_not_lowered_again(
         self, bare: ModelVersion, cache: ArtifactCache, saved: Precision
@@ -193,17 +156,6 @@ class TestKeys:
 
 
 class TestKeeping:
-    def test_an_engine_that_compiles_nothing_starts_from_the_graph(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        engine = add_engine("engine")
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        assert artifacts.prepare_compiled(engine, engine.config) is None
-        proven: Any = build_proven_session(artifacts, engine.config, Requirements())
-        assert proven.session.compiled is None
-        assert engine.graphs == [bare.graph_path]
-        assert cache.entries() == []
-
     def test_a_cache_that_vanishes_holds_lowered_graphs_for_the_instances(self, digits: Path, tmp_path: Path) -> None:
         config = replace(ORT, precision=Precision.FP16)
         with ArtifactCache(tmp_path / "c", lasting=False) as cache:
@@ -224,51 +176,6 @@ class TestKeeping:
         with pytest.raises(LoweringError, match=r"model\.onnx was replaced while it was lowered or served"):
             artifacts.prepare_graph(replace(ORT, precision=Precision.FP16))
         assert cache.entries() == []
-
-
-CHOSEN = Measurement(chosen="a on cpu", rates={})
-
-
-class TestRecallingAChoice:
-    def test_names_candidates_and_conditions(self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache) -> None:
-        engines = [add_engine("a", facts={"release": "1"}), add_engine("b")]
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        with artifacts.recall_choice([engine.config for engine in engines], {"batch": "8"}) as memory:
-            memory.keep(CHOSEN)
-        graph = sha256_of(bare.graph_path)
-        assert key_of(cache, "choice") == {
-            "batch": "8",
-            "device": hardware.identity(CPU),
-            "a on cpu: graph": graph,
-            "a on cpu: release": "1",
-            "a on cpu: step": "a on cpu",
-            "b on cpu: graph": graph,
-            "b on cpu: step": "b on cpu",
-        }
-
-    def test_the_reason_of_a_candidate_does_not_matter(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache, tmp_path: Path
-    ) -> None:
-        config = add_engine("a").config
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        with artifacts.recall_choice([config], {}) as memory:
-            memory.keep(CHOSEN)
-        with artifacts.recall_choice([replace(config, reason="other", shared_folder=tmp_path)], {}) as memory:
-            assert memory.value == CHOSEN
-
-
-class TestSavedPrecision:
-    def test_the_manifest_knows(self, digits: Path) -> None:
-        assert saved_precision(read_version(digits / "1")) is Precision.FP32
-
-    @pytest.mark.parametrize("precision", [Precision.FP16, Precision.FP32])
-    def test_else_the_graph_tells(
-        self, digits: Path, tmp_path: Path, cache: ArtifactCache, precision: Precision
-    ) -> None:
-        graph = artifacts_of(digits / "1", cache).prepare_graph(replace(ORT, precision=precision))
-        (tmp_path / "1").mkdir()
-        shutil.copy(graph, tmp_path / "1" / "model.onnx")
-        assert saved_precision(read_version(tmp_path / "1")) is precision
 
 
 class TestOutputsThatAreNoTensors:

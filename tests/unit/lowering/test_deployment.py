@@ -115,12 +115,6 @@ class TestRefusals:
         with pytest.raises(RepositoryError, match="a graph gives one response to each request"):
             Deployment.read(folder, configured(decoupled=True), cpu())
 
-    def test_a_mistake_in_the_configuration_goes_before_one_in_the_files(self, tmp_path: Path) -> None:
-        with pytest.raises(RepositoryError, match="unknown key"):
-            Deployment.read(tmp_path, configured(parameters={"precison": "bf16"}), cpu())
-        with pytest.raises(RepositoryError, match=r"there is no model\.onnx"):
-            Deployment.read(tmp_path, ONE, cpu())
-
 
 class TestBuilding:
     def test_the_example_is_proven_and_serves(self, folder: Path, cache: ArtifactCache) -> None:

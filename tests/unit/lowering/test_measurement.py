@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
@@ -29,13 +28,6 @@ def build(add_engine: Any) -> Build:
     return build
 
 
-def feeds_of(session: Any) -> list[Any]:
-    """What a session is fed with from now on."""
-    fed, run = [], session.run
-    session.run = lambda feeds: (fed.append(feeds["x"]), run(feeds))[1]
-    return fed
-
-
 class TestMeasure:
     def test_the_fastest_is_chosen_and_rates_are_samples_per_second(self, build: Build, golden: GoldenSamples) -> None:
         found = measure(build(a=0.5, b=0.25, c=1.0), golden, 8)
@@ -56,19 +48,6 @@ class TestMeasure:
         measure(sessions, golden, 1)
         assert turns == ["a", "b"] * 3
 
-    @pytest.mark.parametrize("size", [1, 3, 7])
-    def test_the_golden_samples_are_repeated(self, build: Build, golden: GoldenSamples, size: int) -> None:
-        sessions = build(a=1.0)
-        fed = feeds_of(sessions["a"])
-        measure(sessions, golden, size)
-        np.testing.assert_array_equal(fed[0], np.tile(golden.inputs["x"], (3, 1))[:size])
-
-    def test_without_golden_samples_some_are_made_up(self, build: Build) -> None:
-        sessions = build(a=1.0)
-        fed = feeds_of(sessions["a"])
-        assert measure(sessions, SyntheticInputs(), 5).rates == {"a": 5.0}
-        assert fed[0].shape == (5, 3)
-
     @pytest.mark.parametrize(
         "error",
         [ExecutionError("no such index"), SignatureError("refused", expected="3", got="0")],
@@ -78,6 +57,3 @@ class TestMeasure:
         sessions = build(a=1.0, b=0.5)
         sessions["b"].engine.run_error = error
         assert measure(sessions, SyntheticInputs(), 1) == Measurement(chosen="a", rates={})
-
-    def test_nor_can_one_that_nothing_is_known_for(self, build: Build) -> None:
-        assert measure(build(a=1.0, b=0.5), None, 1) == Measurement(chosen="a", rates={})

@@ -15,7 +15,7 @@ from lowered import ORT, artifacts_of, lower_version
 from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import Placement, SessionConfig
+from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.graph.dtypes import DType
@@ -221,23 +221,6 @@ class TestBuilder:
         return SubsetBuilder(
             engine=OnnxRuntimeEngine(), graph=graph, config=ORT, artifacts=artifacts, requirements=Requirements()
         )
-
-    def test_no_folder_is_shared_with_other_instances(
-        self, builder: SubsetBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What they share is the whole graph's."""
-        configs: list[SessionConfig] = []
-        build = OnnxRuntimeEngine.build
-
-        def record(self: Any, graph: Path, config: SessionConfig, compiled: Any = None) -> Any:
-            configs.append(config)
-            return build(self, graph, config, compiled)
-
-        monkeypatch.setattr(OnnxRuntimeEngine, "build", record)
-        session = replace(builder, config=replace(ORT, shared_folder=tmp_path)).build(("good",))
-        assert session
-        session.close()
-        assert configs == [ORT]
 
     @pytest.mark.parametrize("self_test", [True, False])
     def test_a_part_that_computes_something_else_is_closed(

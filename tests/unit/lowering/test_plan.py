@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from pathlib import Path
 
 import pytest
 
 from graphkiln_backend.engines.base import Support
-from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
+from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.settings import Choice, Settings
 
 
@@ -127,61 +125,6 @@ def test_explains_itself() -> None:
     assert "not yet run" not in text
 
 
-@pytest.mark.parametrize(("times_s", "index"), [([1.0, 0.5], 1), ([1.0, 0.98], 0), ([0.5, 1.0, 0.4], 2)])
-def test_the_fastest_wins_and_noise_does_not(times_s: list[float], index: int) -> None:
-    assert pick_fastest(times_s) == index
-
-
-@pytest.mark.parametrize(("instances", "alone"), [(1, True), (2, False)])
-def test_only_instances_that_are_not_alone_share(tmp_path: Path, instances: int, alone: bool) -> None:
-    several = dataclasses.replace(resources(cores=8, instances=instances), shared_folder=tmp_path)
-    (config,) = plan(Settings(), several).configs
-    assert config.spin is alone
-    assert config.shared_folder == (None if alone else tmp_path)
-
-
-def test_the_default_engine_is_not_probed() -> None:
-    """Whether it is installed is the answer of the build, which says what to install."""
-    missing = resources(missing="onnxruntime")
-    assert engines(plan(Settings(), missing)) == ["onnxruntime"]
-    assert engines(plan(Settings(engine="onnxruntime"), missing)) == ["onnxruntime"]
-
-
-def test_the_reasons_of_auto_come_from_the_graph_then_the_settings_then_the_machine() -> None:
-    bf16 = plan(Settings(engine="auto", precision=Precision.BF16), resources())
-    assert bf16.rejected == ("onnxruntime: ONNX Runtime has no bf16 kernels for CPUs",)
-    nobody = Settings(engine="auto", streams=2, rejected=("threads 3 of x: y requests 2",))
-    with pytest.raises(LoweringError, match="no engine can serve this graph in fp32") as caught:
-        plan(nobody, resources(missing="openvino"))
-    assert caught.value.attempts == (
-        "onnxruntime: streams: ONNX Runtime computes a batch as a whole; more instances compute side by side",
-        "openvino: not installed",
-    )
-
-
-@pytest.mark.parametrize(("device", "computed"), [("cpu", "fp32"), ("gpu:0", "fp16")])
-def test_a_graph_saved_in_fp16_is_computed_in_fp32_on_a_cpu_alone(device: str, computed: str) -> None:
-    def probe(_: str, __: Device) -> Support:
-        return Support(ok=False, reason="not installed")
-
-    bare = dataclasses.replace(resources(device), probe=probe)
-    with pytest.raises(LoweringError, match=f"no engine can serve this graph in {computed}"):
-        plan(Settings(engine="auto"), bare, saved=Precision.FP16)
-
-
-@pytest.mark.parametrize(
-    ("settings", "device", "words"),
-    [
-        (Settings(engine="tensorrt", conv_search="heuristic"), "gpu:0", "conv_search: TensorRT times its kernels"),
-        (Settings(engine="tensorrt", streams=2), "gpu:0", "streams: TensorRT computes a batch as a whole"),
-    ],
-)
-def test_settings_that_tensorrt_has_no_use_for(settings: Settings, device: str, words: str) -> None:
-    with pytest.raises(LoweringError, match=words) as caught:
-        plan(settings, resources(device))
-    assert "tensorrt cannot do what is requested" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("precision", "saved", "refusal", "hint"),
     [
@@ -207,16 +150,6 @@ def test_every_saved_graph_can_be_served_as_it_is(saved: Precision, device: str)
         assert engines(plan(Settings(engine=engine), resources(device), saved=saved))
     (default,) = plan(Settings(), resources(device), saved=saved).configs
     assert plan(Settings(engine=default.engine), resources(device), saved=saved).configs[0].engine == default.engine
-
-
-def test_the_explanation_numbers_every_session_and_names_what_was_set() -> None:
-    settings = Settings(fallback=(Choice(engine="openvino"),), origins={"fallback": "--set"})
-    lines = plan(settings, resources(cores=4)).explain().splitlines()
-    assert lines == [
-        "1. onnxruntime on cpu, 4 threads, idle threads spin: the default, 4 cores shared by 1 instance",
-        "2. openvino on cpu, 4 threads, idle threads spin: requested by --set, 4 cores shared by 1 instance",
-        "rejected: openvino: not requested (engine: auto tries it, too)",
-    ]
 
 
 def baselines(planned: LoweringPlan) -> list[str]:
@@ -263,35 +196,3 @@ class TestBaselines:
         ]
         assert planned.baselines == ()
         assert planned.rejected[-1] == "openvino:bf16: this CPU has none, which is slower than fp32: not taken"
-
-    def test_who_names_the_engine_gets_what_is_requested_or_an_error(self) -> None:
-        planned = plan(Settings(engine="openvino", precision=Precision.BF16), resources(lacks="this CPU has none"))
-        assert [str(config) for config in planned.candidates] == ["openvino on cpu in bf16"]
-
-
-class TestSpread:
-    """Models over several devices: what the plan makes of numbers that were found to fit."""
-
-    def spread(self, **numbers: int) -> tuple[Settings, Resources]:
-        parallel = Parallelism(**numbers)
-        places = (Place(CPU, (0, 1)), Place(CPU, (2,)))[: parallel.devices]
-        return Settings(parallel=parallel), dataclasses.replace(resources(cores=4), places=places, cuts=(7,))
-
-    def test_threads_are_those_of_a_place_and_need_not_sleep(self) -> None:
-        settings, here = self.spread(pipeline=2)
-        (config,) = plan(settings, dataclasses.replace(here, instances=2)).configs
-        assert (config.threads, config.spin, config.cuts) == (2, True, (7,))
-        assert config.places == here.places
-        (config,) = plan(settings, dataclasses.replace(here, works_beside=True)).configs
-        assert not config.spin
-
-    def test_engines_that_cannot_are_left_out_or_refused(self) -> None:
-        settings, here = self.spread(pipeline=2)
-        auto = plan(dataclasses.replace(settings, engine="auto"), here)
-        assert engines(auto) == ["onnxruntime"]
-        assert "openvino: parallel: its threads cannot be kept on the cores of a stage" in auto.rejected[0]
-        fallback = dataclasses.replace(
-            settings, fallback=(Choice(engine="openvino"),), origins={"fallback": "parameters.fallback"}
-        )
-        with pytest.raises(LoweringError, match="openvino cannot do what is requested; parallel:"):
-            plan(fallback, here)

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version, write_graph
+from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Placement, Support
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoSession
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
     EngineUnavailable,
     ExecutionError,
@@ -27,7 +27,6 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest, sha256_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import plan
@@ -40,12 +39,6 @@ from graphkiln_backend.repository.version import ModelVersion, read_version
 @pytest.fixture
 def version_folder(digits: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits / "1", tmp_path / "1")
-
-
-TWO_OUTPUTS = Signature(
-    inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3)),),
-    outputs=tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch", 3)) for name in ("y", "z")),
-)
 
 
 def placed(**facts: object) -> object:
@@ -234,19 +227,6 @@ class TestBuilding:
             build(engine)
         assert engine.sessions[0].closed == 1
 
-    def test_a_part_that_cannot_be_prepared_closes_the_whole(
-        self, add_engine: Any, build: Any, version: ModelVersion, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object, **__: object) -> object:
-            raise MemoryError
-
-        write_graph(version.graph_path, "y", "z")
-        engine = add_engine("engine", signature=TWO_OUTPUTS)
-        monkeypatch.setattr("graphkiln_backend.lowering.proven_session.SubsetSession", fail)
-        with pytest.raises(MemoryError):
-            build(engine, self_test=False)
-        assert engine.sessions[0].closed == 1
-
     def test_without_golden_samples_requests_are_made_up(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
@@ -266,16 +246,6 @@ class TestBuilding:
     def test_nor_does_what_computes_something_else(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         with pytest.raises(VerificationError, match=r"not those of the saved graph.*for a request that was made up"):
             build(add_engine("engine", factor=2.01), bare)
-
-    def test_the_engine_starts_from_what_it_compiled(
-        self, add_engine: Any, build: Any, version: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        engine = add_engine("engine", facts={"release": "1"})
-        build(engine)
-        build(engine)
-        (stored,) = (stored for stored in cache.entries() if stored.entry.kind == "engine")
-        assert [session.compiled for session in engine.sessions] == [stored.path] * 2
-        assert (stored.path / "blob").read_bytes() == b"engine on cpu " + version.graph_path.read_bytes()
 
 
 class TestLaterStarts:

@@ -21,8 +21,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import importing
-from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.importing import convert_if_needed, recall_graph
+from graphkiln_backend.lowering.importing import recall_graph
 from graphkiln_backend.lowering.remembered import (
     CHOICE,
     FILE_HASH,
@@ -35,7 +34,6 @@ from graphkiln_backend.lowering.remembered import (
 )
 from graphkiln_backend.repository import onnx_file
 from graphkiln_backend.repository.onnx_file import known_facts, known_sha256, read_facts, read_signature
-from graphkiln_backend.repository.version import ModelVersion
 
 KEY = {"device": "cpu"}
 CHOSEN = Measurement(chosen="b", rates={"a": 1.5, "b": 2.0})
@@ -117,13 +115,6 @@ class TestKinds:
             with recall(kind, cache, "m/1", key) as memory:
                 assert memory.value is None
 
-    def test_the_first_to_find_it_keeps_it(self, cache: ArtifactCache) -> None:
-        for chosen in "ba":
-            with recall(CHOICE, cache, "m/1", KEY) as memory:
-                memory.keep(replace(CHOSEN, chosen=chosen))
-        with recall(CHOICE, cache, "m/1", KEY) as memory:
-            assert memory.value == CHOSEN
-
     def test_an_unreadable_fact_is_found_out_again(
         self, cache: ArtifactCache, logged: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -133,14 +124,6 @@ class TestKinds:
         with recall(OBSERVATIONS, cache, "m/1", KEY) as memory:
             assert memory.value is None
         assert "cannot be read" in logged[-1]
-
-    def test_a_cache_that_cannot_be_written_is_logged(self, tmp_path: Path, logged: list[str]) -> None:
-        (tmp_path / "file").write_text("not a folder")
-        for what in ("the choice", ""):
-            with ArtifactCache(tmp_path / "file") as cache, recall(CHOICE, cache, "m/1", KEY, what) as memory:
-                memory.keep(CHOSEN)
-        assert len(logged) == 1
-        assert logged[0].startswith("the choice is not remembered: ")
 
     def test_a_full_disk_is_logged(
         self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -154,29 +137,6 @@ class TestKinds:
         assert len(logged) == 1
         assert "is full: No space left on device" in logged[0]
         assert cache.entries() == []
-
-
-class TestObservations:
-    @pytest.mark.parametrize("fault", ["vanishes", "no release"])
-    def test_nothing_is_kept_that_would_not_be_found(
-        self, bare: ModelVersion, add_engine: Any, tmp_path: Path, fault: str
-    ) -> None:
-        engine = add_engine("engine", facts={} if fault == "no release" else {"release": "1"})
-        with ArtifactCache(tmp_path / "cache", lasting=fault != "vanishes") as cache:
-            artifacts = Artifacts(bare, Precision.FP32, cache)
-            with artifacts.recall_observations(engine, engine.config, {}) as memory:
-                assert memory is None
-
-    def test_the_session_is_part_of_the_key(self, bare: ModelVersion, add_engine: Any, cache: ArtifactCache) -> None:
-        engine = add_engine("engine", facts={"release": "1"})
-        artifacts = Artifacts(bare, Precision.FP32, cache)
-        with artifacts.recall_observations(engine, engine.config, {}) as memory:
-            assert memory
-            memory.keep(OBSERVED)
-        for config in (replace(engine.config, threads=2), replace(engine.config, options={"a": "b"})):
-            with artifacts.recall_observations(engine, config, {}) as memory:
-                assert memory
-                assert memory.value is None
 
 
 class TestGraphs:
@@ -277,11 +237,6 @@ class TestGraphs:
         assert known_facts(graph) is None
         assert not cache.entries()
 
-    def test_a_cache_that_does_not_last_keeps_nothing(self, tmp_path: Path, graph: Path) -> None:
-        with ArtifactCache(tmp_path / "cache", lasting=False) as cache:
-            recall_graph(graph, cache)
-            assert not cache.entries()
-
     def test_a_cache_that_cannot_be_written_is_no_fault(
         self, cache: ArtifactCache, graph: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -292,15 +247,3 @@ class TestGraphs:
         recall_graph(graph, cache)
         assert read_signature(graph).inputs[0].shape == ("n", 3)
         assert logged == []
-
-    @pytest.mark.parametrize(
-        ("manifest", "recalled"),
-        [(None, True), ('{"conversion": null}', True), ('{"conversion": {"precision": "fp32"}}', False), ("{", False)],
-    )
-    def test_facts_of_a_manifest_are_not_looked_for(
-        self, cache: ArtifactCache, graph: Path, manifest: str | None, recalled: bool
-    ) -> None:
-        if manifest:
-            (graph.parent / "manifest.json").write_text(manifest)
-        assert convert_if_needed(graph.parent, cache) == graph.parent
-        assert (known_facts(graph) is not None) == recalled

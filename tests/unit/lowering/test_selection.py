@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lowered import ORT, OV, add_unrunnable, cpu, lower_version
+from lowered import ORT, OV, cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache, StoredEntry
 from graphkiln_backend.engines.base import Placement, SessionConfig
@@ -95,12 +95,6 @@ class TestAuto:
         assert lowered.slower == (f"{slow}: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
         assert "the fastest here, 1.0/s" in lowered.config.reason
 
-    def test_a_graph_that_cannot_be_timed_is_served_by_the_first(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        lowered = lower_version(add_unrunnable(tmp_path), LoweringPlan(candidates=(ORT, OV)), cache)
-        lowered.session.close()
-        assert (lowered.config, lowered.slower) == (ORT, ())
-        assert not [stored for stored in cache.entries() if stored.entry.kind == "choice"]
-
     def test_a_failed_candidate_is_tried_again_at_the_next_start(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -176,21 +170,6 @@ class TestChoosing:
         assert [len(engine.sessions) for engine in engines] == [1, 2]
         assert again.slower == ("a on cpu: not clearly faster, 0.5/s at batch 1 beside 1.0/s",)
 
-    def test_it_is_said_before_it_takes_time(self, add_engine: Any, select: Any, logged: list[str]) -> None:
-        engines = [add_engine("a"), add_engine("b")]
-        select(*engines, batch_sizes=(1, 8))
-        assert logged == ["measuring a on cpu, b on cpu at batch 8"]
-        select(*engines, batch_sizes=(1, 8))
-        assert len(logged) == 1
-
-    def test_fallbacks_are_tried_in_their_order(self, add_engine: Any, select: Any) -> None:
-        broken = [add_engine(name, build_error=LoweringError(f"no {name}", attempts=())) for name in ("a", "b", "c")]
-        spare, last = add_engine("spare", run_s=9.0), add_engine("last", run_s=0.1)
-        proven = select(*broken[:2], fallback=[broken[2], spare, last])
-        assert proven.config.engine == "spare"
-        assert proven.failures == ("a on cpu: no a", "b on cpu: no b", "c on cpu: no c")
-        assert last.sessions == []
-
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError()], ids=["interrupted", "memory"])
     def test_what_is_built_is_closed_when_the_next_build_ends_everything(
         self, add_engine: Any, select: Any, error: BaseException
@@ -199,21 +178,6 @@ class TestChoosing:
         with pytest.raises(type(error)):
             select(first, second)
         assert [session.closed for session in first.sessions] == [1]
-
-    def test_what_is_built_is_closed_when_measuring_ends_everything(
-        self, add_engine: Any, select: Any, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupt(*_: object) -> float:
-            raise KeyboardInterrupt
-
-        engines = [add_engine("a"), add_engine("b")]
-        monkeypatch.setattr("graphkiln_backend.engines.timing._turn_s", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            select(*engines)
-        assert [engine.sessions[0].closed for engine in engines] == [1, 1]
-        assert choices(cache) == []
-        monkeypatch.undo()
-        assert list((cache.folder / "partial").iterdir()) == []
 
     def test_a_candidate_that_computes_something_else_is_closed_and_named(self, add_engine: Any, select: Any) -> None:
         wrong, right = add_engine("wrong", factor=2.1, run_s=0.1), add_engine("right")
@@ -233,15 +197,6 @@ class TestChoosing:
         proven = select(*engines.values())
         assert proven.config.engine == ("c" if gone == "a" else "a")
         assert proven.failures[0] == "b on cpu: gone"
-
-    def test_where_all_are_gone_each_says_so_once(self, add_engine: Any, select: Any) -> None:
-        engines = [add_engine("a"), add_engine("b")]
-        select(*engines)
-        for engine in engines:
-            engine.build_error = LoweringError("gone", attempts=())
-        with pytest.raises(LoweringError) as caught:
-            select(*engines)
-        assert caught.value.attempts == ("a on cpu: gone", "b on cpu: gone")
 
     @pytest.mark.parametrize("changed", ["batch", "self-test", "engine", "candidates", "threads", "nothing"])
     def test_what_a_choice_depends_on(self, add_engine: Any, select: Any, cache: ArtifactCache, changed: str) -> None:

@@ -15,10 +15,8 @@ from graphkiln_backend.engines.onnxruntime.loading import session_options
 from graphkiln_backend.graph.device import CPU, Device, Parallelism
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.preprocess import PREPROCESS
-from graphkiln_backend.graph.task import RANKING
 from graphkiln_backend.lowering.plan import plan
-from graphkiln_backend.lowering.settings import SESSION_KEYS, TRITON_KEYS, Choice, Override, Settings, parse_override
+from graphkiln_backend.lowering.settings import SESSION_KEYS, Choice, Override, Settings, parse_override
 from graphkiln_backend.repository.config import parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 
@@ -33,10 +31,6 @@ def config(parameters: dict[str, str] | None = None, **optimization: Any) -> dic
 def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> Settings:
     config = ModelConfig.from_protobuf(parse_json(json.dumps(document)), has_gpu=gpu)
     return Settings.from_config(config, Device.gpu() if gpu else CPU, overrides)
-
-
-def test_an_empty_configuration_asks_for_nothing() -> None:
-    assert read({}) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -236,21 +230,6 @@ class TestPrecedence:
         settings = read(written, *flags, Override("cudnn_conv_algo_search", "0", "--set"), gpu=True)
         assert (settings.threads, settings.engine, settings.conv_search) == (2, "openvino", "exhaustive")
 
-    def test_auto_takes_the_settings_of_a_block(self) -> None:
-        auto = read(accelerators("gpu", "tensorrt", {"engine": "auto"}, precision_mode="FP16"), gpu=True)
-        assert (auto.engine, auto.precision) == ("auto", "fp16")
-
-    def test_nothing_is_dropped_in_silence(self) -> None:
-        block = [{"name": "tensorrt"}, {"name": "cuda"}]
-        two = read(config(execution_accelerators={"gpu_execution_accelerator": block}), gpu=True)
-        assert "execution accelerator cuda: one stands before it" in two.rejected
-        on_cpu = read(config({"gpu_mem_limit": "5"}))
-        assert "gpu_mem_limit 5 of parameters.gpu_mem_limit: the instance runs on the CPU" in on_cpu.rejected
-        openvino = read(config({"engine": "openvino", "execution_mode": "1"}))
-        assert "execution_mode 1 of parameters.execution_mode: OpenVINO has no use for it" in openvino.rejected
-        entry = read(config({"engine": "openvino", "session.x": "y"}))
-        assert "session.x y of parameters.session.x: OpenVINO has no use for it" in entry.rejected
-
     def test_the_set_flag(self) -> None:
         assert parse_override("precision=bf16") == ("precision", "bf16", "--set")
         with pytest.raises(RepositoryError, match="a value is missing"):
@@ -275,18 +254,6 @@ class TestPrecedence:
         with pytest.raises(RepositoryError, match=r"from config\.pbtxt") as caught:
             parse_override("TRITON_SKIP_DLPACK=1")
         assert caught.value.hint == 'write there: parameters { key: "TRITON_SKIP_DLPACK" value { string_value: "1" } }'
-
-    def test_a_setting_comes_before_its_other_vocabulary_wherever_it_stands(self) -> None:
-        for names in (("intra_op_thread_count", "threads"), ("threads", "intra_op_thread_count")):
-            settings = read(config({name: "3" if name == "threads" else "5" for name in names}))
-            assert settings.threads == 3
-            assert settings.rejected == (
-                "threads 5 of parameters.intra_op_thread_count: parameters.threads requests 3",
-            )
-
-    def test_a_value_of_the_set_flag_may_hold_an_equals_sign(self) -> None:
-        assert parse_override("session.x=a=b") == Override("session.x", "a=b", "--set")
-        assert parse_override("precision=") == Override("precision", "", "--set")
 
 
 class TestAccelerators:
@@ -313,21 +280,10 @@ class TestAccelerators:
         assert settings.precision == (Precision(key.split("_")[1]) if on else None)
         assert settings.options == {}
 
-    def test_the_mode_of_tensorrt_goes_before_its_switch(self) -> None:
-        settings = read(accelerators("gpu", "tensorrt", precision_mode="FP32", trt_fp16_enable="1"), gpu=True)
-        assert settings.precision is Precision.FP32
-
     def test_the_search_of_cuda_is_a_setting(self) -> None:
         settings = read(accelerators("gpu", "cuda", cudnn_conv_algo_search="HEURISTIC"), gpu=True)
         assert (settings.conv_search, settings.options) == ("heuristic", {})
         assert settings.origins["conv_search"] == "execution accelerator cuda, cudnn_conv_algo_search"
-
-    def test_parameters_go_before_the_options_of_a_block(self) -> None:
-        settings = read(accelerators("cpu", "openvino", {"threads": "1"}, num_of_threads="4", precision="FP32"))
-        assert (settings.threads, settings.precision) == (1, Precision.FP32)
-        assert settings.rejected == (
-            "threads 4 of execution accelerator openvino, num_of_threads: parameters.threads requests 1",
-        )
 
     def test_options_of_cuda_reach_onnx_runtime_on_a_gpu_alone(self) -> None:
         written = config({"gpu_mem_limit": "5", "arena_extend_strategy": "kSameAsRequested"})
@@ -351,10 +307,6 @@ class TestCpu:
         """What a repository of the C++ backend holds is tolerated; what somebody typed is not."""
         with pytest.raises(RepositoryError, match="--set is for GPUs, but the instance runs on the CPU"):
             read({}, override)
-
-    def test_keys_for_triton_and_the_client_are_read_by_them(self) -> None:
-        keys = (*TRITON_KEYS, PREPROCESS, RANKING)
-        assert read(config(dict.fromkeys(keys, "x"))) == Settings()
 
 
 class TestOpenVino:

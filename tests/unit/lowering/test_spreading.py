@@ -17,7 +17,7 @@ from lowered import cpu
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import open_reference
-from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
+from graphkiln_backend.graph.device import CPU, Parallelism, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, LoweringError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
@@ -188,11 +188,6 @@ class TestMeasuredTimes:
         with pytest.raises(LoweringError, match="it was measured of another graph"):
             spread(Settings(parallel=numbers), version)
 
-    def test_say_nothing_of_whole_copies(self, tmp_path: Path) -> None:
-        version = version_of(tmp_path, "attention")
-        keep(version, {"n": 1.0}, graph="another")
-        assert not spread(Settings(parallel=Parallelism(data=1)), version).stages
-
 
 class TestRefusals:
     @pytest.mark.parametrize(
@@ -222,12 +217,6 @@ class TestRefusals:
         with pytest.raises(LoweringError, match=r"saved in bf16, which OpenVINO alone.*leave `parallel` out"):
             spread_model(numbers, settings, version, cpu(4), saved=Precision.BF16, largest_batch=BATCH)
 
-    def test_gpus_that_are_not_here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(spreading.hardware, "gpus", lambda: ())
-        resources = replace(cpu(4), device=Device.gpu(0))
-        with pytest.raises(LoweringError, match="asks for 2 GPUs from gpu:0 on; GPUs that are here: none"):
-            spread(Settings(parallel=Parallelism(pipeline=2)), version_of(tmp_path, "attention"), resources)
-
     @pytest.mark.parametrize("engine", ["openvino", "tensorrt"])
     def test_engines_that_cannot(self, tmp_path: Path, engine: str) -> None:
         settings = Settings(engine=engine, parallel=Parallelism(pipeline=2))
@@ -239,24 +228,6 @@ class TestRefusals:
         folder = zoo.add(tmp_path, "zipped", zoo.zipped())
         with pytest.raises(LoweringError, match="the graph cannot be split"):
             spread(Settings(parallel=Parallelism(pipeline=2, micro_batches=1)), read_version(folder))
-
-    def test_copies_that_are_no_instances(self, tmp_path: Path) -> None:
-        """Also where the numbers are to be chosen: the reason is not a lack of memory."""
-        version = version_of(tmp_path, "attention")
-        numbers = Parallelism(auto=True, data=2, memory_bytes=1 << 30)
-        with pytest.raises(LoweringError, match=r"data=2 asks for as many instances.*write into config.pbtxt"):
-            spread(Settings(parallel=numbers), version)
-
-    def test_more_instances_than_groups(self, tmp_path: Path) -> None:
-        version_of(tmp_path, "attention")
-        config = ModelConfig(
-            name="attention",
-            max_batch_size=8,
-            parameters={"parallel": "pipeline=2"},
-            instance_groups=(InstanceGroup(count=3, device=CPU),),
-        )
-        with pytest.raises(LoweringError, match="3 instances of 2 each, and 4 cores are here"):
-            Deployment.read(tmp_path / "store" / "attention" / "1", config, cpu(4))
 
 
 SPLITS = [

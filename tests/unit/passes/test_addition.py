@@ -79,8 +79,3 @@ def test_a_convolution_that_others_read_keeps_its_value() -> None:
     expected = compute(model, x=x)["y"]
     run_passes(model, [AddIntoProducer()])
     np.testing.assert_allclose(compute(model, x=x)["y"], expected, rtol=1e-5, atol=1e-5)
-
-
-def test_nothing_to_do() -> None:
-    (report,) = run_passes(graph("(float[b,3] x) => (float[b,3] y) { y = Relu(x) }"), [AddIntoProducer()]).reports
-    assert (report.ran, report.note) == (False, "no Add")

@@ -12,7 +12,7 @@ from graphs import compute, draw, graph, operators
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes import base
-from graphkiln_backend.passes.base import Rewritten, count, run_passes, weight_bytes
+from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edge import Edge
 
 
@@ -58,10 +58,6 @@ def unplug(model: onnx_ir.Model) -> None:
     model.graph[-1].replace_input_with(0, model.graph.inputs[0])
 
 
-def test_no_pass_changes_nothing() -> None:
-    assert run_passes(model(), []).reports == ()
-
-
 def test_a_report_counts_nodes_before_and_after() -> None:
     (report,) = run_passes(model(), [Planted(unplug)]).reports
     assert (report.name, report.nodes_before, report.nodes_after, report.ran) == ("planted", 3, 2, True)
@@ -91,24 +87,12 @@ def test_a_pass_with_nothing_to_do_is_not_called() -> None:
     assert rewritten.edge.inputs == {}
 
 
-def test_what_a_pass_left_is_noted() -> None:
-    (report,) = run_passes(model(), [Planted(said="2 stay")]).reports
-    assert (report.ran, report.note) == (True, "2 stay")
-
-
 def test_edges_are_joined_in_order() -> None:
     first, second = Planted(edge=Edge(outputs={"y": "z"})), Planted(edge=Edge(outputs={"z": "OUTPUT_0"}))
     assert run_passes(model(), [first, second]).edge.outputs == {"y": "OUTPUT_0"}
     joined = run_passes(model(), [first]).then(run_passes(model(), [second]))
     assert joined.edge.outputs == {"y": "OUTPUT_0"}
     assert len(joined.reports) == 2
-
-
-def test_nothing_rewritten_is_neutral() -> None:
-    rewritten = run_passes(model(), [Planted(edge=Edge(outputs={"y": "z"}))])
-    joined = Rewritten(reports=(), edge=Edge()).then(rewritten)
-    assert joined.reports == rewritten.reports
-    assert joined.edge.outputs == {"y": "z"}
 
 
 def test_an_output_whose_rank_is_not_known_is_valid() -> None:
@@ -163,12 +147,3 @@ class TestFaults:
         monkeypatch.setattr(base, "_PROTOBUF_LIMIT", 20)
         (report,) = run_passes(model(), [Planted(retype)]).reports
         assert report.ran
-
-
-def test_weights_are_counted_in_bytes() -> None:
-    text = "(float[b,3] x) => (float[b,3] y) { a = Add(x, w) i = Cast<to=1>(n) y = Add(a, i) }"
-    assert weight_bytes(graph(text, w=draw(2, 3), n=np.zeros(3, np.int64))) == 6 * 4 + 3 * 8
-
-
-def test_nodes_are_counted_by_type() -> None:
-    assert [count(model(), op_type) for op_type in ("Add", "Relu", "Conv")] == [1, 1, 0]

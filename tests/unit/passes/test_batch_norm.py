@@ -83,11 +83,6 @@ def test_weights_that_two_convolutions_share_are_not_folded_twice() -> None:
     np.testing.assert_allclose(compute(model, x=x)["y"], expected, rtol=1e-3, atol=1e-4)
 
 
-def test_nothing_to_do() -> None:
-    (report,) = run_passes(graph("(float[b,3] x) => (float[b,3] y) { y = Relu(x) }"), [FoldBatchNorm()]).reports
-    assert (report.ran, report.note) == (False, "no batch norm")
-
-
 def test_statistics_of_the_request_are_not_folded() -> None:
     training = NORM.replace("epsilon=0.01", "epsilon=0.01, training_mode=1")
     text = f"(float[b,3,6,6] x) => (float[b,4,4,4] y) {{ c = Conv(x, w) y, m, v = {training.format('c')} }}"

@@ -10,7 +10,7 @@ from graphs import compute, draw, graph, ints
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.batch import BatchAxis, VaryBatch, saved_batch
+from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 
 BATCH = 3
 TURN = "Transpose<perm=[1,0]>"
@@ -101,31 +101,6 @@ def test_what_mixes_samples_is_refused(body: str, dims: str, weights: dict[str, 
     model = graph(f"(float[4,5] x) => (float[{dims}] y) {{ {body} }}", **weights)
     with pytest.raises(ConversionError, match=why):
         run_passes(model, [VaryBatch()])
-
-
-def test_nodes_that_need_no_repair_stay_as_they_were_saved() -> None:
-    model = graph("(float[4,5] x) => (float[4,3] y) { n = Softmax(x) y = Gemm(n, w) }", w=draw(5, 3))
-    run_passes(model, [VaryBatch()])
-    assert [dict(node.attributes) for node in model.graph] == [{}, {}]
-
-
-class TestAxis:
-    @pytest.mark.parametrize(
-        ("axis", "text"),
-        [
-            (BatchAxis(0), "axis 0 of size batch"),
-            (BatchAxis(1, before=4), "axis 1 of size 4*batch"),
-            (BatchAxis(2, after=8), "axis 2 of size batch*8"),
-            (BatchAxis(0, before=2, after=3), "axis 0 of size 2*batch*3"),
-        ],
-    )
-    def test_is_told_in_words(self, axis: BatchAxis, text: str) -> None:
-        assert str(axis) == text
-
-    def test_two_that_differ_are_told(self) -> None:
-        text = "(float[2,2] x) => (float[2,2] y) { t = Transpose<perm=[1,0]>(x) y = Add(x, t) }"
-        with pytest.raises(ConversionError, match="axis 0 of size batch, axis 1 of size batch"):
-            run_passes(graph(text), [VaryBatch()])
 
 
 class TestSavedBatch:

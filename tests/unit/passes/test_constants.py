@@ -88,7 +88,3 @@ class TestSharing:
         )
         run_passes(model, [ShareWeights()])
         assert len(model.graph.initializers) == 3
-
-    def test_nothing_to_do(self) -> None:
-        (report,) = run_passes(graph("(float[b,3] x) => (float[b,3] y) { y = Relu(x) }"), [ShareWeights()]).reports
-        assert (report.ran, report.note) == (False, "no weights")

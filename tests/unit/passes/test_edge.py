@@ -89,38 +89,6 @@ def check_equal(found: dict[str, AnyArray], expected: dict[str, AnyArray], rtol:
         np.testing.assert_allclose(found[name], array, rtol=rtol, atol=rtol, err_msg=name)
 
 
-class TestIdentity:
-    def test_changes_nothing(self) -> None:
-        edge, feeds = Edge(), source_feeds()
-        check_equal(edge.to_graph_feeds(feeds), feeds)
-        check_equal(edge.to_source_feeds(feeds), feeds)
-        check_equal(edge.to_graph_outputs(feeds), feeds)
-        check_equal(edge.keep(feeds), feeds)
-        assert edge.to_graph_preprocess(SPEC) == SPEC
-        assert (edge.inputs, edge.outputs, edge.kept, edge.ranking) == ({}, {}, None, None)
-
-    @pytest.mark.parametrize("first", [True, False])
-    @pytest.mark.parametrize("kind", PASSES)
-    def test_is_neutral_on_both_sides(self, kind: str, first: bool) -> None:
-        model = classifier()
-        edge = run_passes(model, PASSES[kind]).edge
-        joined = Edge().then(edge) if first else edge.then(Edge())
-        outputs = compute(classifier(), **source_feeds())
-        check_equal(joined.to_graph_outputs(outputs), edge.to_graph_outputs(outputs))
-        check_equal(joined.to_graph_feeds(source_feeds()), edge.to_graph_feeds(source_feeds()))
-        assert joined.kept == edge.kept
-        assert joined.ranking == edge.ranking
-        assert joined.to_graph_preprocess(SPEC) == edge.to_graph_preprocess(SPEC)
-
-    def test_a_pass_that_had_nothing_to_do_is_one(self) -> None:
-        model = graph("(float[b,3] x) => (float[b,3] y) { y = Softmax(x) }")
-        rewritten = run_passes(model, [Softmax(), Nhwc(inputs=True, outputs=True), EmbedPreprocess(SPEC)])
-        assert [report.ran for report in rewritten.reports] == [False, False, False]
-        feeds = {"x": draw(2, 3)}
-        check_equal(rewritten.edge.to_graph_outputs(feeds), feeds)
-        assert rewritten.edge.to_graph_preprocess(SPEC) == SPEC
-
-
 class TestBesideTheGraph:
     """The source run through the edge is what the rewritten graph computes."""
 
@@ -207,18 +175,6 @@ class TestInverse:
 
 
 class TestNames:
-    def test_the_first_renaming_and_then_the_second(self) -> None:
-        first = Edge(inputs={"a": "b"}, outputs={"y": "z"})
-        edge = first.then(Edge(inputs={"b": "c", "other": "d"}, outputs={"z": "y"}))
-        assert edge.inputs == {"a": "c", "other": "d"}
-        assert edge.outputs == {}, "it ends where it began"
-        assert [edge.input_name(name) for name in ("a", "other", "b")] == ["c", "d", "b"]
-
-    def test_names_that_change_places(self) -> None:
-        swap = Edge(inputs={"a": "b", "b": "a"})
-        assert swap.then(Edge(inputs={"a": "c"})).inputs == {"a": "b", "b": "c"}
-        assert swap.then(swap).inputs == {}
-
     @settings(max_examples=200, deadline=None)
     @given(st.lists(st.permutations("abcd"), max_size=4))
     def test_any_renamings_one_after_the_other(self, orders: list[list[str]]) -> None:
@@ -229,10 +185,6 @@ class TestNames:
             names = {source: change[name] for source, name in names.items()}
         assert {name: edge.input_name(name) for name in "abcd"} == names
         assert {name: edge.output_name(name) for name in "abcd"} == names
-
-    def test_a_ranking_takes_part_in_a_renaming(self) -> None:
-        edge = run_passes(classifier(), [TopK(2), Rename({}, {"scores": "best", "INDEX_0": "classes"})]).edge
-        assert edge.ranking == Ranking(scores="best", indices="classes")
 
 
 class TestPreprocess:
@@ -248,14 +200,6 @@ class TestPreprocess:
         }
         for kind, left in expected.items():
             assert run_passes(classifier(), PASSES[kind]).edge.to_graph_preprocess(spec) == left, kind
-
-    def test_raw_bytes_stay_bytes_in_a_lower_type(self) -> None:
-        passes = [EmbedPreprocess(SPEC), LowerPrecision(Precision.FP16, "O1", edges=True)]
-        edge = run_passes(classifier(), passes).edge
-        assert edge.to_graph_preprocess(SPEC).dtype is DType.UINT8
-        feeds = edge.to_graph_feeds(source_feeds())
-        assert feeds["image"].dtype == np.uint8
-        check_equal(edge.to_source_feeds(feeds), source_feeds())
 
     @pytest.mark.parametrize("kind", ["pixels", "layout", "fp16"])
     def test_a_client_that_follows_it_feeds_the_graph(self, kind: str) -> None:

@@ -53,16 +53,6 @@ def test_an_overflow_is_seen(tmp_path: Path) -> None:
     assert np.isfinite(found).tolist() == [[True], [False]]
 
 
-def test_no_node_but_casts_reads_the_type() -> None:
-    model = graph("(float[b,4] x) => (float[b,4] y) { a = MatMul(x, w) y = Relu(a) }", w=draw(4, 4))
-    run_passes(model, [LowerPrecision(Precision.BF16, "O3")])
-    emulate(model, Precision.BF16)
-    for node in model.graph:
-        if node.op_type != "Cast":
-            types = [str(value.dtype) for value in (*node.inputs, *node.outputs) if value is not None]
-            assert "BFLOAT16" not in types, node
-
-
 def test_outputs_of_the_type_keep_it_and_their_names(tmp_path: Path) -> None:
     model = graph("(float[b,4] x) => (float[b,4] y) { y = MatMul(x, w) }", w=np.eye(4, dtype=np.float32))
     run_passes(model, [LowerPrecision(Precision.FP16, "O3", edges=True)])

@@ -23,13 +23,6 @@ def model() -> onnx_ir.Model:
     return graph("(float[b,64] x) => (float[b,64] y) { y = MatMul(x, w) }", w=W)
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    save(model(), tmp_path / "m.onnx")
-    x = draw(2, 64)
-    np.testing.assert_allclose(compute(load(tmp_path / "m.onnx"), x=x)["y"], x @ W, rtol=1e-4, atol=1e-4)
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
-
-
 def test_a_value_that_is_computed_twice(tmp_path: Path) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 4]) for name in "xy")
     nodes = [helper.make_node("Add", ["x", "x"], ["y"]), helper.make_node("Mul", ["x", "x"], ["y"])]

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graphs import compute, draw, graph, operators
+from graphs import compute, graph, operators
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,20 +106,3 @@ def test_zeros_after_the_normalization_are_no_pixels(mean: tuple[float, ...], ra
     spec = Preprocess(mean=mean, letterbox=Letterbox(size=(4, 4), padding=None))
     (report,) = run_passes(graph(CHW), [EmbedPreprocess(spec)]).reports
     assert report.ran == ran
-
-
-def test_it_is_not_embedded_twice() -> None:
-    reports = run_passes(graph(CHW), [EmbedPreprocess(Preprocess())] * 2).reports
-    assert [report.ran for report in reports] == [True, False]
-
-
-def test_a_graph_that_takes_no_bytes_is_told() -> None:
-    assert EmbedPreprocess(Preprocess()).remark(graph(CHW)) == "the input does not take bytes"
-
-
-def test_feeds_of_the_source_are_those_of_the_client() -> None:
-    spec = Preprocess(mean=MEAN, std=STD)
-    edge = run_passes(graph(CHW), [EmbedPreprocess(spec)]).edge
-    found = edge.to_source_feeds({"x": pixels()})["x"]
-    np.testing.assert_array_equal(found, np.stack([spec.normalize(image) for image in pixels()]))
-    assert edge.to_graph_feeds({"x": draw(2, 3, 4, 5)})["x"].shape == (2, 4, 5, 3)

@@ -81,8 +81,3 @@ def test_a_shift_of_another_shape_stays_an_addition() -> None:
     run_passes(graph, (CleanUp(), FuseLayerNorm()))
     assert [node.op_type for node in graph.graph] == ["LayerNormalization", "Add"]
     np.testing.assert_allclose(answer(graph), before, rtol=1e-5, atol=1e-6)
-
-
-def test_nothing_to_do() -> None:
-    (report,) = run_passes(model("y = Relu(x)"), (FuseLayerNorm(),)).reports
-    assert report.note == "no mean with a square root"

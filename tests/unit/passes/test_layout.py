@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
-from graphs import compute, draw, graph, operators
+from graphs import compute, draw, graph
 
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import run_passes
@@ -31,34 +30,11 @@ def test_shapes_are_told() -> None:
     assert shapes == ["[b,4,5,3]", "[b,7]", "[b,4,5,3]", "[b,7]"]
 
 
-@pytest.mark.parametrize(("inputs", "outputs", "turned"), [(True, False, 1), (False, True, 1), (False, False, 0)])
-def test_one_side_only(inputs: bool, outputs: bool, turned: int) -> None:
-    model = graph(MIXED)
-    edge = run_passes(model, [Nhwc(inputs=inputs, outputs=outputs)]).edge
-    assert operators(model).count("Transpose") == turned
-    image = draw(2, 3, 4, 5)
-    assert edge.to_graph_feeds({"image": image})["image"].shape == ((2, 4, 5, 3) if inputs else image.shape)
-    assert edge.to_graph_outputs({"map": image})["map"].shape == ((2, 4, 5, 3) if outputs else image.shape)
-
-
 def test_an_image_is_turned_by_name_and_not_by_its_rank() -> None:
     """What the graph tells of its tensors counts, not what comes."""
     edge = run_passes(graph(MIXED), [Nhwc(inputs=True, outputs=True)]).edge
     assert edge.to_graph_outputs({"other": draw(2, 3, 4, 5)})["other"].shape == (2, 3, 4, 5)
     assert edge.to_source_feeds({"row": draw(2, 3, 4, 5)})["row"].shape == (2, 3, 4, 5)
-
-
-def test_arrays_are_contiguous() -> None:
-    edge = run_passes(graph(MIXED), [Nhwc(inputs=True, outputs=True)]).edge
-    for arrays in (edge.to_graph_feeds({"image": draw(2, 3, 4, 5)}), edge.to_source_feeds({"image": draw(2, 4, 5, 3)})):
-        assert arrays["image"].flags.c_contiguous
-
-
-def test_without_an_image_there_is_nothing_to_do() -> None:
-    (report,) = run_passes(
-        graph("(float[b,3] x) => (float[b,3] y) { y = Relu(x) }"), [Nhwc(inputs=True, outputs=True)]
-    ).reports
-    assert (report.ran, report.note) == (False, "no input or output of rank 4")
 
 
 def test_a_graph_of_tokens_leaves_the_preprocessing_alone() -> None:

@@ -11,7 +11,7 @@ import pytest
 import zoo
 from graphs import compute, draw, graph, operators
 
-from graphkiln_backend.graph.errors import ConversionError, LoweringError
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.edge_passes import PruneOutputs, keep_outputs
 
@@ -76,28 +76,6 @@ class TestFiles:
         part, x = onnx_ir.load(target), draw(2, 3)
         np.testing.assert_array_equal(compute(part, x=x)["scores"], compute(three(), x=x)["scores"])
         assert operators(onnx_ir.load(path)) == operators(three()), "the original is not changed"
-
-    def test_nothing_to_drop(self, path: Path, tmp_path: Path) -> None:
-        assert keep_outputs(path, ["scores", "loss", "features"], tmp_path / "part.onnx") == 0
-
-    def test_what_is_no_graph(self, tmp_path: Path) -> None:
-        (tmp_path / "model.onnx").write_bytes(b"\x00\x01 no graph")
-        with pytest.raises(LoweringError, match=r"cannot read .*model\.onnx"):
-            keep_outputs(tmp_path / "model.onnx", ["y"], tmp_path / "part.onnx")
-        assert not (tmp_path / "part.onnx").exists()
-
-    def test_an_output_that_is_not_there(self, path: Path, tmp_path: Path) -> None:
-        with pytest.raises(LoweringError, match=r"cannot cut .*has no output 'nothing'"):
-            keep_outputs(path, ["nothing"], tmp_path / "part.onnx")
-        assert not (tmp_path / "part.onnx").exists()
-
-    def test_inputs_that_the_part_does_not_need_stay(self, tmp_path: Path) -> None:
-        folder, target = zoo.add(tmp_path, "m", zoo.good_and_fragile()), tmp_path / "part.onnx"
-        assert keep_outputs(folder / "model.onnx", ["good"], target) == 0.5
-        graph = onnx.load(target).graph
-        assert [node.op_type for node in graph.node] == ["Add"]
-        assert [tensor.name for tensor in graph.initializer] == ["one"]
-        assert [value.name for value in graph.input] == ["x"]
 
     def test_external_weights_are_found(self, tmp_path: Path) -> None:
         folder = zoo.add_external(tmp_path, "external")

@@ -60,8 +60,3 @@ def test_before_no_convolution_it_stays_and_is_told() -> None:
     text = "(float[b,3,6,6] x) => (float[b,3,8,8] y) { p = Pad(x, widths) y = Relu(p) }"
     (report,) = run_passes(graph(text, widths=np.array([0, 0, 1, 1, 0, 0, 1, 1])), [PadIntoConv()]).reports
     assert report.note == "1 stand before no convolution, or pad with other values"
-
-
-def test_nothing_to_do() -> None:
-    (report,) = run_passes(graph("(float[b,3] x) => (float[b,3] y) { y = Relu(x) }"), [PadIntoConv()]).reports
-    assert (report.ran, report.note) == (False, "no Pad")

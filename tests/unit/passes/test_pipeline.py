@@ -86,10 +86,6 @@ class TestOptimizations:
 
 
 class TestWithout:
-    def test_keeps_the_order(self) -> None:
-        left = without(OPTIMIZATIONS, ["clean-up", "share-weights"])
-        assert names(left) == [name for name in names(OPTIMIZATIONS) if name not in ("clean-up", "share-weights")]
-
     def test_an_unknown_name_is_an_error_with_the_nearest(self) -> None:
         with pytest.raises(ConversionError, match="there is no pass 'cleanup' to skip") as caught:
             without(OPTIMIZATIONS, ["cleanup"])
@@ -143,8 +139,3 @@ class TestCatalog:
         model = network()
         requested = edge_passes(model, outputs=("scores",), softmax=True, top_k=1, preprocess=Preprocess(), nhwc=True)
         assert listed[len(OPTIMIZATIONS) :] == names(requested), "in the order in which they run"
-
-    def test_says_what_each_does_and_when(self) -> None:
-        for graph_pass, when in catalog():
-            assert graph_pass.summary
-            assert when == "always" or "--" in when

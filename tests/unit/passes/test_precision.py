@@ -56,16 +56,6 @@ class TestLevels:
         assert lowered_types(model) == lowered
         assert report.note == "2/2 products in fp16"
 
-    def test_o0_lowers_nothing(self) -> None:
-        model = network()
-        (report,) = run_passes(model, [LowerPrecision(Precision.FP16, "O0")]).reports
-        assert (report.ran, report.note) == (False, "nothing may be lowered")
-        assert operators(model) == operators(network())
-
-    def test_candidates_are_what_is_lowered(self) -> None:
-        lower = LowerPrecision(Precision.FP16, "O2")
-        assert lower.candidates(network()) == ["node0", "node1", "node3", "node4"]
-
 
 class TestWhatStays:
     @pytest.mark.parametrize("pattern", ["MatMul", "Mat*", "node0", "node?"])
@@ -167,24 +157,10 @@ class TestNumbers:
 
 
 class TestWeights:
-    def test_are_lowered_once_for_all_who_read_them(self) -> None:
-        model = graph("(float[b,4] x) => (float[b,4] y) { a = MatMul(x, w) y = MatMul(a, w) }", w=draw(4, 4))
-        run_passes(model, [LowerPrecision(Precision.FP16, "O3")])
-        weights = list(model.graph.initializers.values())
-        assert [(value.name, str(value.dtype)) for value in weights] == [("w_float16", "FLOAT16")]
-
     def test_stay_fp32_for_those_that_do(self) -> None:
         model = graph("(float[b,4] x) => (float[b,4] y) { a = MatMul(x, w) y = MatMul(a, w) }", w=draw(4, 4))
         run_passes(model, [LowerPrecision(Precision.FP16, "O3", keep_nodes={"node1"})])
         assert set(model.graph.initializers) == {"w", "w_float16"}
-
-    def test_one_cast_is_enough_for_many_readers(self) -> None:
-        model = graph(
-            "(float[b,4] x) => (float[b,4] y) { a = MatMul(x, v) b = MatMul(x, w) y = Add(a, b) }",
-            v=draw(4, 4), w=draw(4, 4, seed=1),
-        )  # fmt: skip
-        run_passes(model, [LowerPrecision(Precision.FP16, "O3")])
-        assert operators(model).count("Cast") == 2, "of the input, and of the output"
 
 
 class TestNames:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from graphs import compute, draw, graph
 
 from graphkiln_backend.passes.base import run_passes
@@ -38,12 +37,6 @@ def test_an_input_that_is_an_output_at_once() -> None:
     assert list(found) == ["OUTPUT_0", "OUTPUT_1"]
     np.testing.assert_array_equal(found["OUTPUT_0"], x)
     np.testing.assert_array_equal(found["OUTPUT_1"], np.maximum(x, 0))
-
-
-@pytest.mark.parametrize("names", [{}, {"x": "x"}, {"other": "INPUT_0"}])
-def test_nothing_to_do(names: dict[str, str]) -> None:
-    (report,) = run_passes(graph(TWO), [Rename(names, {"y": "y"})]).reports
-    assert (report.ran, report.note) == (False, "named so already")
 
 
 def test_a_name_that_is_not_there_is_told() -> None:

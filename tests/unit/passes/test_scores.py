@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from graphs import compute, draw, graph, operators
+from graphs import compute, draw, graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -41,12 +41,6 @@ class TestSoftmax:
         edge, x = run_passes(model, [Softmax()]).edge, draw(2, 2, 3, 4)
         np.testing.assert_allclose(compute(model, x=x)["y"], edge.to_graph_outputs({"y": -x})["y"], rtol=1e-5)
 
-    def test_is_not_appended_twice(self) -> None:
-        model = graph(SCORES)
-        reports = run_passes(model, [Softmax(), Softmax()]).reports
-        assert [report.note for report in reports] == ["", "the output is a Softmax already"]
-        assert operators(model).count("Softmax") == 1
-
 
 class TestTopK:
     @settings(max_examples=60, deadline=None)
@@ -79,12 +73,6 @@ class TestTopK:
             ("other", "FLOAT", "[b,5]"),
         ]
         assert edge.ranking == Ranking(scores="y", indices="INDEX_0")
-
-    @pytest.mark.parametrize("name", ["INDEX_0", "classes"])
-    def test_the_name_of_the_indices(self, name: str) -> None:
-        model = graph(SCORES)
-        run_passes(model, [TopK(1, index_name=name)])
-        assert model.graph.outputs[1].name == name
 
     def test_probabilities_and_then_the_best(self) -> None:
         model, x = graph(SCORES), draw(4, 5)

@@ -11,7 +11,7 @@ import torch
 from detections import found_by_search, made_boxes, run_graph
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_converters.detection.candidates import OUTPUTS, Candidates, as_corners, best_of_all_classes, clipped
+from graphkiln_converters.detection.candidates import OUTPUTS, Candidates, best_of_all_classes
 from graphkiln_converters.sources.pytorch import export_module
 
 CLASSES, MOST = 3, 40
@@ -74,11 +74,6 @@ def test_the_graph_finds_what_a_search_finds(graph: onnx_ir.Model, tmp_path: Pat
             assert not found[name][image, count:].any(), "padding is zero"
 
 
-def test_types_are_those_of_the_contract(graph: onnx_ir.Model) -> None:
-    types = {str(value.name): (str(value.dtype), len(value.shape or ())) for value in graph.graph.outputs}
-    assert types == {"boxes": ("FLOAT", 3), "scores": ("FLOAT", 2), "classes": ("INT64", 2), "counts": ("INT32", 1)}
-
-
 def test_the_best_of_all_classes_may_be_one_box_twice() -> None:
     boxes = torch.tensor([[[0.0, 0, 1, 1], [2, 2, 3, 3]]])
     scores = torch.tensor([[[0.1, 0.9, 0.8], [0.2, 0.3, 0.7]]])
@@ -86,11 +81,3 @@ def test_the_best_of_all_classes_may_be_one_box_twice() -> None:
     assert found.scores.tolist() == [[pytest.approx(0.9), pytest.approx(0.8), pytest.approx(0.7)]]
     assert found.classes.tolist() == [[1, 2, 2]]
     assert found.boxes[0, :, 0].tolist() == [0, 0, 2]
-
-
-def test_corners_of_boxes_are_those_of_their_centers() -> None:
-    assert as_corners(torch.tensor([10.0, 20, 4, 6])).tolist() == [8, 17, 12, 23]
-
-
-def test_boxes_end_with_the_image() -> None:
-    assert clipped(torch.tensor([-1.0, -2, 50, 60]), 40, 30).tolist() == [0, 0, 30, 40]

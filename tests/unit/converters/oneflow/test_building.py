@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from translating import op
 
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.oneflow.building import (
     BY_PROTO_NAME,
-    align_to_axis,
     dtype_from_mlir,
     dtype_from_number,
 )
@@ -48,29 +46,10 @@ class TestAttributes:
         with pytest.raises(ConversionError, match=f"expected {expected}"):
             getattr(op(IMAGES, a=value), accessor)("a")
 
-    @pytest.mark.parametrize(("axis", "from_front"), [(0, 0), (3, 3), (-1, 3), (-4, 0)])
-    def test_an_axis_counts_from_the_front(self, axis: int, from_front: int) -> None:
-        assert op(IMAGES, axis=axis).axis() == from_front
-        assert op(IMAGES, dim=axis).axis("dim") == from_front
-
     @pytest.mark.parametrize("axis", [4, -5, 2**40])
     def test_an_axis_that_the_input_lacks(self, axis: int) -> None:
         with pytest.raises(ConversionError, match=f"'axis' is {axis}, but the input has 4 dimensions"):
             op(IMAGES, axis=axis).axis()
-
-    @pytest.mark.parametrize(
-        ("attributes", "number"),
-        [
-            ({"has_float_operand": True, "float_operand": 0.5, "int_operand": 0}, 0.5),
-            ({"has_float_operand": False, "float_operand": 0.5, "int_operand": 4}, 4),
-            ({"has_bool_operand": True, "bool_operand": True, "int_operand": 0}, 1),
-            ({"int_operand": -3}, -3),
-        ],
-    )
-    def test_the_scalar_of_an_operation(self, attributes: dict[str, Any], number: float) -> None:
-        found = op(IMAGES, **attributes).scalar_operand()
-        assert found == number
-        assert type(found) is type(number)
 
 
 class TestSegments:
@@ -81,13 +60,6 @@ class TestSegments:
 
 
 class TestConstants:
-    def test_like_ones_are_shared(self) -> None:
-        one = op(IMAGES)
-        assert one.constant([1, 2]) is one.constant([1, 2])
-        assert one.constant([1, 2]) is not one.constant([1, 2], DType.INT32)
-        assert one.constant([1, 2]) is not one.constant([[1, 2]])
-        assert one.constant(0.0, DType.FP32) is not one.constant(-0.0, DType.FP32)
-
     def test_large_ones_are_named_by_their_operation_and_never_mixed_up(self) -> None:
         one = op(IMAGES)
         first, second = one.constant(np.zeros(9)), one.constant(np.ones(9))
@@ -124,15 +96,3 @@ def test_an_unknown_number(number: int) -> None:
 
 
 # Channels first, and what belongs to channels.
-
-BIAS = TensorType((3,), "f32")
-
-
-@pytest.mark.parametrize(("axis", "shape"), [(0, [2, 1, 1, 1]), (1, [3, 1, 1]), (2, [8, 1])])
-def test_a_weight_is_reshaped_without_a_node(axis: int, shape: list[int]) -> None:
-    one = op(IMAGES, BIAS)
-    weight = one.graph.weight("bias", np.arange(IMAGES.shape[axis] or 0, dtype="f4"))
-    aligned = align_to_axis(one, weight, axis)
-    assert list(aligned.shape or ()) == shape
-    assert one.graph.nodes == []
-    assert align_to_axis(one, weight, axis) is aligned

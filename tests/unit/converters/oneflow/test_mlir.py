@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import string
-import struct
 from typing import Any
 
 import pytest
@@ -90,34 +87,11 @@ class TestAttributes:
         assert found == value
         assert type(found) is type(value)
 
-    def test_nan(self) -> None:
-        assert math.isnan(attribute("0x7FC00000 : f32"))
-
     def test_a_name_alone_is_true(self) -> None:
         assert parse(JOB.replace("ATTRIBUTES", "inplace, other = 1")).operations[0].attributes == {
             "inplace": True,
             "other": 1,
         }
-
-    @given(value=st.floats(width=32, allow_nan=False))
-    def test_bits_of_floats(self, value: float) -> None:
-        bits = struct.unpack("<I", struct.pack("<f", value))[0]
-        assert attribute(f"0x{bits:08X} : f32") == value
-
-    @given(st.integers(-(2**63), 2**63 - 1))
-    def test_integers(self, value: int) -> None:
-        assert attribute(f"{value} : si64") == value
-
-    @given(st.text(alphabet=string.printable, max_size=40))
-    def test_texts(self, value: str) -> None:
-        escaped = "".join(
-            c if c in string.ascii_letters + string.digits + " :,{}<>" else f"\\{ord(c):02X}" for c in value
-        )
-        assert attribute(f'"{escaped}"') == value
-
-    @given(st.recursive(st.integers(0, 9) | st.booleans(), lambda inner: st.lists(inner, max_size=3), max_leaves=12))
-    def test_lists_in_lists(self, value: Any) -> None:
-        assert attribute(json.dumps(value)) == value
 
 
 class TestForms:

@@ -107,20 +107,6 @@ class TestOrder:
         text = self.ends("_G_1_output.0.0.2_12", "_G_1_output.0.0.0_3", "_G_1_output.0.0.1_4")
         assert order_by_signature(parse(text))[1] == ["%1", "%2", "%0"]
 
-    @pytest.mark.parametrize("names", [("b", "a"), ("_G_output.1_2", "a"), ("_G_output.0_2", "_G_output.1_2")])
-    def test_stays_where_there_are_no_numbers_for_all(self, names: tuple[str, ...]) -> None:
-        assert order_by_signature(parse(self.ends(*names)))[1] == ["%0", "%1"]
-
-    def test_of_inputs(self) -> None:
-        lines = [
-            f'%{name}i = "oneflow.input"(%{name}) {{op_name = "_G_0_input.0.{number}_{number}"}} : ({T}) -> {T}'
-            for name, number in (("a", 9), ("b", 2))
-        ]
-        text = job("\n".join(lines), "%ai", arguments=f"%a: {T}, %b: {T}")
-        assert order_by_signature(parse(text))[0] == ["%b", "%a"]
-        (output,) = run_model(translated(text), {"INPUT_0": 2 * X, "INPUT_1": X})
-        np.testing.assert_array_equal(output, X)
-
 
 class TestWeights:
     VARIABLE = f'%w = "oneflow.variable"() {{op_name = "w"}} : () -> {T}'
@@ -130,10 +116,6 @@ class TestWeights:
         save(tmp_path, "w", 10 * X)
         model = translated(job(f"{self.VARIABLE}\n{self.ADD}", "%r"), tmp_path)
         np.testing.assert_array_equal(run_model(model, {"INPUT_0": X})[0], 11 * X)
-
-    def test_that_nothing_uses_are_left_out(self, tmp_path: Path) -> None:
-        save(tmp_path, "w", X)
-        assert list(translated(job(f"{self.VARIABLE}\n{RELU}", "%r"), tmp_path).graph.initializers) == []
 
     @pytest.mark.parametrize(
         ("array", "kind", "found"),
@@ -161,11 +143,6 @@ class TestChecks:
         text = job(f'%r = "oneflow.relu"(%a) {{op_name = "r"}} : ({T}) -> {INTEGERS}', "%r", types=INTEGERS)
         with pytest.raises(ConversionError, match=r"has the type FLOAT, OneFlow's has si64"):
             translated(text)
-
-    def test_a_boolean_may_be_called_si8(self) -> None:
-        eight = "tensor<2x3xsi8>"
-        text = job(f'%r = "oneflow.isnan"(%a) {{op_name = "r"}} : ({T}) -> {eight}', "%r", types=eight)
-        assert translated(text).graph.outputs[0].dtype == onnx_ir.DataType.BOOL
 
     def test_a_result_that_is_not_computed_may_be_declared_but_not_used(self) -> None:
         image, small = "tensor<1x1x4x4xf32>", "tensor<1x1x2x2xf32>"
@@ -296,22 +273,6 @@ def test_a_third_party_adds_one(third_party: list[EntryPoint]) -> None:
         "theirs.double": doubled,
         "relu": built_in_translators()["relu"],
     }
-
-
-def test_a_third_party_replaces_one(third_party: list[EntryPoint]) -> None:
-    third_party.append(EntryPoint(name="relu", value="theirs:doubled", group=GROUP))
-    assert find_translators(["relu"]) == {"relu": doubled}
-
-
-def test_nothing_is_imported_that_the_graph_does_not_use(
-    third_party: list[EntryPoint], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(_: EntryPoint) -> None:
-        raise ImportError("theirs is not installed")
-
-    third_party.append(EntryPoint(name="theirs.double", value="theirs:doubled", group=GROUP))
-    monkeypatch.setattr(EntryPoint, "load", broken)
-    assert list(find_translators(["relu"])) == ["relu"]
 
 
 def test_the_guide_counts_the_operations(repository: Path) -> None:

@@ -64,12 +64,6 @@ class TestSignatures:
 
 
 class TestRows:
-    def test_independent_ones(self) -> None:
-        assert (
-            dependent_rows(lambda feeds: {"y": feeds["x"] * 2}, lambda feeds: {"y": feeds["x"] + feeds["x"]}, X, EXPORT)
-            == ""
-        )
-
     @pytest.mark.parametrize(
         "mix",
         [
@@ -203,10 +197,6 @@ def test_a_freed_batch_computes_what_the_program_does_at_any_size() -> None:
         x = draw(rows, 4)
         np.testing.assert_allclose(model.run({"x": x})["output"], np.exp(x), rtol=1e-6)
         np.testing.assert_allclose(compute(model.export(), x=x)["output"], np.exp(x), rtol=1e-6)
-
-
-def test_a_range_of_another_size_moves_with_the_batch() -> None:
-    assert opened("plain", dynamic={0: (1, 9), 1: (2, 8)}).inputs[0].dynamic == {0: (2, 8)}
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,6 @@ class TestRun:
 
 
 class TestExport:
-    def test_the_batch_is_dynamic(self, model: OneflowGraph) -> None:
-        graph = model.export().graph
-        model.close()
-        assert all(value.shape and str(value.shape[0]) == "batch" for value in (*graph.inputs, *graph.outputs))
-
     def test_no_other_size_is(self, model: OneflowGraph) -> None:
         with pytest.raises(ConversionError, match="only the batch of a graph of OneFlow can vary"):
             replace(model, inputs=(InputSpec(name="INPUT_0", shape=(2,), dynamic={0: (1, 4)}),)).export()
@@ -93,10 +88,6 @@ class TestFolders:
         with pytest.raises(ConversionError, match=r"model\.mlir: 1 of 1 kinds .*warp") as caught:
             open_source(str(tmp_path), OPTIONS)
         assert GROUP in caught.value.hint
-
-    def test_sizes_that_the_folder_settles(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match="holds its own sizes"):
-            open_source(str(saved(tmp_path)), recipe(shapes={"": (2,)}))
 
     def test_an_empty_batch(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("tensor<3x2xf32>", "tensor<0x2xf32>"))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from detections import run_graph
-from graphs import graph, operators
+from graphs import graph
 from recipes import recipe
 from tiny_yolo import FOUND, NAMES, SIDE, V5, V8, EndToEnd, Parts, images, write_yolo
 from torch import nn
@@ -24,7 +24,6 @@ from graphkiln_converters.sources.base import open_source
 from graphkiln_converters.sources.onnx_detector import (
     append,
     find_selection,
-    return_values,
 )
 
 CORNERS = {"boxes": BoxFormat.CORNERS}
@@ -152,34 +151,11 @@ TEXT = (
 TOLD = {"most": np.array([5], np.int64), "iou": np.array([0.5], np.float32), "least": np.array([0.25], np.float32)}
 
 
-def test_the_node_is_found_with_what_it_is_told() -> None:
-    found = find_selection(graph(TEXT.replace("{told}", ""), **TOLD))
-    assert found is not None
-    assert (found.output, found.boxes, found.scores, found.centered) == ("chosen", "boxes", "scores", False)
-    assert (found.most_of_class, found.iou_threshold, found.score_threshold) == (5, 0.5, 0.25)
-
-
-def test_centers_are_told_by_an_attribute() -> None:
-    found = find_selection(graph(TEXT.replace("{told}", "<center_point_box=1>"), **TOLD))
-    assert found is not None
-    assert found.centered
-
-
-def test_other_graphs_have_none() -> None:
-    assert find_selection(graph("(float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")) is None
-
-
 def test_thresholds_that_are_computed_are_refused() -> None:
     text = TEXT.replace("float[batch, 2, 9] y", "float[batch, 2, 9] y, float[1] limit").replace("{told}", "")
     made = graph(text.replace("iou, least", "limit, least"), most=TOLD["most"], least=TOLD["least"])
     with pytest.raises(ConversionError, match="iou_threshold of NonMaxSuppression is computed"):
         find_selection(made)
-
-
-def test_the_graph_before_it_returns_boxes_and_scores() -> None:
-    made = return_values(graph(TEXT.replace("{told}", ""), **TOLD), ("boxes", "scores"))
-    assert operators(made) == ["Relu", "Sigmoid"]
-    assert [value.name for value in made.graph.outputs] == ["boxes", "scores"]
 
 
 # How the detections of a graph are read.

@@ -45,20 +45,6 @@ def test_inputs_are_those_of_the_graph(tmp_path: Path) -> None:
     model.close()
 
 
-@pytest.mark.parametrize("shapes", [{"": (6,)}, {"x": (6,)}])
-def test_a_given_size_of_a_dynamic_axis(tmp_path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    model = open_source(str(write(tmp_path / "m.onnx", ["n", "tokens"])), recipe(shapes=shapes))
-    assert model.inputs[0].shape == (6,)
-    assert model.inputs[0].dynamic == {0: (1, 12)}
-    model.close()
-
-
-def test_sizes_that_are_too_few_are_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "m.onnx", ["n", "tokens", "words"])
-    with pytest.raises(ConversionError, match="--shape: 3 does not fit input"):
-        open_source(str(path), recipe(shapes={"": (3,)}))
-
-
 @pytest.mark.parametrize("opset", [13, OPSET])
 def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
     model = open_source(str(write(tmp_path / "m.onnx", ["n", 2], opset=opset)), OPTIONS)

@@ -111,19 +111,10 @@ class TestFactories:
         assert model.keywords
         assert model.run({"image": np.ones((1, 3), "f4")})["output"].tolist() == [[2, 2, 2]]
 
-    def test_the_module_is_in_evaluation_mode_and_fp32(self, file: Path) -> None:
-        model = open_source(f"{file}:dropping", OPTIONS)
-        np.testing.assert_array_equal(model.run({"input": np.ones((2, 3), "f4")})["output"], np.ones((2, 3)))
-        assert {p.dtype for p in open_source(f"{file}:make", OPTIONS).module.parameters()} == {torch.float32}
-
     def test_weights_are_loaded(self, file: Path, tmp_path: Path) -> None:
         torch.save({"factor": torch.tensor(5.0)}, tmp_path / "w.pth")
         model = open_source(f"{file}:make", recipe(weights=tmp_path / "w.pth"))
         assert model.run({"image": np.ones((1, 3), "f4")})["output"][0, 0] == 5
-
-    def test_a_module_on_the_path(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.syspath_prepend(str(file.parent))
-        assert open_source("a_models_file:make", OPTIONS).inputs[0].name == "image"
 
 
 class TestErrors:

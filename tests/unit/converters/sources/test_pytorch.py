@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import pytorch
 from graphkiln_converters.sources.base import InputSpec
@@ -73,10 +72,6 @@ class TestNamedOutputs:
         found = named_outputs(outputs)
         assert list(found) == names
         assert next(iter(found.values())) is ONE
-
-    def test_what_is_none_is_left_out(self) -> None:
-        assert list(named_outputs({"logits": ONE, "loss": None})) == ["logits"]
-        assert list(named_outputs(Pair(ONE, None))) == ["scores"]
 
     @pytest.mark.parametrize(
         ("outputs", "kind"), [("text", "str"), ((ONE, 3), "int"), (None, "NoneType"), ([None], "NoneType")]
@@ -185,12 +180,6 @@ def test_a_tensor_has_the_size_of_its_shape(kind: type[nn.Module]) -> None:
     assert "len" not in vars(HERE)
 
 
-def test_after_an_error_everything_is_as_before() -> None:
-    with pytest.raises(KeyError), varying_lengths(Counting()):
-        raise KeyError
-    assert "len" not in vars(HERE)
-
-
 # Tensors as arrays and back, of every type that both have.
 
 
@@ -205,11 +194,6 @@ def test_there_and_back(dtype: torch.dtype) -> None:
     assert bool((back == tensor.T).all())
 
 
-def test_text_is_none() -> None:
-    with pytest.raises(ConversionError, match="PyTorch has no tensors of BYTES"):
-        to_tensor(np.array(["a"], np.object_))
-
-
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn])
 def test_what_triton_does_not_carry(dtype: torch.dtype) -> None:
     with pytest.raises(ConversionError, match=f"a tensor of {dtype} cannot be served"):
@@ -222,11 +206,6 @@ def test_what_triton_does_not_carry(dtype: torch.dtype) -> None:
 class Two(nn.Module):
     def forward(self, image: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return image * scale
-
-
-class Variable(nn.Module):
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return tensors[0]
 
 
 IMAGE, SCALE = torch.zeros(2, 3, 8, 8), torch.zeros(2, 1, dtype=torch.float64)
@@ -246,16 +225,8 @@ class TestNames:
     def test_are_those_of_forward_or_of_the_example(self, example: Any, names: list[str]) -> None:
         assert [spec.name for spec in input_specs(Two(), example)] == names
 
-    def test_of_variable_arguments_are_numbered(self) -> None:
-        assert [spec.name for spec in input_specs(Variable(), (IMAGE, SCALE))] == ["input_0", "input_1"]
-
 
 class TestSpecs:
-    def test_shapes_are_those_of_one_sample(self) -> None:
-        image, scale = input_specs(Two(), (IMAGE, SCALE))
-        assert (image.shape, image.dtype) == ((3, 8, 8), DType.FP32)
-        assert (scale.shape, scale.dtype) == ((1,), DType.FP64)
-
     @pytest.mark.parametrize(
         ("tensor", "high"),
         [
@@ -270,15 +241,3 @@ class TestSpecs:
     def test_integers_are_drawn_up_to_the_largest_of_the_example(self, tensor: torch.Tensor, high: int) -> None:
         (spec,) = input_specs(Two(), tensor)
         assert spec.high == high
-
-
-class TestErrors:
-    @pytest.mark.parametrize(("example", "kind"), [("text", "str"), (3, "int"), (None, "NoneType"), ({IMAGE}, "set")])
-    def test_another_container(self, example: Any, kind: str) -> None:
-        with pytest.raises(ConversionError, match=f"the example input is a {kind}, expected tensors"):
-            input_specs(Two(), example)
-
-    @pytest.mark.parametrize("value", [torch.tensor(1.0), 3.0, "text", [1, 2]])
-    def test_no_tensor_with_a_batch(self, value: Any) -> None:
-        with pytest.raises(ConversionError, match="'scale' must be a tensor with a batch dimension"):
-            input_specs(Two(), (IMAGE, value))

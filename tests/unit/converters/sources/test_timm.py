@@ -24,23 +24,6 @@ CONFIG: dict[str, Any] = {
 
 
 class TestSpec:
-    def test_is_resized_to_more_than_the_crop(self) -> None:
-        spec = preprocess_from_config(CONFIG, (3, 224, 224))
-        assert spec is not None
-        assert (spec.resize, spec.crop, spec.interpolation, spec.color) == (256, (224, 224), "bicubic", "RGB")
-        assert (spec.mean, spec.std) == ((0.5, 0.4, 0.3), (0.1, 0.2, 0.3))
-
-    @pytest.mark.parametrize(("percent", "resize"), [(1.0, 224), (0.95, 235), (0.9, 248), (0.96, 233)])
-    def test_sizes_are_rounded_down(self, percent: float, resize: int) -> None:
-        spec = preprocess_from_config({**CONFIG, "crop_pct": percent}, (3, 224, 224))
-        assert spec is not None
-        assert spec.resize == resize
-
-    def test_squash_resizes_both_sides(self) -> None:
-        spec = preprocess_from_config({**CONFIG, "crop_mode": "squash"}, (3, 100, 200))
-        assert spec is not None
-        assert (spec.resize, spec.crop) == ((114, 228), (100, 200))
-
     @pytest.mark.parametrize(
         ("changes", "shape"),
         [
@@ -72,12 +55,6 @@ class TestCreation:
         with pytest.raises(ConversionError, match="cannot download the weights of resnet18") as caught:
             source._create("resnet18", recipe(pretrained=True))
         assert "--weights FILE" in caught.value.hint
-
-
-def test_an_unknown_architecture() -> None:
-    with pytest.raises(ConversionError, match=r"timm has no architecture 'resnet19\.a1'") as caught:
-        open_source("resnet19.a1", recipe())
-    assert "did you mean 'resnet1" in caught.value.hint
 
 
 def test_a_small_one() -> None:

@@ -13,7 +13,6 @@ from recipes import recipe
 from tiny_detectors import tiny_detector
 
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.graph.task import Segmentation
 from graphkiln_converters.sources import torchvision as torchvision_detection
 from graphkiln_converters.sources.torchvision import (
@@ -39,11 +38,6 @@ def transforms(**changes: Any) -> SimpleNamespace:
 
 
 class TestSpec:
-    def test_is_that_of_the_transforms(self) -> None:
-        spec = preprocess_from_transforms(transforms(), (3, 224, 224))
-        assert (spec.resize, spec.crop, spec.interpolation) == (256, (224, 224), "bilinear")
-        assert (spec.mean, spec.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
     @pytest.mark.parametrize(
         ("shape", "resize"),
         [((3, 112, 112), 128), ((3, 448, 448), 512), ((3, 64, 96), 73), ((3, 96, 64), 73), ((3, 1, 1), 1)],
@@ -54,11 +48,6 @@ class TestSpec:
         spec = preprocess_from_transforms(transforms(), shape)
         assert (spec.resize, spec.crop) == (resize, shape[1:])
 
-    @pytest.mark.parametrize("shape", [(224, 224), (3, 16, 224, 224), ()])
-    def test_of_what_is_no_image(self, shape: tuple[int, ...]) -> None:
-        with pytest.raises(ConversionError, match="an image has three dimensions, --shape gives"):
-            preprocess_from_transforms(transforms(), shape)
-
 
 def test_an_unknown_architecture() -> None:
     with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
@@ -68,7 +57,6 @@ def test_an_unknown_architecture() -> None:
 
 # What of torchvision's detectors is known without running them.
 
-FIXED = SimpleNamespace(fixed_size=(320, 300), min_size=(1,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
 FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
@@ -77,12 +65,6 @@ def test_other_sizes_than_torchvision_makes_are_refused(shape: tuple[int, ...]) 
     with pytest.raises(ConversionError) as caught:
         torchvision_detection._size(FREE, recipe(shapes={"": shape}))
     assert "--shape 3x" in caught.value.hint
-
-
-def test_images_are_fitted_as_torchvision_does() -> None:
-    assert torchvision_detection._preprocess(FIXED, (300, 320)).resize == (300, 320)
-    fitted = torchvision_detection._preprocess(FREE, (800, 640)).letterbox
-    assert fitted == Letterbox(size=(800, 640), padding=None, position="top-left", rounding="down")
 
 
 def test_a_detector_of_another_kind_is_refused() -> None:

@@ -11,12 +11,10 @@ import onnx_ir
 import pytest
 import split_graphs
 
-from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeCost, NodeTimes
+from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.lowering.parallel.parts import count_costs
-from graphkiln_backend.lowering.parallel.speed import CPU_CORE, MeasuredSpeed, Speed, find_times, graph_digest
+from graphkiln_backend.lowering.parallel.speed import CPU_CORE, MeasuredSpeed, Speed
 from graphkiln_backend.lowering.parallel.stages import find_stages
-from graphkiln_backend.repository.version import ModelVersion
 
 COUNTED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e12, link_s=0.0)
 """A second for each operation."""
@@ -105,23 +103,3 @@ def test_stages_are_balanced_better_or_as_well(tmp_path: Path, make: Callable[[]
         return max(truth[stage.begin : stage.end].sum() for stage in find_stages(costs, stages, speed, rows=4))
 
     assert slowest(MeasuredSpeed.of(CPU_CORE, found, costs)) <= slowest(CPU_CORE)
-
-
-class TestFile:
-    @pytest.fixture
-    def version(self, tmp_path: Path) -> ModelVersion:
-        graph = split_graphs.save(split_graphs.mlp(), tmp_path / "1")
-        return ModelVersion(graph_path=graph, manifest=None, golden=None)
-
-    def test_there_may_be_none(self, version: ModelVersion) -> None:
-        assert find_times(version) is None
-
-    def test_of_the_graph(self, version: ModelVersion) -> None:
-        own = replace(times(of_1={"n0": 1.0}), graph=graph_digest(version))
-        (version.graph_path.parent / NODE_TIMES_FILE).write_text(own.text())
-        assert find_times(version) == own
-
-    def test_of_another_graph(self, version: ModelVersion) -> None:
-        (version.graph_path.parent / NODE_TIMES_FILE).write_text(times(of_1={"n0": 1.0}).text())
-        with pytest.raises(LoweringError, match="it was measured of another graph"):
-            find_times(version)
