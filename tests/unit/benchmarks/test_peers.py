@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import email
-import email.policy
-import json
-import struct
 import subprocess
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,59 +13,6 @@ from peers.protocols import PEERS, Peer, parse_json
 
 from graphkiln.story.worker import Throughput
 from graphkiln_backend.graph.errors import MeasurementError
-
-JPEG = b"\xff\xd8jpeg\r\n--peer\xff\xd9"
-BEST = [["class 1", 0.5], ["class 2", 0.25]]
-
-
-def v2(labels: list[str], scores: list[float]) -> bytes:
-    outputs = [{"name": "scores", "data": scores}, {"name": "labels", "data": labels}]
-    return json.dumps({"outputs": outputs}).encode()
-
-
-class TestRequests:
-    @pytest.mark.parametrize(("name", "path"), [("fastapi", "/classify"), ("litserve", "/predict"), ("rayserve", "/")])
-    def test_plain_servers_get_the_jpeg(self, name: str, path: str) -> None:
-        request = PEERS[name].request("h", 1, JPEG)
-        assert (request.path, request.body) == (path, JPEG)
-        assert request.headers["Host"] == "h:1"
-
-    def test_bentoml_gets_a_form_of_one_image(self) -> None:
-        request = PEERS["bentoml"].request("h", 1, JPEG)
-        head = f"Content-Type: {request.headers['Content-Type']}\r\n\r\n".encode()
-        (part,) = email.message_from_bytes(head + request.body, policy=email.policy.HTTP).iter_parts()
-        assert part.get_content_type() == "image/jpeg"
-        assert part.get_payload(decode=True) == JPEG
-
-    def test_mlserver_gets_base64(self) -> None:
-        (tensor,) = json.loads(PEERS["mlserver"].request("h", 1, JPEG).body)["inputs"]
-        assert base64.b64decode(tensor["data"][0]) == JPEG
-        assert (tensor["datatype"], tensor["shape"]) == ("BYTES", [1, 1])
-
-    def test_pytriton_gets_a_binary_tensor(self) -> None:
-        request = PEERS["pytriton"].request("h", 1, JPEG)
-        length = int(request.headers["Inference-Header-Content-Length"])
-        (tensor,) = json.loads(request.body[:length])["inputs"]
-        binary = request.body[length:]
-        assert tensor["parameters"]["binary_data_size"] == len(binary)
-        assert struct.unpack("<I", binary[:4]) == (len(JPEG),)
-        assert binary[4:] == JPEG
-
-
-class TestResponses:
-    @pytest.mark.parametrize(
-        ("name", "body"),
-        [
-            ("fastapi", json.dumps(BEST).encode()),
-            ("litserve", json.dumps(BEST).encode()),
-            ("rayserve", json.dumps(BEST).encode()),
-            ("bentoml", json.dumps([BEST]).encode()),
-            ("mlserver", v2(["class 1", "class 2"], [0.5, 0.25])),
-            ("pytriton", v2(["class 1", "class 2"], [0.5, 0.25])),
-        ],
-    )
-    def test_are_labels_and_scores(self, name: str, body: bytes) -> None:
-        assert PEERS[name].parse(body) == [("class 1", 0.5), ("class 2", 0.25)]
 
 
 class TestReadiness:

@@ -30,18 +30,6 @@ class TestResults:
         assert {"machine", "gpu", "system", "versions", "date", "commit"} == set(result["facts"])
         assert re.fullmatch(r"[0-9a-f]{7,}|unknown", result["facts"]["commit"])
 
-    def test_outside_of_a_checkout_the_commit_is_unknown(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(reporting, "REPOSITORY", folder)
-        monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(folder.parent))
-        assert reporting._commit() == "unknown"
-
-
-class TestTables:
-    def test_numbers_are_aligned_to_the_right(self) -> None:
-        assert reporting._table(ROWS, ["set-up", "ratio", "note"]) == (
-            "| set-up | ratio | note |\n| --- | ---: | ---: |\n| one | 1.5 | - |\n| two | 20 | 3.5x |\n"
-        )
-
 
 class TestMarkedTables:
     def test_marked_tables_are_filled_and_all_else_stays(self) -> None:
@@ -50,13 +38,6 @@ class TestMarkedTables:
         text = f"{begin}old\n\nolder\n<!-- end -->\nb <!-- end -->\n"
         table = "| ratio | set-up |\n| ---: | --- |\n| 1.5 | one |\n| 20 | two |\n"
         assert reporting.fill_tables(text) == f"{begin}{table}<!-- end -->\nb <!-- end -->\n"
-
-    def test_several_tables_do_not_run_into_each_other(self) -> None:
-        for name in ("first", "second"):
-            reporting.save_result(name, "t", "c", [{"n": name}])
-        marked = "".join(f"<!-- docs/benchmarks/{name}.json: n -->\n<!-- end -->\n" for name in ("first", "second"))
-        filled = reporting.fill_tables(marked)
-        assert filled.index("| first |") < filled.index("second.json") < filled.index("| second |")
 
 
 class TestPage:
@@ -106,20 +87,4 @@ def test_what_fails_is_not_kept_and_what_was_there_stays(parts: Parts) -> None:
 def test_other_conditions_do_not_stand_in_the_same_table(parts: Parts, tmp_path: Path) -> None:
     parts.measure("one", lambda: [1])
     assert Parts(tmp_path / "parts", 1, 3.0).read("one") is None
-    assert Parts(tmp_path / "parts", 5, 3.0).read("one") == [1]
-
-
-def test_what_is_stopped_while_it_is_written_leaves_the_old_one(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    parts.measure("one", lambda: [1])
-    write = Path.write_text
-
-    def stop(path: Path, text: str) -> int:
-        write(path, text[:10])
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "write_text", stop)
-    with pytest.raises(KeyboardInterrupt):
-        parts.measure("one", lambda: [2], again=True)
     assert Parts(tmp_path / "parts", 5, 3.0).read("one") == [1]

@@ -46,11 +46,6 @@ def test_a_report_of_perf_analyzer_is_in_microseconds() -> None:
     assert (load.per_second, load.p50_ms, load.p99_ms) == (354.5, 21.5, 31.25)
 
 
-def test_a_report_without_a_row_ends_it() -> None:
-    with pytest.raises(SystemExit, match="measured nothing"):
-        read_report(REPORT.splitlines()[0] + "\n")
-
-
 def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]]) -> None:
     assert PerfAnalyzer()("grpc://localhost:8001", "m", 8, 6.0).per_second == 354.5
     words = " ".join(commands[0])
@@ -61,12 +56,6 @@ def test_bench_measures_where_it_is_not_installed(commands: list[tuple[str, ...]
     load = Bench()("http://localhost:8000", "m", 2, 3.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)
     assert "bench --model m --url http://localhost:8000 --concurrency 2 --duration 3.0" in " ".join(commands[0])
-
-
-def test_a_command_that_fails_ends_it_with_what_it_said() -> None:
-    with pytest.raises(SystemExit, match=r"sh -c echo gone >&2; exit 3 ended with code 3: gone"):
-        servers._run("sh", "-c", "echo gone >&2; exit 3")
-    assert servers._run("echo", "fine") == "fine\n"
 
 
 # A server with Triton's own backend: where it is, and what happens when it does not start.

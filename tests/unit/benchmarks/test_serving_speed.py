@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.server
 import json
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,15 +53,6 @@ def test_statistics_are_read(url: str) -> None:
     assert (found["requests"], found["rows"], found["executions"]) == (2, 5, 3)
 
 
-def test_a_sample_is_what_came_between_two_readings() -> None:
-    before = {**dict.fromkeys(serving_speed._STAGES, 1_000_000), "requests": 10, "rows": 10, "executions": 10}
-    after = {**dict.fromkeys(serving_speed._STAGES, 3_000_000), "requests": 20, "rows": 30, "executions": 15}
-    load = Load(per_second=1.0, p50_ms=1.0, p99_ms=1.0)
-    found = serving_speed._sample(load, before, after, 0.5)
-    assert set(found.server_us.values()) == {200.0}
-    assert (found.batch, found.cpu_ms) == (4.0, 50.0)
-
-
 def test_ratios_are_of_each_round_to_the_last_server() -> None:
     rows = rows_of("m, HTTP, 1", "g", {OURS: [sample(90), sample(50), sample(80)], CPP: [sample(100)] * 3})
     assert [(row["set-up"], row["ratio"], row["spread"]) for row in rows] == [(OURS, 0.8, 0.25), (CPP, 1.0, 0.0)]
@@ -91,13 +81,3 @@ def test_both_servers_get_the_same_models_instances_and_threads(
         assert f"count: {variant.instances} " in text
         assert f'key: "{key}" value {{ string_value: "{variant.threads}" }}' in text
         assert ('string_value: "openvino"' in text) == (ours and "openvino" in variant.name)
-
-
-def test_all_set_ups_are_measured_over_both_protocols() -> None:
-    titles = [variant.title(protocol, concurrency) for variant, protocol, concurrency in serving_speed._cases()]
-    assert len(titles) == len(set(titles)) == 16
-    assert "mobilenet-2x1, gRPC, 8" in titles
-
-
-def test_cpu_seconds_are_of_a_process_and_its_children() -> None:
-    assert serving_speed._cpu_seconds(os.getpid()) > 0

@@ -1,4 +1,4 @@
-"""The page of errors."""
+"""The pages that are written from the code."""
 
 from __future__ import annotations
 
@@ -58,12 +58,6 @@ def test_codes_are_those_of_the_classes() -> None:
     assert "| `RunInterrupted` | `ScoringError` | 128 and the number of the signal |" in page
     assert "| `OutOfMemory` | `GraphkilnError` | 1 | UNAVAILABLE: 503, UNAVAILABLE |" in page
     assert "`retry_after_s`: Seconds to wait" in page
-
-
-# The page of metrics.
-
-
-# The page of the numeric policy.
 
 
 # The page of settings.
