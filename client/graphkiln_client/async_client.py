@@ -153,7 +153,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 class AsyncModel:
-    """A model on a server. Task-safe; its metadata, labels and preprocess spec are kept while one version answers."""
+    """A model on a server. Task-safe; metadata, labels and preprocess spec are kept until the server has others."""
 
     def __init__(
         self,

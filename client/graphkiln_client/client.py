@@ -162,7 +162,7 @@ class Client(Closeable):
 
 
 class Model:
-    """A model on a server. Thread-safe; its metadata, labels and preprocess spec are kept while one version answers."""
+    """A model on a server. Thread-safe; metadata, labels and preprocess spec are kept until the server has others."""
 
     def __init__(self, model: AsyncModel) -> None:
         self._model = model
