@@ -14,7 +14,7 @@ from scored_images import row
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import TensorSpec
 from graphkiln_backend.graph.task import Embedding
-from graphkiln_backend.scoring.encoders import AllScores, Encoder, Tensors, TopK, Vectors
+from graphkiln_backend.scoring.encoders import Encoder, all_scores, best_classes, raw_outputs, vectors
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.scorer import Answers
 
@@ -47,11 +47,11 @@ def ones(*shape: int) -> np.ndarray:
 
 SPEC = TensorSpec(name="y", dtype=DType.FP32, shape=("batch", 2, 3))
 ENCODERS = [
-    (AllScores("y", DType.FP32, 3), ones(3)),
-    (Tensors([SPEC]), ones(2, 3)),
-    (Tensors([replace(SPEC, shape=("batch", "many"))]), ones(4)),
-    (TopK("y", DType.FP32, 2), ones(3)),
-    (Vectors(Embedding(vectors="y"), replace(SPEC, shape=("batch", 3))), ones(3)),
+    (all_scores(replace(SPEC, shape=("batch", 3))), ones(3)),
+    (raw_outputs([SPEC]), ones(2, 3)),
+    (raw_outputs([replace(SPEC, shape=("batch", "many"))]), ones(4)),
+    (best_classes(replace(SPEC, shape=("batch", 3)), 2), ones(3)),
+    (vectors(Embedding(vectors="y"), replace(SPEC, shape=("batch", 3))), ones(3)),
 ]
 
 
@@ -59,7 +59,7 @@ ENCODERS = [
 def test_a_file_with_errors_is_read_by_arrow(encoder: Encoder, output: np.ndarray, tmp_path: Path) -> None:
     """It cannot read lists of a fixed size of which one is null, though it writes them."""
     answers = Answers(encoder.schema, "m", 1)
-    answers.add_columns(encoder.encode({"y": output}))
+    answers.add_columns(encoder.encode({"y": output}, []))
     answers.add([row("a", b""), row("b", b"")], [None, "broken"])
     pq.write_table(answers.table(), tmp_path / "rows.parquet")
     read = pq.read_table(tmp_path / "rows.parquet")

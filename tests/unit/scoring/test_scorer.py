@@ -15,7 +15,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring import scorer as module
-from graphkiln_backend.scoring.encoders import Encoder, Size, Tensors
+from graphkiln_backend.scoring.encoders import Encoder, Size, raw_outputs
 from graphkiln_backend.scoring.errors import InputChanged
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, StageTimes
@@ -41,7 +41,7 @@ def scorer(
     computation = Computation(
         session=session,
         image_input=image_input,
-        encoder=encoder or Tensors([spec for spec in specs if spec.name in outputs]),
+        encoder=encoder or raw_outputs([spec for spec in specs if spec.name in outputs]),
         batch_size=batch_size,
         model="means",
         version=7,
@@ -107,21 +107,19 @@ def test_no_rows_are_a_table_of_the_same_columns() -> None:
     assert len(none) == 0
 
 
-class Sizes:
-    """An encoder that writes the size of each image beside its mean."""
+def encode_sizes(outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
+    """Write the size of each image beside its mean."""
+    columns = (outputs["mean"][:, 0].tolist(), [list(size) for size in sizes])
+    return [pa.array(values, kind) for values, kind in zip(columns, SIZES.types, strict=True)]
 
-    schema = pa.schema([pa.field("mean", pa.float32()), pa.field("size", pa.list_(pa.int32()))])
-    outputs = ("mean",)
 
-    def encode(self, outputs: Mapping[str, AnyArray], sizes: Sequence[Size]) -> list[pa.Array]:
-        columns = (outputs["mean"][:, 0].tolist(), [list(size) for size in sizes])
-        return [pa.array(values, kind) for values, kind in zip(columns, self.schema.types, strict=True)]
+SIZES = pa.schema([pa.field("mean", pa.float32()), pa.field("size", pa.list_(pa.int32()))])
 
 
 @pytest.mark.parametrize("fails_on", [-1, 2])
 def test_the_size_of_each_image_stays_with_its_row(fails_on: int) -> None:
     rows = [row("1", gray(1, (9, 5))), row("bad", b"no image"), row("2", gray(2, (7, 4))), row("3", gray(3, (8, 6)))]
-    with scorer(FakeSession(fails_on), encoder=Sizes()) as opened:
+    with scorer(FakeSession(fails_on), encoder=Encoder(SIZES, ("mean",), encode_sizes)) as opened:
         table = opened.answer(rows).table
     second = (None, None) if fails_on == 2 else (2, [4, 7])
     assert table.column("mean").to_pylist() == [1, None, second[0], 3]
