@@ -134,7 +134,7 @@ def _count(destination: Path) -> Counter[str]:
 def _drive(request: ScoreRequest) -> None:
     """The driver's process: a line per commit."""
     from graphkiln_backend.scoring.driver import score_data_set
-    from graphkiln_backend.scoring.events import UnitCommitted
+    from graphkiln_backend.scoring.messages import UnitCommitted
 
     score_data_set(request, lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None)
 

@@ -27,9 +27,8 @@ import psutil
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.driver import score_data_set
-from graphkiln_backend.scoring.events import UnitCommitted
+from graphkiln_backend.scoring.messages import StageTimes, UnitCommitted
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.scorer import StageTimes
 
 # Of torchvision's weights.
 PREPROCESS = Preprocess(
@@ -145,11 +144,11 @@ def run_graphkiln(job: Job) -> RunReport:
 
     request = request_for(job.model, job.source, job.destination, job.cache, job.cores, rows=job.rows)
     with memory:
-        summary = score_data_set(replace(request, workers=job.workers), note)
+        score_data_set(replace(request, workers=job.workers), note)
         ended = time.monotonic()
     stages = asdict(reduce(add, times, StageTimes()))
     return RunReport(
-        rows=summary.scored,
+        rows=memory.rows,
         seconds=ended - min(starts),
         stages=stages,
         readings=memory.readings,

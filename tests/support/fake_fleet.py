@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
-from graphkiln_backend.scoring.outcomes import (
+from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
     Cause,

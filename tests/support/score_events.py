@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
     Event,
     NodeJoined,
     RunFinished,
     RunPlanned,
-    Summary,
+    StageTimes,
     UnitCommitted,
+    UnitReport,
     UnitRetried,
     WorkerEnded,
+    WorkerFacts,
     WorkerReady,
 )
-from graphkiln_backend.scoring.outcomes import UnitReport, WorkerFacts
-from graphkiln_backend.scoring.scorer import StageTimes
 
 PLANNED = RunPlanned(configuration="c0ffee", units=10, rows=1000, size_bytes=5000, done_units=4, done_rows=400)
 SELF_TEST = (
@@ -55,5 +55,5 @@ RUN: tuple[Event, ...] = (
     ENDED,
     WorkerReady(worker="worker-2", facts=FACTS),
     committed("b", errors=3, quarantined={"cats/7.jpg": "it ends its worker: signal 11"}, twin=True),
-    RunFinished(summary=Summary()),
+    RunFinished(),
 )

@@ -1,4 +1,4 @@
-"""A run, from the request to the summary: read the model, lock the destination, plan, score what is left, account.
+"""A run: read the model, lock the destination, plan, score what is left, account for every row.
 
 `graphkiln.scoring.running` calls `score_data_set`, after it has looked for mistakes in the request.
 """
@@ -8,21 +8,21 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import ClaimLost, RunInterrupted
-from graphkiln_backend.scoring.events import Report, RunFinished, RunPlanned, Summary
 from graphkiln_backend.scoring.fleet import RayFleet
+from graphkiln_backend.scoring.messages import Attempt, Outcome, Report, RunFinished, RunPlanned
 from graphkiln_backend.scoring.model import read_model, with_local_model
 from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.outcomes import Fleet
 from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_resume_state, settle_stale, write_plan
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import Schedule
@@ -41,7 +41,7 @@ WriteNotes = Callable[[Destination, Lock, BaseException | None], None]
 
 def score_data_set(
     request: ScoreRequest, report: Report = lambda _: None, write_notes: WriteNotes = lambda *_: None
-) -> Summary:
+) -> None:
     """Score a data set. Returns only when every row of the input is accounted for in the destination.
 
     Args:
@@ -61,14 +61,11 @@ def score_data_set(
         destination = open_destination(request)
         destination.prepare()
         with destination.claim(run_id) as lock, _leaving_notes(destination, lock, write_notes):
-            summary = _score(model, destination, lock, folder.path / PLAN, run_id=run_id, report=report)
-    report(RunFinished(summary=summary))
-    return summary
+            _score(model, destination, lock, folder.path / PLAN, run_id=run_id, report=report)
+    report(RunFinished())
 
 
-def _score(
-    model: RunModel, destination: Destination, lock: Lock, plan: Path, *, run_id: str, report: Report
-) -> Summary:
+def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, *, run_id: str, report: Report) -> None:
     """Plan, score what has no result yet, and check the destination."""
     request, configuration = model.request, model.configuration
     totals = write_plan(plan, _checked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
@@ -88,9 +85,8 @@ def _score(
             removed_units=len(state.stale),
         )
     )
-    summary = Summary(units=totals.units, rows=totals.rows, done_before=state.done_units)
     units = (unit for unit in read_plan(plan) if unit.id not in state.committed)
-    schedule = Schedule(units, report, summary)
+    schedule = Schedule(units, report)
     if state.done_units < totals.units:
         with (
             connect(request.address),
@@ -100,7 +96,26 @@ def _score(
             drive(schedule, fleet, lock.check)
     account(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
     lock.check()
-    return summary
+
+
+class Fleet(Protocol):
+    """Workers, wherever they are: `RayFleet` on a cluster."""
+
+    def assign(self, worker: str, number: int, attempt: Attempt) -> None:
+        """Give a worker that is ready an attempt; outcomes have its number."""
+        ...
+
+    def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
+        """Return what has happened since, and replace workers meanwhile.
+
+        Args:
+            timeout_s: How long to wait for something to happen.
+            patience_s: Seconds without progress after which a worker that has attempts hangs.
+
+        Raises:
+            ScoringError: No worker can be had.
+        """
+        ...
 
 
 def drive(

@@ -22,8 +22,17 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from graphkiln_backend.scoring import preflight
 from graphkiln_backend.scoring.cluster import Node, Room, living_nodes, on_node, room_of
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused
-from graphkiln_backend.scoring.outcomes import Attempt, Blame, Ended, Outcome, Ready
+from graphkiln_backend.scoring.messages import (
+    Attempt,
+    Blame,
+    Ended,
+    Event,
+    NodeJoined,
+    NodeLost,
+    NodeRefused,
+    Outcome,
+    Ready,
+)
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER
 from graphkiln_backend.scoring.worker import WorkerActor

@@ -15,27 +15,24 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.events import (
-    Event,
-    RowQuarantined,
-    Summary,
-    UnitCommitted,
-    UnitFailed,
-    UnitRetried,
-    WorkerEnded,
-    WorkerReady,
-)
-from graphkiln_backend.scoring.outcomes import (
+from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
     Cause,
     Done,
     Ended,
+    Event,
     Failed,
     Outcome,
     Ready,
+    RowQuarantined,
     Span,
+    UnitCommitted,
+    UnitFailed,
     UnitReport,
+    UnitRetried,
+    WorkerEnded,
+    WorkerReady,
 )
 from graphkiln_backend.scoring.units import Unit
 
@@ -181,14 +178,13 @@ class Schedule:
     Args:
         units: What is to be scored.
         report: Called with what happens.
-        summary: Where it is counted.
 
     Attributes:
         failed: Units that stay without a result; the run ends when there are many in a row.
     """
 
-    def __init__(self, units: Iterator[Unit], report: Callable[[Event], None], summary: Summary) -> None:
-        self._units, self._report, self.summary = units, report, summary
+    def __init__(self, units: Iterator[Unit], report: Callable[[Event], None]) -> None:
+        self._units, self._report = units, report
         self._exhausted = False
         self._numbers = count(1)
         self._retries: list[tuple[float, int, _UnitState]] = []
@@ -289,17 +285,13 @@ class Schedule:
     def _commit(self, worker: str, report: UnitReport) -> None:
         self._store_failures = self._failed_units = 0
         self._seconds.append(report.seconds)
-        self.summary.scored += report.rows - report.errors
-        self.summary.errors += report.errors
-        self.summary.quarantined += len(report.quarantined)
-        self.summary.twins += report.twin
         self._report(UnitCommitted(worker=worker, report=report))
 
     def _fail(self, running: _Running, cause: Cause, reason: str, now: float) -> None:
         state = running.state
         state.failures[cause] += 1
         if cause is Cause.ROWS:
-            self._count_retry(state, reason)
+            self._report_retry(state, reason)
             state.blame(alone=running.alone, reason=reason)
             self._try_again(state)
         elif state.failures[cause] >= _MOST_TRIES[cause]:
@@ -307,13 +299,12 @@ class Schedule:
         else:
             if cause is Cause.STORE:
                 self._count_store_failure(reason)
-            self._count_retry(state, reason)
+            self._report_retry(state, reason)
             self._queue(state, now + min(LONGEST_WAIT_S, 0.5 * 2.0 ** state.failures[cause]))
 
     def _end(self, outcome: Ended, now: float) -> None:
         node = self._nodes.pop(outcome.worker, "")
         self._reserved.discard(outcome.worker)
-        self.summary.workers_ended += 1
         unfit = outcome.blame is Blame.WORKER
         self._report(WorkerEnded(worker=outcome.worker, node=node, reason=outcome.reason, unfit=unfit))
         for number in sorted(self._busy.pop(outcome.worker, ())):
@@ -321,7 +312,7 @@ class Schedule:
             if number in outcome.committing:  # all of its rows were computed
                 self._fail(running, Cause.COMMIT, outcome.reason, now)
                 continue
-            self._count_retry(running.state, outcome.reason)
+            self._report_retry(running.state, outcome.reason)
             if outcome.blame is Blame.ROWS:
                 running.state.blame(alone=running.alone, reason=outcome.reason)
             self._try_again(running.state, now)
@@ -347,8 +338,7 @@ class Schedule:
         else:
             heapq.heappush(self._retries, (due, next(self._numbers), state))
 
-    def _count_retry(self, state: _UnitState, reason: str) -> None:
-        self.summary.retries += 1
+    def _report_retry(self, state: _UnitState, reason: str) -> None:
         self._report(UnitRetried(unit_id=state.unit.id, path=state.unit.path, reason=reason))
 
     def _count_store_failure(self, reason: str) -> None:

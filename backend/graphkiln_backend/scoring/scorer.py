@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.encoders import Encoder
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import StageTimes
 from graphkiln_backend.scoring.reading import Prepared, Reader
 from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable
@@ -198,32 +199,6 @@ class Scored:
 
     table: pa.Table
     times: StageTimes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageTimes:
-    """Seconds of each stage of some units. Stages overlap: their sum is no elapsed time.
-
-    Attributes:
-        read_s: Elapsed while rows were read, summed over all readers: what a store takes to answer.
-        decode_s: Processor time of decoding and preprocessing.
-        wait_s: Elapsed while a batch waited for its rows: what faster reading or more cores for decoding would save.
-        compute_s: Elapsed in the session.
-        encode_s: Processor time of making columns from outputs.
-        commit_s: Elapsed in the destination.
-    """
-
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
-    compute_s: float = 0.0
-    encode_s: float = 0.0
-    commit_s: float = 0.0
-
-    def __add__(self, other: StageTimes) -> StageTimes:
-        """Add the stages of other units."""
-        names = [field.name for field in fields(self)]
-        return StageTimes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class Answers:

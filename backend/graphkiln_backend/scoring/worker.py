@@ -35,9 +35,7 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
-from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
-from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.outcomes import (
+from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
     Cause,
@@ -45,11 +43,14 @@ from graphkiln_backend.scoring.outcomes import (
     Ended,
     Failed,
     Ready,
+    StageTimes,
     UnitReport,
     WorkerFacts,
 )
+from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
+from graphkiln_backend.scoring.opening import open_destination, open_source
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.scorer import Scored, StageTimes
+from graphkiln_backend.scoring.scorer import Scored
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable

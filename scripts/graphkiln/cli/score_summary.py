@@ -17,7 +17,7 @@ from graphkiln_backend.graph.files import format_size
 
 if TYPE_CHECKING:
     from graphkiln.scoring.record import RunRecord, WorkerRecord
-    from graphkiln_backend.scoring.scorer import StageTimes
+    from graphkiln_backend.scoring.messages import StageTimes
     from graphkiln_backend.scoring.verify import Verification
 
 _COLUMNS = 80

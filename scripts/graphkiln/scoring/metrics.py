@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from functools import singledispatchmethod
 
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
     Event,
     NodeLost,
     RunPlanned,
@@ -44,7 +43,6 @@ GAUGES: Mapping[str, str] = {
 }
 UNIT_SECONDS = "graphkiln_score_unit_seconds"
 _BOUNDARIES = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]
-_STAGE = "_s"
 _ANYWHERE = ""  # the node of what happened to a unit on no particular one
 
 
@@ -95,50 +93,34 @@ class RunMetrics:
     def observe(self, event: Event) -> None:
         """Take an event in."""
         self._registry = self._registry or self._open()
-        self._take(event)
+        match event:
+            case RunPlanned():
+                self._units_left, self._rows_left = event.units - event.done_units, event.rows - event.done_rows
+            case WorkerReady():
+                self._nodes[event.worker] = event.facts.node
+            case WorkerEnded():
+                self._nodes.pop(event.worker, None)
+                cause = "unfit" if event.unfit else "ended"
+                self._count("graphkiln_score_workers_ended_total", 1, node=event.node, cause=cause)
+            case NodeLost():
+                self._count("graphkiln_score_nodes_lost_total", 1, node=event.node)
+            case UnitRetried() | UnitFailed():
+                outcome = "retried" if isinstance(event, UnitRetried) else "failed"
+                self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome=outcome)
+            case UnitCommitted():
+                self._count_unit(event)
         if self._registry:
             self._registry.show("graphkiln_score_units_left", self._units_left)
             self._registry.show("graphkiln_score_rows_left", self._rows_left)
             self._registry.show("graphkiln_score_workers", len(self._nodes))
 
-    @singledispatchmethod
-    def _take(self, event: Event) -> None:
-        """An event that changes no figure."""
-
-    @_take.register
-    def _(self, event: RunPlanned) -> None:
-        self._units_left, self._rows_left = event.units - event.done_units, event.rows - event.done_rows
-
-    @_take.register
-    def _(self, event: WorkerReady) -> None:
-        self._nodes[event.worker] = event.facts.node
-
-    @_take.register
-    def _(self, event: WorkerEnded) -> None:
-        self._nodes.pop(event.worker, None)
-        cause = "unfit" if event.unfit else "ended"
-        self._count("graphkiln_score_workers_ended_total", 1, node=event.node, cause=cause)
-
-    @_take.register
-    def _(self, event: NodeLost) -> None:
-        self._count("graphkiln_score_nodes_lost_total", 1, node=event.node)
-
-    @_take.register
-    def _(self, event: UnitRetried) -> None:  # noqa: ARG002  dispatched by its type
-        self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome="retried")
-
-    @_take.register
-    def _(self, event: UnitFailed) -> None:  # noqa: ARG002  dispatched by its type
-        self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome="failed")
-
-    @_take.register
-    def _(self, event: UnitCommitted) -> None:
+    def _count_unit(self, event: UnitCommitted) -> None:
         report, node = event.report, self._nodes.get(event.worker, _ANYWHERE)
         self._count("graphkiln_score_units_total", 1, node=node, outcome="committed")
         self._count("graphkiln_score_units_total", int(report.twin), node=node, outcome="twin")
         for field in fields(report.times):
-            stage, seconds = field.name.removesuffix(_STAGE), getattr(report.times, field.name)
-            self._count("graphkiln_score_stage_seconds_total", seconds, node=node, stage=stage)
+            seconds = getattr(report.times, field.name)
+            self._count("graphkiln_score_stage_seconds_total", seconds, node=node, stage=field.name.removesuffix("_s"))
         if self._registry:
             self._registry.measure_unit(report.seconds, {"node": node})
         self._units_left, self._rows_left = self._units_left - 1, self._rows_left - report.rows

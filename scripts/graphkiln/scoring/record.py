@@ -20,8 +20,8 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.messages import StageTimes
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.scorer import StageTimes
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 
 _log = logging.getLogger("graphkiln.scoring")

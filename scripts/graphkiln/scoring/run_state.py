@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
+from typing import Any
 
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
     Event,
     NodeJoined,
     NodeLost,
@@ -16,21 +16,55 @@ from graphkiln_backend.scoring.events import (
     RowQuarantined,
     RunFinished,
     RunPlanned,
+    StageTimes,
     UnitCommitted,
     UnitFailed,
+    UnitReport,
     UnitRetried,
     WorkerEnded,
+    WorkerFacts,
     WorkerReady,
 )
-from graphkiln_backend.scoring.outcomes import WorkerFacts
-from graphkiln_backend.scoring.scorer import StageTimes
-
-# How far a run is: one snapshot, which the terminal shows and `--progress json` prints.
-#
-# A line of `--progress json` is a `Progress` as JSON. `schema` changes when a key goes or means something else; new
-# keys may come without.
 
 SCHEMA = 1
+# The name of each event in `Progress`, and its message; empty where the figures say it all.
+_WORDS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
+    RunPlanned: (
+        "planned",
+        lambda event: (
+            f"removed the results of {event.removed_units} units, whose input has changed"
+            if event.removed_units
+            else ""
+        ),
+    ),
+    NodeJoined: (
+        "node",
+        lambda event: f"{event.node}: starting {event.workers} worker{'s' if event.workers > 1 else ''}",
+    ),
+    NodeLost: ("node", lambda event: f"{event.node} is gone: what it had begun is done elsewhere"),
+    NodeRefused: ("node", lambda event: f"{event.node} takes no part: {event.reason}"),
+    WorkerReady: (
+        "worker",
+        lambda event: (
+            f"{event.worker} on {event.facts.node}: {event.facts.session}, ready in {event.facts.seconds:.1f} s"
+        ),
+    ),
+    WorkerEnded: ("worker", lambda event: f"{event.worker} on {event.node} ended: {event.reason}"),
+    UnitCommitted: ("unit", lambda _: ""),
+    UnitRetried: ("retry", lambda event: f"{event.path}: tried again: {event.reason}"),
+    RowQuarantined: (
+        "quarantine",
+        lambda event: f"{event.path}: row {event.position} of unit {event.unit_id}: {event.reason}",
+    ),
+    UnitFailed: (
+        "failed",
+        lambda event: f"{event.path}: unit {event.unit_id} stays without a result: {event.reason}",
+    ),
+    RunFinished: ("finished", lambda _: ""),
+}
+_RECENT_S = 60.0
+_MOST_NAMED = 1000  # rows and problems that are named one by one; more are only counted
+_MANY_ROWS = 100  # where so many rows have an error, and no other row an answer, it is not the rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +73,6 @@ class WorkerProgress:
 
     Attributes:
         node: Name of its machine.
-        pid: Process id.
         session: Engine, device and precision.
         units: Committed by it.
         rows: In these.
@@ -58,10 +91,10 @@ class WorkerProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A run so far.
+    """A run so far, which the terminal shows; as JSON it is a line of `--progress json`.
 
     Attributes:
-        schema: Schema of this object.
+        schema: Schema of this object; it changes when a key goes or means something else. New keys may come without.
         event: What just happened: `begun`, `planned`, `node`, `worker`, `unit`, `retry`, `quarantine`,
             `failed` (a unit stays without a result), `finished` (each row is accounted for).
         message: The same in words, for a person; empty where the figures say it all.
@@ -95,12 +128,7 @@ class Progress:
     retries: int = 0
     rows_per_s: float = 0.0
     seconds_left: float | None = None
-    workers: tuple[WorkerProgress, ...] = field(default_factory=tuple)
-
-
-_RECENT_S = 60.0
-_MOST_NAMED = 1000  # rows and problems that are named one by one; more are only counted
-_MANY_ROWS = 100  # where so many rows have an error, and no other row an answer, it is not the rows
+    workers: tuple[WorkerProgress, ...] = ()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -134,15 +162,22 @@ class WorkerTally:
         """From when it was ready to its last commit."""
         return self.rows / (self.last_s - self.ready_s) if self.last_s > self.ready_s else 0.0
 
+    def progress(self) -> WorkerProgress:
+        """The worker so far."""
+        return WorkerProgress(
+            node=self.node,
+            pid=self.facts.pid if self.facts else 0,
+            session=self.facts.session if self.facts else "",
+            units=self.units,
+            rows=self.rows,
+            rows_per_s=round(self.rows_per_s, 1),
+            ended=self.ended,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantinedRow:
-    """A row that ended a worker.
-
-    Attributes:
-        id: Id of the row.
-        reason: What it does.
-    """
+    """A row that ended a worker, and what it does."""
 
     id: str
     unit_id: str
@@ -151,9 +186,6 @@ class QuarantinedRow:
 
 class RunState:
     """Adds up the events of a run.
-
-    Args:
-        clock: Seconds that only grow.
 
     Attributes:
         plan: What there is to do; None until that is known.
@@ -178,7 +210,7 @@ class RunState:
         self._clock, self._begun = clock, clock()
         self._first_ready: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
-        self._message = ("begun", "")
+        self._latest = ("begun", "")
         self._doubted = False
 
     @property
@@ -197,28 +229,29 @@ class RunState:
         return self.rows / self.computing_s if self.rows and self.computing_s > 0 else 0.0
 
     def observe(self, event: Event) -> Progress:
-        """Take an event in.
-
-        Returns:
-            The run with it.
-        """
-        self._take(event)
+        """Take an event in, and return the progress with it."""
+        self._count(event)
+        name, in_words = _WORDS[type(event)]
+        message = in_words(event)
+        self._latest = (name, message)
+        if message and not isinstance(event, NodeJoined | WorkerReady):
+            self._keep_problem(message)
+        if isinstance(event, UnitCommitted):
+            self._doubt(event.report.example)
         return self.progress()
 
     def progress(self) -> Progress:
         """The progress now."""
-        event, message = self._message
-        planned = self.plan
-        units_before, rows_before = (planned.done_units, planned.done_rows) if planned else (0, 0)
-        units = planned.units if planned else 0
-        rows = planned.rows if planned else 0
+        event, message = self._latest
+        plan = self.plan
+        rows, rows_before = (plan.rows, plan.done_rows) if plan else (0, 0)
         left, rate = max(rows - rows_before - self.rows, 0), self.rows_per_s
         return Progress(
             event=event,
             message=message,
             seconds=round(self.seconds, 3),
-            units=units,
-            units_before=units_before,
+            units=plan.units if plan else 0,
+            units_before=plan.done_units if plan else 0,
             units_done=self.units,
             rows=rows,
             rows_before=rows_before,
@@ -228,7 +261,7 @@ class RunState:
             retries=self.retries,
             rows_per_s=round(self._recent_rate(), 1),
             seconds_left=round(left / rate, 1) if rate else None if left else 0.0,
-            workers=tuple(map(_worker_progress, self.workers.values())),
+            workers=tuple(tally.progress() for tally in self.workers.values()),
         )
 
     def _recent_rate(self) -> float:
@@ -238,48 +271,25 @@ class RunState:
         span = min(self.computing_s, _RECENT_S)
         return sum(rows for _, rows in self._recent) / span if span > 0 else 0.0
 
-    @singledispatchmethod
-    def _take(self, event: Event) -> None:
-        """An event that changes no figure."""
+    def _count(self, event: Event) -> None:
+        match event:
+            case RunPlanned():
+                self.plan = event
+            case WorkerReady():
+                if self._first_ready is None:
+                    self._first_ready = self.seconds
+                self.workers[event.worker] = WorkerTally(facts=event.facts, node=event.facts.node, ready_s=self.seconds)
+            case WorkerEnded():
+                tally = self.workers.setdefault(event.worker, WorkerTally(facts=None, node=event.node))
+                tally.ended = event.reason
+            case UnitCommitted():
+                self._count_unit(event.worker, event.report)
+            case UnitRetried():
+                self.retries += 1
+            case RunFinished():
+                self.finished = True
 
-    @_take.register
-    def _(self, event: RunPlanned) -> None:
-        self.plan = event
-        self._message = ("planned", "")
-        if event.removed_units:
-            self._tell("planned", f"removed the results of {event.removed_units} units, whose input has changed")
-
-    @_take.register
-    def _(self, event: NodeJoined) -> None:
-        plural = "s" if event.workers > 1 else ""
-        self._message = ("node", f"{event.node}: starting {event.workers} worker{plural}")
-
-    @_take.register
-    def _(self, event: NodeLost) -> None:
-        self._tell("node", f"{event.node} is gone: what it had begun is done elsewhere")
-
-    @_take.register
-    def _(self, event: NodeRefused) -> None:
-        self._tell("node", f"{event.node} takes no part: {event.reason}")
-
-    @_take.register
-    def _(self, event: WorkerReady) -> None:
-        if self._first_ready is None:
-            self._first_ready = self.seconds
-        facts = event.facts
-        self.workers[event.worker] = WorkerTally(facts=facts, node=facts.node, ready_s=self.seconds)
-        self._message = ("worker", f"{event.worker} on {facts.node}: {facts.session}, ready in {facts.seconds:.1f} s")
-
-    @_take.register
-    def _(self, event: WorkerEnded) -> None:
-        tally = self.workers.setdefault(event.worker, WorkerTally(facts=None, node=event.node))
-        tally.ended = event.reason
-        self._tell("worker", f"{event.worker} on {event.node} ended: {event.reason}")
-
-    @_take.register
-    def _(self, event: UnitCommitted) -> None:
-        self._message = ("unit", "")
-        report = event.report
+    def _count_unit(self, worker: str, report: UnitReport) -> None:
         self.twins += report.twin
         self.units, self.rows, self.errors = self.units + 1, self.rows + report.rows, self.errors + report.errors
         self._recent.append((self.seconds, report.rows))
@@ -287,52 +297,22 @@ class RunState:
         for row_id, reason in report.quarantined.items():
             if len(self.quarantined) < _MOST_NAMED:
                 self.quarantined.append(QuarantinedRow(id=row_id, unit_id=report.unit_id, reason=reason))
-        if tally := self.workers.get(event.worker):
-            tally.units, tally.rows = tally.units + 1, tally.rows + report.rows
-            tally.errors, tally.times, tally.last_s = (
+        if tally := self.workers.get(worker):
+            tally.units, tally.rows, tally.errors = (
+                tally.units + 1,
+                tally.rows + report.rows,
                 tally.errors + report.errors,
-                tally.times + report.times,
-                self.seconds,
             )
-        self._doubt(report.example)
-
-    @_take.register
-    def _(self, event: UnitRetried) -> None:
-        self.retries += 1
-        self._tell("retry", f"{event.path}: tried again: {event.reason}")
-
-    @_take.register
-    def _(self, event: RowQuarantined) -> None:
-        self._tell("quarantine", f"{event.path}: row {event.position} of unit {event.unit_id}: {event.reason}")
-
-    @_take.register
-    def _(self, event: UnitFailed) -> None:
-        self._tell("failed", f"{event.path}: unit {event.unit_id} stays without a result: {event.reason}")
-
-    @_take.register
-    def _(self, event: RunFinished) -> None:  # noqa: ARG002  dispatched by its type
-        self.finished = True
-        self._message = ("finished", "")
+            tally.times, tally.last_s = tally.times + report.times, self.seconds
 
     def _doubt(self, example: str) -> None:
         """Say once that nothing is scored but errors: a path, a mount or a column may be another than was meant."""
         if not self._doubted and self.rows >= _MANY_ROWS and self.errors == self.rows:
             self._doubted = True
-            self._tell("unit", f"all {self.rows:,} rows so far have an error, such as: {example}")
+            message = f"all {self.rows:,} rows so far have an error, such as: {example}"
+            self._latest = ("unit", message)
+            self._keep_problem(message)
 
-    def _tell(self, event: str, message: str) -> None:
-        self._message = (event, message)
+    def _keep_problem(self, message: str) -> None:
         if len(self.problems) < _MOST_NAMED:
             self.problems.append(message)
-
-
-def _worker_progress(tally: WorkerTally) -> WorkerProgress:
-    return WorkerProgress(
-        node=tally.node,
-        pid=tally.facts.pid if tally.facts else 0,
-        session=tally.facts.session if tally.facts else "",
-        units=tally.units,
-        rows=tally.rows,
-        rows_per_s=round(tally.rows_per_s, 1),
-        ended=tally.ended,
-    )

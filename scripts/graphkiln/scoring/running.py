@@ -95,7 +95,7 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     from graphkiln.scoring.mistakes import check_places, check_source
     from graphkiln.scoring.run_state import RunState
     from graphkiln_backend.scoring.driver import score_data_set
-    from graphkiln_backend.scoring.events import Event
+    from graphkiln_backend.scoring.messages import Event
     from graphkiln_backend.scoring.model import with_version
 
     check_places(request)

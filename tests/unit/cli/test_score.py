@@ -14,7 +14,7 @@ from graphkiln.scoring import extra
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.events import Report
+from graphkiln_backend.scoring.messages import Report
 from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.plan import write_plan
 from graphkiln_backend.scoring.request import ScoreRequest

@@ -12,7 +12,7 @@ from graphkiln.cli.score_summary import STAGES
 from graphkiln.reporting.report import render
 from graphkiln.scoring.record import RunRecord, summarize, worker_records
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
-from graphkiln_backend.scoring.scorer import StageTimes
+from graphkiln_backend.scoring.messages import StageTimes
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from scoring_runs import PLANTED, check_each_once, make_images, make_request
 from graphkiln_backend.scoring import fleet as module
 from graphkiln_backend.scoring.driver import score_data_set
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.events import Event, NodeJoined, NodeLost, NodeRefused, UnitCommitted, WorkerEnded
+from graphkiln_backend.scoring.messages import Event, NodeJoined, NodeLost, NodeRefused, UnitCommitted, WorkerEnded
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from score_events import PLANNED, RUN, committed
 
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, RunMetrics
-from graphkiln_backend.scoring.events import NodeLost, UnitFailed
+from graphkiln_backend.scoring.messages import NodeLost, UnitFailed
 
 
 class FakeRegistry:

@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make_request, results
 
+from graphkiln.scoring.run_state import RunState
 from graphkiln_backend.scoring import driver as run
 from graphkiln_backend.scoring import fleet, schedule
 from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
     Event,
     RowQuarantined,
     RunFinished,
@@ -38,7 +39,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarn
 PROGRAM = """
 import pickle, sys
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.scoring.events import UnitCommitted
+from graphkiln_backend.scoring.messages import UnitCommitted
 from graphkiln_backend.scoring.driver import score_data_set
 
 def tell(event):
@@ -75,6 +76,29 @@ def start(request: ScoreRequest, program: str = PROGRAM) -> subprocess.Popen[str
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def score(request: ScoreRequest, told: list[Event] | None = None) -> RunState:
+    """Run it; what its events add up to."""
+    state = RunState()
+
+    def report(event: Event) -> None:
+        state.observe(event)
+        if told is not None:
+            told.append(event)
+
+    run.score_data_set(request, report)
+    return state
+
+
+def planned(state: RunState) -> RunPlanned:
+    assert state.plan
+    return state.plan
+
+
+def scored(state: RunState) -> tuple[int, int, int]:
+    """Rows, of these answered, and with an error."""
+    return state.rows, state.rows - state.errors, state.errors
+
+
 def is_ours(process: psutil.Process, number: int) -> bool:
     """All of them, or the workers alone after SIGKILL: some of Ray's own processes notice it late."""
     return number != signal.SIGKILL or any("ray::WorkerActor" in word for word in process.cmdline())
@@ -82,13 +106,13 @@ def is_ours(process: psutil.Process, number: int) -> bool:
 
 def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_path: Path, told: list[Event]) -> None:
     request = make_request(make_images(tmp_path / "in", 45, {7: b"no image"}), tmp_path / "out")
-    summary = run.score_data_set(request, told.append)
-    assert (summary.rows, summary.scored, summary.errors) == (45, 44, 1)
+    assert scored(score(request, told)) == (45, 44, 1)
     assert check_each_once(tmp_path / "out", 45).keys() == {"00007.png"}
     assert isinstance(told[0], RunPlanned)
     assert isinstance(told[-1], RunFinished)
-    again = run.score_data_set(request)
-    assert (again.done_before, again.scored, again.errors) == (again.units, 0, 0)
+    again = score(request)
+    assert planned(again).done_units == planned(again).units
+    assert again.rows == 0
 
 
 @pytest.mark.timeout(900)
@@ -101,14 +125,14 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     planted = dict.fromkeys(range(0, 60, 10), b"no image")
     planted |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
     request = make_request(make_images(tmp_path / "in", 60, planted), tmp_path / "out", rows_per_unit=20)
-    summary = run.score_data_set(request, told.append)
+    state = score(request, told)
     errors = check_each_once(tmp_path / "out", 60)
     assert errors["00013.png"] == fleet.CRASHED
     assert errors["00027.png"].startswith("hung for ")
     assert errors["00052.png"].startswith("hung for ")
     assert errors["00038.png"] == "raised RecursionError: too deep"
     assert errors.keys() == {f"{number:05}.png" for number in planted}
-    assert (summary.scored, summary.errors, summary.quarantined) == (50, 10, 4)
+    assert (scored(state), state.quarantined_rows) == ((60, 50, 10), 4)
     assert sum(isinstance(each, RowQuarantined) for each in told) == 4
 
 
@@ -118,8 +142,7 @@ def test_an_image_that_can_never_be_read_is_an_error_at_last(
     """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
     monkeypatch.setattr(schedule, "LONGEST_WAIT_S", 0.0)
     request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
-    summary = run.score_data_set(request, told.append)
-    assert (summary.scored, summary.errors) == (29, 1)
+    assert scored(score(request, told)) == (30, 29, 1)
     errors = check_each_once(tmp_path / "out", 30)
     assert errors == {"00007.png": "cannot read it: Input/output error, again and again"}
     assert not any(isinstance(each, WorkerEnded) for each in told)
@@ -141,8 +164,7 @@ def test_a_damaged_row_group_costs_its_own_rows_alone(tmp_path: Path) -> None:
     content = bytearray((tables / "b.parquet").read_bytes())
     content[offset : offset + 8] = bytes(8)
     (tables / "b.parquet").write_bytes(content)
-    summary = run.score_data_set(make_request(tables, tmp_path / "out"))
-    assert (summary.rows, summary.scored, summary.errors) == (20, 15, 5)
+    assert scored(score(make_request(tables, tmp_path / "out"))) == (20, 15, 5)
     rows = results(tmp_path / "out").to_pylist()
     assert {row["id"] for row in rows if row["error"]} == {f"b.parquet:{number}" for number in range(5, 10)}
     assert all("b.parquet is damaged in row group 1, from row 5" in row["error"] for row in rows if row["error"])
@@ -161,8 +183,8 @@ def test_an_input_that_is_gone_is_named_and_the_same_command_goes_on(tmp_path: P
         run.score_data_set(request, take_away)
     assert results(tmp_path / "out").num_rows == 10
     (tmp_path / "b.parquet").rename(tables / "b.parquet")
-    summary = run.score_data_set(request)
-    assert (summary.done_before, summary.scored, summary.errors) == (1, 10, 0)
+    state = score(request)
+    assert (planned(state).done_units, scored(state)) == (1, (10, 10, 0))
     assert results(tmp_path / "out").num_rows == 20
 
 
@@ -219,7 +241,7 @@ def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_
     with pytest.raises(ScoringError, match=r"no node can take part: .*it could not start: .*digits"):
         run.score_data_set(request, remove)
     (tmp_path / "away").rename(model / "1")
-    assert 0 < run.score_data_set(request).done_before < 50
+    assert 0 < planned(score(request)).done_units < 50
     assert check_each_once(tmp_path / "out", 200) == {}
 
 
@@ -250,9 +272,8 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
     assert (status < 0) or "run the same command to go on" in output
     _, alive = psutil.wait_procs(below, timeout=30)
     assert alive == [], "nothing is left running"
-    begun = time.monotonic()
-    summary = run.score_data_set(request)
-    assert 0 < summary.done_before < summary.units, begun
+    state = score(request)
+    assert 0 < planned(state).done_units < planned(state).units
     assert check_each_once(tmp_path / "out", 600) == {}
 
 

@@ -6,7 +6,7 @@ import pytest
 from score_events import ENDED, FACTS, PLANNED, RUN, Clock, committed
 
 from graphkiln.scoring.run_state import Progress, RunState
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
     NodeLost,
     NodeRefused,
     RowQuarantined,

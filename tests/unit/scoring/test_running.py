@@ -17,7 +17,7 @@ from graphkiln.scoring.run_state import Progress
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
-from graphkiln_backend.scoring.events import Event, Report
+from graphkiln_backend.scoring.messages import Event, Report
 from graphkiln_backend.scoring.opening import open_destination
 from graphkiln_backend.scoring.request import ScoreRequest
 

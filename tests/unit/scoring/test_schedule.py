@@ -11,13 +11,20 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.driver import drive
 from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
-from graphkiln_backend.scoring.events import (
+from graphkiln_backend.scoring.messages import (
+    Attempt,
+    Blame,
+    Cause,
+    Done,
+    Ended,
     Event,
+    Failed,
+    Ready,
     RowQuarantined,
-    Summary,
+    UnitCommitted,
     UnitFailed,
+    UnitReport,
 )
-from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Ready, UnitReport
 from graphkiln_backend.scoring.schedule import (
     FIRST_S,
     FLOOR_S,
@@ -32,7 +39,7 @@ from graphkiln_backend.scoring.units import Unit
 
 def schedule_of(units: Iterator[Unit] | list[Unit], told: list[Event] | None = None) -> Schedule:
     events = [] if told is None else told
-    return Schedule(iter(units), events.append, Summary())
+    return Schedule(iter(units), events.append)
 
 
 def run(fleet: FakeFleet, count: int, told: list[Event] | None = None) -> Schedule:
@@ -60,7 +67,7 @@ def test_each_unit_is_committed_once_and_the_guilty_rows_are_those_planted(
     assert schedule.failed == []
     found = [(each.unit_id, each.position) for each in told if isinstance(each, RowQuarantined)]
     assert len(found) == len(set(found)), "each guilty row is told of once"
-    assert schedule.summary.scored + schedule.summary.errors == 12 * 40
+    assert sum(each.report.rows for each in told if isinstance(each, UnitCommitted)) == 12 * 40
     assert fleet.most_in_flight <= UNITS_PER_WORKER
 
 
@@ -144,12 +151,14 @@ def test_a_unit_whose_rows_do_nothing_alone_fails_and_the_run_goes_on() -> None:
 
 
 def test_a_result_that_stood_there_already_counts() -> None:
-    schedule = schedule_of([unit(1)])
+    told: list[Event] = []
+    schedule = schedule_of([unit(1)], told)
     ready(schedule, "a")
     schedule.handle(done("a", begin(schedule, "a"), twin=True), 0.0)
     assert schedule.take("a", 0.0) is None
     assert schedule.is_over
-    assert (schedule.summary.scored, schedule.summary.twins) == (40, 1)
+    assert isinstance(told[-1], UnitCommitted)
+    assert (told[-1].report.rows, told[-1].report.twin) == (40, True)
 
 
 def test_a_store_that_fails_again_and_again_ends_the_run() -> None:
@@ -302,7 +311,7 @@ def test_a_store_may_fail_for_a_while() -> None:
 
 def test_a_run_without_units_needs_no_worker() -> None:
     fleet = FakeFleet(size=1)
-    drive(Schedule(iter([]), lambda _: None, Summary()), fleet, lambda: None, fleet.clock)
+    drive(Schedule(iter([]), lambda _: None), fleet, lambda: None, fleet.clock)
     assert fleet.most_in_flight == 0
 
 

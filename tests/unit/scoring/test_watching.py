@@ -13,9 +13,8 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from graphkiln_backend.scoring import fleet as module
 from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.events import Event, NodeRefused
 from graphkiln_backend.scoring.fleet import MOST_LOST, RayFleet
-from graphkiln_backend.scoring.outcomes import Attempt, Blame, Done, Ended, Ready
+from graphkiln_backend.scoring.messages import Attempt, Blame, Done, Ended, Event, NodeRefused, Ready
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.units import Unit
 from graphkiln_backend.scoring.worker import WorkerActor

@@ -21,7 +21,7 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
-from graphkiln_backend.scoring.outcomes import Attempt, Blame, Cause, Done, Ended, Failed, Span, UnitReport
+from graphkiln_backend.scoring.messages import Attempt, Blame, Cause, Done, Ended, Failed, Span, UnitReport
 from graphkiln_backend.scoring.units import Row, Unit
 from graphkiln_backend.scoring.worker import Worker, WorkerActor, cause_of
 
