@@ -27,7 +27,7 @@ from graphkiln.cli.image_arguments import (
     split_errors,
 )
 from graphkiln.cli.options import AsJson, ModelName, ModelVersion
-from graphkiln.scoring.extra import check_extra
+from graphkiln.scoring import check_extra
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady, ProtocolError
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.graph.modules import LazyModule

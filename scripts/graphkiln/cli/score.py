@@ -95,7 +95,7 @@ def score(
     are not computed again. Exit code 0 only if every row has an answer, or an
     error that says why; with --verify, 1 when the destination is not whole.
     """
-    from graphkiln.scoring.extra import check_extra
+    from graphkiln.scoring import check_extra
 
     check_extra()
     check_html(html)

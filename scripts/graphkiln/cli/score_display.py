@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from graphkiln.scoring.run_state import Progress
 
-_LINES_EVERY_S = 10.0
-_JSON_EVERY_S = 1.0
-_REFRESH_S = 0.25
 _MOST_WORKERS = 12
 _MESSAGES = 3
 _COLUMNS = 80
@@ -38,79 +35,90 @@ class ProgressMode(StrEnum):
     OFF = "off"
 
 
-class NoDisplay(Closeable):
-    """Says nothing."""
+class Display(Closeable):
+    """Shows nothing; the displays below show a run's progress.
+
+    Args:
+        clock: Seconds that only grow.
+    """
+
+    every_s = 0.0  # between two looks at what changes all the time
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._shown: float | None = None
 
     def show(self, progress: Progress) -> None:
         """Take the next snapshot."""
 
     def close(self) -> None:
-        """End it."""
+        """End the display."""
+
+    def is_due(self) -> bool:
+        """True at first, and whenever `every_s` have passed since."""
+        now = self._clock()
+        if self._shown is not None and now - self._shown < self.every_s:
+            return False
+        self._shown = now
+        return True
 
 
-class JsonDisplay(Closeable):
-    """One object a line on standard output: each event, of ordinary units one a second.
+class JsonDisplay(Display):
+    """One object a line on standard output: each event, of ordinary units one a second."""
 
-    Args:
-        clock: Seconds that only grow.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace = _Pace(_JSON_EVERY_S, clock)
+    every_s = 1.0
 
     def show(self, progress: Progress) -> None:
         """Print it at once."""
         from graphkiln_backend.graph.decoding import encode
 
-        if progress.event != "unit" or progress.message or self._pace.is_due():
+        if progress.event != "unit" or progress.message or self.is_due():
             typer.echo(json.dumps(encode(progress), ensure_ascii=False))
             sys.stdout.flush()
 
-    def close(self) -> None:
-        """Each line is out already."""
 
+class LineDisplay(Display):
+    """Lines on standard error: what happens, and every ten seconds how far the run is."""
 
-class LineDisplay(Closeable):
-    """Lines on standard error: what happens, and every ten seconds how far the run is.
-
-    Args:
-        clock: Seconds that only grow.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace = _Pace(_LINES_EVERY_S, clock)
+    every_s = 10.0
 
     def show(self, progress: Progress) -> None:
         """Say what is new."""
         if progress.message:
             say(printable(progress.message))
-        if progress.event in ("planned", "finished") or (progress.event == "unit" and self._pace.is_due()):
+        if progress.event in ("planned", "finished") or (progress.event == "unit" and self.is_due()):
             say(in_a_line(progress))
 
-    def close(self) -> None:
-        """Each line is out already."""
 
-
-class TerminalDisplay(Closeable):
-    """A live table on standard error, which is taken away in the end.
+class TerminalDisplay(Display):
+    """A live table on standard error, a few times a second, which is taken away in the end.
 
     Args:
         console: Where; standard error if None.
         clock: Seconds that only grow.
     """
 
+    every_s = 0.25
+
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._console = console
-        self._pace = _Pace(_REFRESH_S, clock)
         self._live: Live | None = None
         self._messages: deque[str] = deque(maxlen=_MESSAGES)
 
     def show(self, progress: Progress) -> None:
-        """Draw it again, a few times a second."""
+        """Draw it again."""
+        from rich.console import Console
+        from rich.live import Live
+
         if progress.message:
             self._messages.append(printable(progress.message))
-        if progress.message or self._pace.is_due():
-            self._refresh(draw(progress, list(self._messages)))
+        if not (progress.message or self.is_due()):
+            return
+        if self._live is None:
+            self._live = Live(console=self._console or Console(stderr=True), transient=True, auto_refresh=False)
+            self._live.start()
+        self._live.update(draw(progress, list(self._messages)), refresh=True)
 
     def close(self) -> None:
         """Take the table off the terminal."""
@@ -118,47 +126,12 @@ class TerminalDisplay(Closeable):
             self._live.stop()
             self._live = None
 
-    def _refresh(self, drawing: RenderableType) -> None:
-        from rich.console import Console
-        from rich.live import Live
 
-        if self._live is None:
-            console = self._console or Console(stderr=True)
-            self._live = Live(console=console, transient=True, auto_refresh=False)
-            self._live.start()
-        self._live.update(drawing, refresh=True)
-
-
-class _Pace:
-    """Limits how often something is shown; the first time is shown."""
-
-    def __init__(self, every_s: float, clock: Callable[[], float]) -> None:
-        self._every_s, self._clock = every_s, clock
-        self._told: float | None = None
-
-    def is_due(self) -> bool:
-        now = self._clock()
-        if self._told is not None and now - self._told < self._every_s:
-            return False
-        self._told = now
-        return True
-
-
-def open_display(
-    mode: ProgressMode, *, is_terminal: bool | None = None
-) -> JsonDisplay | LineDisplay | TerminalDisplay | NoDisplay:
-    """The display of a mode.
-
-    Args:
-        mode: As requested.
-        is_terminal: Whether standard error is one; None to find out.
-    """
-    if mode is ProgressMode.JSON:
-        return JsonDisplay()
-    if mode is ProgressMode.OFF:
-        return NoDisplay()
-    live = sys.stderr.isatty() if is_terminal is None else is_terminal
-    return TerminalDisplay() if live else LineDisplay()
+def open_display(mode: ProgressMode) -> Display:
+    """The display of a mode; a live table where standard error is a terminal."""
+    if mode is ProgressMode.AUTO:
+        return TerminalDisplay() if sys.stderr.isatty() else LineDisplay()
+    return JsonDisplay() if mode is ProgressMode.JSON else Display()
 
 
 def in_a_line(progress: Progress) -> str:

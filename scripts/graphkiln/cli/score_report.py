@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from graphkiln.cli.score_summary import STAGES
+from graphkiln.cli.score_summary import STAGES, stage_rows
 from graphkiln.reporting.charts import Bar, bar_chart, linear_across
 from graphkiln.reporting.report import Report, Section, Table
 
@@ -50,12 +50,11 @@ def _rows(record: RunRecord) -> Section:
 
 
 def _stages(record: RunRecord) -> Section:
-    seconds = {text: getattr(record.figures.times, name) for name, text in STAGES.items()}
-    total = sum(seconds.values()) or 1.0
+    times, rows = record.figures.times, stage_rows(record.figures.times)
     bars = [
-        Bar(title=text.partition(":")[0], begin=0, end=each, label=f"{each:,.1f} s") for text, each in seconds.items()
+        Bar(title=text.partition(":")[0], begin=0, end=getattr(times, name), label=f"{seconds} s")
+        for name, (text, seconds, _) in zip(STAGES, rows, strict=True)
     ]
-    rows = [(text, f"{each:,.1f}", f"{each / total:.0%}") for text, each in seconds.items()]
     speed = f"{record.figures.rows_per_s:,.0f} rows per second while they computed."
     return Section(
         name="stages", title="Where time went",

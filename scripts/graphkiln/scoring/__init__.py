@@ -10,8 +10,12 @@ Every name below is imported at its first use (PEP 562); the extra `[score]` is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from graphkiln_backend.graph.errors import EngineUnavailable
 
 if TYPE_CHECKING:
     from graphkiln.scoring.estimation import estimate
@@ -24,6 +28,22 @@ _HOMES = {
     "score": "graphkiln.scoring.running",
     "verify": "graphkiln.scoring.running",
 }
+_NEEDED = ("ray", "pyarrow", "onnxruntime", "onnx")
+
+
+def check_extra(what: str = "scoring", needed: Sequence[str] = _NEEDED) -> None:
+    """Check that the extra `[score]` is installed; imports nothing of it.
+
+    Args:
+        what: Needs it.
+        needed: What of it.
+
+    Raises:
+        EngineUnavailable: It is not; the hint installs it.
+    """
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise EngineUnavailable(f"{what} needs {', '.join(missing)}", extra="score")
 
 
 def __getattr__(name: str) -> Any:

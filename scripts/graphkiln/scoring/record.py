@@ -1,6 +1,7 @@
-"""`_run.json`: what a run was asked, what it was computed by, and what came of it, kept beside its results.
+"""Notes that a run leaves beside its results: `_run.json` and `_errors.parquet`.
 
-It holds the newest run in full, and those before it in a line each.
+`_run.json` says what a run was asked, what it was computed by, and what came of it: the newest run in full, those
+before it in a line each. `_errors.parquet` collects the rows with an error: what a person looks at first.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +22,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.errors import RunInterrupted
 from graphkiln_backend.scoring.messages import StageTimes
 from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
@@ -27,9 +30,10 @@ from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
 _log = logging.getLogger("graphkiln.scoring")
 
 SCHEMA = 1
-NOTE = "_run.json"
+NOTE, ERRORS = "_run.json", "_errors.parquet"
 _PACKAGES = ("graphkiln", "ray", "pyarrow", "numpy", "pillow", "onnxruntime", "openvino")
 _MOST_EARLIER = 1000
+_ERRORS_SCHEMA = pa.schema([("id", pa.string()), ("unit", pa.string()), ("reason", pa.string())])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +80,6 @@ class WorkerRecord:
     Attributes:
         name: In this run.
         node: Name of its machine.
-        pid: Process id.
         session: Engine, device and precision.
         self_test: What the golden samples proved; None without any.
         version: Version of graphkiln there.
@@ -135,18 +138,63 @@ class RunRecord:
     workers: tuple[WorkerRecord, ...]
     quarantined: tuple[QuarantinedRow, ...] = ()
     problems: tuple[str, ...] = ()
-    earlier: tuple[Mapping[str, Any], ...] = field(default_factory=tuple)
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
 
-def summarize(state: RunState) -> Figures:
-    """The figures of a run."""
-    progress = state.progress()
-    times = sum((worker.times for worker in state.workers.values()), StageTimes())
+def describe_run(
+    request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None
+) -> RunRecord:
+    """The record of a run that ends now.
+
+    Args:
+        request: The run.
+        state: What happened.
+        begun: When it was.
+        error: What ends it; None where every row is accounted for.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)
+    outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
+    return RunRecord(
+        outcome=outcome,
+        reason=redact(str(error)) if outcome == "failed" else "",
+        begun=begun.isoformat(timespec="seconds"),
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
+        request=_describe_request(request),
+        configuration=state.plan.configuration if state.plan else "",
+        versions={
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            **{name: version for name in _PACKAGES if (version := installed_version(name))},
+        },
+        figures=_figures(state),
+        workers=tuple(_worker_record(name, tally) for name, tally in state.workers.items()),
+        quarantined=tuple(state.quarantined),
+        problems=tuple(state.problems),
+    )
+
+
+def _describe_request(request: ScoreRequest) -> dict[str, Any]:
+    """A request as plain data, without credentials."""
+    redacted = ("source", "model", "destination", "ledger", "address")
+    plain = (
+        *("version", "top_k", "scores", "softmax", "outputs", "keep_columns", "image_column", "id_column", "query"),
+        *("rows_per_unit", "workers", "cores_per_worker", "format", "replace"),
+    )
+    return {
+        **{name: redact(str(getattr(request, name))) for name in redacted},
+        **{name: getattr(request, name) for name in plain},
+        "settings": {each.key: each.value for each in reversed(request.overrides)},
+        "cache": str(request.cache) if request.cache else None,
+    }
+
+
+def _figures(state: RunState) -> Figures:
+    plan = state.plan
     return Figures(
-        units=progress.units,
-        rows=progress.rows,
-        units_before=progress.units_before,
-        rows_before=progress.rows_before,
+        units=plan.units if plan else 0,
+        rows=plan.rows if plan else 0,
+        units_before=plan.done_units if plan else 0,
+        rows_before=plan.done_rows if plan else 0,
         units_done=state.units,
         scored=state.rows - state.errors,
         errors=state.errors,
@@ -156,49 +204,8 @@ def summarize(state: RunState) -> Figures:
         seconds=round(state.seconds, 3),
         computing_s=round(state.computing_s, 3),
         rows_per_s=round(state.rows_per_s, 1),
-        times=times,
+        times=sum((worker.times for worker in state.workers.values()), StageTimes()),
     )
-
-
-def write_record(record: RunRecord, destination: Destination) -> None:
-    """Put a record into its destination, with what is known there of the runs before it.
-
-    Raises:
-        ScoringError: The store cannot be read or written.
-    """
-    document = encode(record) | {"earlier": _earlier(destination.notes.read(NOTE))}
-    content = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    destination.notes.replace(NOTE, memoryview(content.encode()))
-
-
-def worker_records(state: RunState) -> tuple[WorkerRecord, ...]:
-    """Describe the workers in the order of their starts."""
-    return tuple(_worker_record(name, tally) for name, tally in state.workers.items())
-
-
-def describe_request(request: ScoreRequest) -> dict[str, Any]:
-    """A request as plain data, without credentials."""
-    texts = {
-        name: redact(str(getattr(request, name))) for name in ("source", "model", "destination", "ledger", "address")
-    }
-    return {
-        **texts,
-        "version": request.version,
-        "settings": {each.key: each.value for each in reversed(request.overrides)},
-        **{name: getattr(request, name) for name in ("top_k", "scores", "softmax", "outputs", "keep_columns")},
-        **{name: getattr(request, name) for name in ("image_column", "id_column", "query", "rows_per_unit")},
-        **{name: getattr(request, name) for name in ("workers", "cores_per_worker", "format", "replace")},
-        "cache": str(request.cache) if request.cache else None,
-    }
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python, the system and packages."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()}",
-        **{name: version for name in _PACKAGES if (version := installed_version(name))},
-    }
 
 
 def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:
@@ -220,6 +227,17 @@ def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:
     )
 
 
+def write_record(record: RunRecord, destination: Destination) -> None:
+    """Put a record into its destination, with what is known there of the runs before it.
+
+    Raises:
+        ScoringError: The store cannot be read or written.
+    """
+    document = encode(record) | {"earlier": _earlier(destination.notes.read(NOTE))}
+    content = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    destination.notes.replace(NOTE, memoryview(content.encode()))
+
+
 def _earlier(content: bytes | None) -> list[Any]:
     """The line of the run that is replaced, before those that it had."""
     if content is None:
@@ -234,19 +252,13 @@ def _earlier(content: bytes | None) -> list[Any]:
         return []
 
 
-# The rows with an error, of all units, in one file beside the results: what a person looks at first.
-
-ERRORS = "_errors.parquet"
-_SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("unit", pa.string()), pa.field("reason", pa.string())])
-
-
-def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Callable[[], None] = lambda: None) -> int:
+def collect_errors(destination: Destination, unit_ids: Iterable[str], check: Callable[[], None] = lambda: None) -> int:
     """Write the note `_errors.parquet` (id, unit, reason); it is derived from the results, and written anew each time.
 
     Args:
         destination: Where the results are.
         unit_ids: Units that have a result; memory holds the rows of one.
-        stay: Called for each: what must be done for the run to stay the only one.
+        check: Called for each; raises where the lock is lost.
 
     Returns:
         How many rows it has.
@@ -257,19 +269,14 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str], stay: Call
     count = 0
     with scratch_folder(Scratch.ERRORS) as folder:
         path = folder.path / ERRORS
-        with pq.ParquetWriter(path, _SCHEMA, compression="zstd") as writer:
+        with pq.ParquetWriter(path, _ERRORS_SCHEMA, compression="zstd") as writer:
             for one in destination.describe(unit_ids):
-                stay()
+                check()
                 if one.errors:
-                    table = _errors_of(destination, one.unit_id)
-                    writer.write_table(table)
-                    count += len(table)
+                    rows = destination.read(one.unit_id, ["id", "error"])
+                    wrong = rows.filter(rows.column("error").is_valid())
+                    ids, units = wrong.column("id").cast(pa.string()), pa.repeat(one.unit_id, len(wrong))
+                    writer.write_table(pa.table([ids, units, wrong.column("error")], schema=_ERRORS_SCHEMA))
+                    count += len(wrong)
         destination.notes.replace(ERRORS, path)
     return count
-
-
-def _errors_of(destination: Destination, unit_id: str) -> pa.Table:
-    rows = destination.read(unit_id, ["id", "error"])
-    wrong = rows.filter(rows.column("error").is_valid())
-    columns = [wrong.column("id").cast(pa.string()), pa.repeat(unit_id, len(wrong)), wrong.column("error")]
-    return pa.table(columns, schema=_SCHEMA)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
-from graphkiln.scoring.extra import check_extra
+from graphkiln.scoring import check_extra
 
 if TYPE_CHECKING:
     from graphkiln.scoring.options import ScoreOptions
@@ -128,73 +128,32 @@ class _Notes:
         Raises:
             ScoringError: One of them cannot be written. It is added to what the run failed for, where it did.
         """
-        if error is None:
-            try:
-                collect(destination, lock, is_new=bool(self._state.units))
-            except BaseException as failure:
-                self._record(destination, failure)
-                raise
-        self._record(destination, error)
+        failure = error or self._collect_errors(destination, lock)
+        self._write_record(destination, failure)
+        if failure is not error:
+            raise failure  # type: ignore[misc]  # not None, as the error is None
 
-    def _record(self, destination: Destination, error: BaseException | None) -> None:
-        from graphkiln.scoring import record as records
+    def _collect_errors(self, destination: Destination, lock: Lock) -> BaseException | None:
+        """Write `_errors.parquet` where this run committed anything, or where the last one did not come to it."""
+        from graphkiln.scoring.record import ERRORS, collect_errors
+
+        try:
+            if self._state.units or destination.notes.read(ERRORS) is None:
+                collect_errors(destination, destination.committed_ids(), lock.check)
+        except BaseException as failure:  # noqa: BLE001 - raised once the record says so
+            return failure
+        return None
+
+    def _write_record(self, destination: Destination, error: BaseException | None) -> None:
+        from graphkiln.scoring.record import NOTE, describe_run, write_record
         from graphkiln_backend.graph.errors import GraphkilnError
 
         self.record = describe_run(self._request, self._state, self._begun, error)
         if self._state.plan is None:
             return
         try:
-            records.write_record(self.record, destination)
+            write_record(self.record, destination)
         except (GraphkilnError, OSError) as failure:
             if error is None:
                 raise
-            error.add_note(f"nor could {records.NOTE} be written: {failure}")
-
-
-def collect(destination: Destination, lock: Lock, *, is_new: bool) -> None:
-    """Write `_errors.parquet` where a run committed anything, or where the last one did not come to it.
-
-    Args:
-        destination: Where the results are.
-        lock: Checked meanwhile.
-        is_new: Whether the run committed anything.
-
-    Raises:
-        ScoringError: A result cannot be read, or the note cannot be written.
-    """
-    from graphkiln.scoring.record import ERRORS, collect_errors
-
-    if is_new or destination.notes.read(ERRORS) is None:
-        collect_errors(destination, destination.committed_ids(), lock.check)
-
-
-def describe_run(
-    request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None
-) -> RunRecord:
-    """The record of a run that ends now.
-
-    Args:
-        request: The run.
-        state: What happened.
-        begun: When it was.
-        error: What ends it; None where every row is accounted for.
-    """
-    from graphkiln.scoring import record as records
-    from graphkiln_backend.graph.text import redact
-    from graphkiln_backend.scoring.errors import RunInterrupted
-
-    interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)
-    outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
-    return records.RunRecord(
-        outcome=outcome,
-        reason=redact(str(error)) if outcome == "failed" else "",
-        begun=begun.isoformat(timespec="seconds"),
-        ended=datetime.now(UTC).isoformat(timespec="seconds"),
-        request=records.describe_request(request),
-        configuration=state.plan.configuration if state.plan else "",
-        versions=records.versions(),
-        figures=records.summarize(state),
-        workers=records.worker_records(state),
-        quarantined=tuple(state.quarantined),
-        problems=tuple(state.problems),
-    )
+            error.add_note(f"nor could {NOTE} be written: {failure}")

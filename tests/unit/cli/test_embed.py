@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from commands import FakeClient, Finished, RunVerb
 
+import graphkiln.scoring as extra
 from graphkiln.cli import embed as verb
 from graphkiln.cli.embed import Origin, identify
-from graphkiln.scoring import extra
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import InvalidInput, ModelNotFound
 from graphkiln_backend.graph.preprocess import Preprocess

@@ -10,7 +10,7 @@ import pytest
 from commands import RunVerb
 from score_events import RUN
 
-from graphkiln.scoring import extra
+import graphkiln.scoring as extra
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import ScoringError
@@ -164,7 +164,7 @@ def test_without_the_extra(run: RunVerb, requests: list[ScoreRequest], monkeypat
 def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
     run: RunVerb, requests: list[ScoreRequest], digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphkiln.scoring.sampling.MEASURED_S", 0.1)
+    monkeypatch.setattr("graphkiln.scoring.estimation.MEASURED_S", 0.1)
     words = ("score", "photos", "--model", digits, "--out", "out", "--dry-run")
     finished = run(*words)
     assert finished.code == 0, finished.err

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from graphkiln.cli.score_summary import print_estimate
-from graphkiln.scoring.estimation import Estimate, Planned, Workers
-from graphkiln.scoring.sampling import Rate
+from graphkiln.scoring.estimation import Estimate, Planned, Rate, Workers
 from graphkiln_backend.scoring.request import ScoreRequest
 
 REQUEST = ScoreRequest(source="/photos", model="/store/m", destination="/out")

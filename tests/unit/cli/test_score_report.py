@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 
 import pytest
 from score_events import RUN, Clock
@@ -10,9 +11,10 @@ from score_events import RUN, Clock
 from graphkiln.cli.score_report import score_report
 from graphkiln.cli.score_summary import STAGES
 from graphkiln.reporting.report import render
-from graphkiln.scoring.record import RunRecord, summarize, worker_records
+from graphkiln.scoring.record import RunRecord, describe_run
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
 from graphkiln_backend.scoring.messages import StageTimes
+from graphkiln_backend.scoring.request import ScoreRequest
 
 
 @pytest.fixture
@@ -20,10 +22,11 @@ def record() -> RunRecord:
     state = RunState(Clock())
     for event in RUN:
         state.observe(event)
-    return RunRecord(
-        outcome="finished", begun="", ended="", request={"model": "/store/m", "version": 3, "destination": "/out"},
-        configuration="c0ffee", versions={}, figures=summarize(state), workers=worker_records(state), quarantined=(),
-    )  # fmt: skip
+    return replace(
+        describe_run(ScoreRequest(source="/in", model="", destination=""), state, datetime.now(UTC)),
+        request={"model": "/store/m", "version": 3, "destination": "/out"},
+        quarantined=(),
+    )
 
 
 def test_every_stage_has_its_words() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 from score_events import RUN, Clock
 
 from graphkiln.cli.score_summary import describe_verification, print_summary, print_verification
-from graphkiln.scoring.record import RunRecord, summarize, worker_records
+from graphkiln.scoring.record import RunRecord, describe_run
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
+from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.verify import Finding, Verification
 
 
@@ -17,11 +19,10 @@ def make_record(**changes: object) -> RunRecord:
     state = RunState(Clock())
     for event in RUN:
         state.observe(event)
-    record = RunRecord(
-        outcome="finished", begun="", ended="", request={"model": "/store/m", "version": 3, "destination": "/out"},
-        configuration="c0ffee", versions={}, figures=summarize(state), workers=worker_records(state),
-        quarantined=tuple(state.quarantined),
-    )  # fmt: skip
+    record = replace(
+        describe_run(ScoreRequest(source="/in", model="", destination=""), state, datetime.now(UTC)),
+        request={"model": "/store/m", "version": 3, "destination": "/out"},
+    )
     return replace(record, **changes)  # type: ignore[arg-type]
 
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from graphkiln.scoring import estimate
-from graphkiln.scoring.estimation import _plan_workers, estimate_request, plan_units
+from graphkiln.scoring.estimation import estimate_request, measure_rate, plan_units, plan_workers, rate_of
 from graphkiln.scoring.options import build_request
-from graphkiln.scoring.sampling import Sampler
 from graphkiln_backend.scoring import cluster
 from graphkiln_backend.scoring import cluster as nodes
 from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import StageTimes
 from graphkiln_backend.scoring.opening import open_source
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.scorer import Scored
+from graphkiln_backend.scoring.units import Row
 
 
 @pytest.fixture
 def request_(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> ScoreRequest:
-    monkeypatch.setattr("graphkiln.scoring.sampling.MEASURED_S", 0.1)
+    monkeypatch.setattr("graphkiln.scoring.estimation.MEASURED_S", 0.1)
     (tmp_path / "photos").mkdir()
     for number in range(40):
         Image.new("L", (8, 8), number).save(tmp_path / "photos" / f"{number}.png")
@@ -45,7 +50,7 @@ def test_a_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
     estimated = estimate_request(request_, told.append)
     assert (estimated.planned.rows, estimated.planned.rows_left, estimated.planned.stale) == (40, 40, 0)
     assert estimated.rate is not None
-    assert estimated.rate.rows == 40
+    assert 0 < estimated.rate.rows <= 40
     assert estimated.workers.total == estimated.workers.here > 0
     foreseen = estimated.start_s + 40 / (estimated.rate.per_s * estimated.workers.total)
     assert estimated.seconds == pytest.approx(foreseen)
@@ -107,21 +112,51 @@ def test_workers_are_counted_as_the_run_places_them(
     """A model for the CPU has one worker on a machine with two GPUs, and not two."""
     monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ["first", "second"])
     monkeypatch.setattr("graphkiln_backend.system.resources.usable_cores", lambda: 8)
-    placed = _plan_workers(replace(request_, cores_per_worker=0), on_gpu=on_gpu)
+    placed = plan_workers(replace(request_, cores_per_worker=0), on_gpu=on_gpu)
     assert (placed.total, placed.here, placed.cores) == (workers, workers, cores)
 
 
 @pytest.mark.parametrize("kind", ["KIND_CPU", "KIND_AUTO"])
-def test_the_model_says_whether_a_gpu_is_used(request_: ScoreRequest, tmp_path: Path, kind: str) -> None:
+def test_the_model_says_whether_a_gpu_is_used(
+    request_: ScoreRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     model = shutil.copytree(request_.model, tmp_path / "digits")
     with (model / "config.pbtxt").open("a") as config:
         config.write(f"instance_group {{ kind: {kind} }}\n")
-    asked: list[bool] = []
 
-    def place(on_gpu: bool) -> int:
-        asked.append(on_gpu)
-        raise ScoringError("seen")
+    def place(_: ScoreRequest, *, on_gpu: bool) -> None:
+        raise ScoringError(f"asked for a GPU: {on_gpu}")
 
-    with pytest.raises(ScoringError, match="seen"):
-        Sampler(replace(request_, model=model), place)
-    assert asked == [kind == "KIND_AUTO"]
+    monkeypatch.setattr("graphkiln.scoring.estimation.plan_workers", place)
+    with pytest.raises(ScoringError, match=f"asked for a GPU: {kind == 'KIND_AUTO'}"):
+        estimate_request(replace(request_, model=model))
+
+
+class CountingScorer:
+    """Answers rows without computing them; every tenth has an error."""
+
+    def answer(self, rows: Iterable[Row]) -> Scored:
+        errors = ["bad" if each.id.endswith("7.png") else None for each in rows]
+        return Scored(table=pa.table({"error": pa.array(errors, pa.string())}), times=StageTimes())
+
+
+@pytest.mark.parametrize(("rows", "seconds", "pieces"), [(10, 1e9, None), (10, 1, 1), (10**6, 1e9, 1)])
+def test_rows_from_all_over_the_source_are_measured(
+    request_: ScoreRequest, rows: int, seconds: float, pieces: int | None
+) -> None:
+    units = [found.unit("c") for found in open_source(request_).ranges(rows)]
+    scorer: Any = CountingScorer()
+    ticks = count()
+    rate = measure_rate(request_, scorer, units, seconds, clock=lambda: float(next(ticks)))
+    assert rate.pieces == (pieces or len(units))
+    if pieces is None:
+        assert (rate.rows, rate.errors) == (40, 4)
+
+
+def test_an_interval_follows_from_how_pieces_differ() -> None:
+    alike = rate_of([(100, 1, 1.0), (100, 0, 1.0)])
+    assert (alike.rows, alike.errors, alike.pieces, alike.per_s, alike.interval) == (200, 1, 2, 100, (100, 100))
+    wider = rate_of([(100, 0, seconds) for seconds in (0.9, 1.0, 1.1)])
+    assert wider.interval is not None
+    assert wider.interval[0] < wider.per_s < wider.interval[1]
+    assert rate_of([(100, 0, 1.0)]).interval is None

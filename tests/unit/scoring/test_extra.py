@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from graphkiln.scoring import extra
-from graphkiln.scoring.extra import check_extra
+import graphkiln.scoring as extra
+from graphkiln.scoring import check_extra
 from graphkiln_backend.graph.errors import EngineUnavailable
 
 

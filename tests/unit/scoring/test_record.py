@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from score_events import FACTS, RUN, Clock
 
 from graphkiln.scoring import record as records
-from graphkiln.scoring.record import NOTE, RunRecord, describe_request, summarize, versions, worker_records
+from graphkiln.scoring.record import NOTE, RunRecord, describe_run
 from graphkiln.scoring.run_state import RunState
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.scoring.opening import open_destination
@@ -24,18 +25,7 @@ def make_record(outcome: str = "finished") -> RunRecord:
     state = RunState(Clock())
     for event in RUN:
         state.observe(event)
-    return RunRecord(
-        outcome=outcome,
-        begun="2026-01-01T00:00:00+00:00",
-        ended="2026-01-01T00:01:00+00:00",
-        request=describe_request(REQUEST),
-        configuration="c0ffee",
-        versions=versions(),
-        figures=summarize(state),
-        workers=worker_records(state),
-        quarantined=tuple(state.quarantined),
-        problems=tuple(state.problems),
-    )
+    return replace(describe_run(REQUEST, state, datetime.now(UTC)), outcome=outcome)
 
 
 def write(record: RunRecord, folder: Path) -> dict[str, Any]:
@@ -79,12 +69,10 @@ def test_a_damaged_one_is_replaced_and_told(folder: Path, caplog: pytest.LogCapt
     assert "was damaged" in caplog.text
 
 
-def test_settings_that_hold_are_told() -> None:
-    overrides = (Override("precision", "bf16", "--set"), Override("precision", "fp16", "--set"))
-    assert describe_request(replace(REQUEST, overrides=overrides))["settings"] == {"precision": "bf16"}
-
-
-def test_none_of_a_request_is() -> None:
+def test_settings_that_hold_are_written_and_no_credentials() -> None:
     address = "postgresql://user:hunter2@host/db"
-    described = describe_request(replace(REQUEST, source=address, destination=address, ledger=address))
+    overrides = (Override("precision", "bf16", "--set"), Override("precision", "fp16", "--set"))
+    asked = replace(REQUEST, source=address, destination=address, ledger=address, overrides=overrides)
+    described = describe_run(asked, RunState(), datetime.now(UTC)).request
+    assert described["settings"] == {"precision": "bf16"}
     assert "hunter2" not in json.dumps(described)
