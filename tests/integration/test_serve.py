@@ -228,7 +228,7 @@ class TestMistakes:
 
     def test_no_server_installed(self, tmp_path: Path) -> None:
         (tmp_path / "pytriton.py").write_text("raise ImportError('hidden by the test')\n")
-        hidden = {"PYTHONPATH": str(tmp_path), "PATH": "/nonexistent"}
+        hidden = {"PYTHONPATH": str(tmp_path), "PATH": "/nonexistent", "GRAPHKILN_TRITONSERVER": ""}
         self.check((), "no tritonserver found", "pip install 'graphkiln[serve]'", env=hidden)
 
     def check(self, arguments: tuple[str, ...], *expected: str, env: dict[str, str] | None = None) -> None:

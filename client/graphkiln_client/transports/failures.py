@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, ProtocolError
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, DeadlineExceeded, ModelNotFound, ProtocolError
+from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 
@@ -10,7 +11,19 @@ from graphkiln_client.transports.endpoint import Endpoint
 _NO_CERTIFICATE = "a server with mutual TLS refuses clients without a certificate of theirs: client_cert=FILE"
 _SECURED = {True: "with", False: "without"}
 
-WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"
+_WHAT_IS_SERVED = "graphkiln models, or client.models(), lists what is served"
+# Since 26.04 Triton must be told to allow it. Source: Triton server, `kClientShmDisabledErrorStr`.
+_NO_SHARED_MEMORY = "shared memory is disabled"
+_ALLOW_SHARED_MEMORY = "start it with --allow-client-shm=true, as graphkiln serve does, or send arrays in the request"
+
+
+def hint_for(kind: type[ClientError], reason: str) -> str:
+    """What to do about an error that the server gave a reason for; empty where that says it all."""
+    if needs_admin_key(reason):
+        return HOW_TO_GIVE_IT
+    if _NO_SHARED_MEMORY in reason:
+        return _ALLOW_SHARED_MEMORY
+    return _WHAT_IS_SERVED if kind is ModelNotFound else ""
 
 
 def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None = None) -> DeadlineExceeded:

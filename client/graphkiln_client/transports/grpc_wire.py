@@ -26,9 +26,9 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_backend.graph.text import without_traceback
-from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
+from graphkiln_backend.system.admin_key import needs_admin_key
 from graphkiln_client.transports.base import Call, InferRequest, InferResponse, RequestedOutput, SharedTensor
-from graphkiln_client.transports.failures import WHAT_IS_SERVED
+from graphkiln_client.transports.failures import hint_for
 from graphkiln_client.transports.limits import DOCUMENT_LIMIT, too_large
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
@@ -354,8 +354,5 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
 def grpc_error(code: grpc.StatusCode, details: str, request_id: str | None) -> ClientError:
     """One table from gRPC status to the error tree; what only a transport can tell apart stays with it."""
     message = f"the server returned {code.name}: {without_traceback(details)}"
-    if needs_admin_key(details):
-        return Unauthorized(message, status=code.name, body=details, request_id=request_id, hint=HOW_TO_GIVE_IT)
-    kind = _BY_STATUS.get(code, ServerError)
-    hint = WHAT_IS_SERVED if kind is ModelNotFound else ""
-    return kind(message, status=code.name, body=details, request_id=request_id, hint=hint)
+    kind = Unauthorized if needs_admin_key(details) else _BY_STATUS.get(code, ServerError)
+    return kind(message, status=code.name, body=details, request_id=request_id, hint=hint_for(kind, details))

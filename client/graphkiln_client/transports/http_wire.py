@@ -28,7 +28,6 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_backend.graph.text import bounded, in_path, without_traceback
-from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, needs_admin_key
 from graphkiln_client.transports.base import (
     Call,
     InferRequest,
@@ -37,7 +36,7 @@ from graphkiln_client.transports.base import (
     SharedTensor,
 )
 from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.failures import WHAT_IS_SERVED
+from graphkiln_client.transports.failures import hint_for
 from graphkiln_client.transports.limits import (
     DOCUMENT_LIMIT,
     check_json,
@@ -400,14 +399,13 @@ def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
     except (ValueError, KeyError, TypeError, RecursionError):
         reason = page["title"] or body if page else body or "no reason given"
     kind = _BY_STATUS.get(response.status, ServerError)
-    hint = _NOT_TRITON if page else WHAT_IS_SERVED if kind is ModelNotFound else ""
     return kind(
         f"the server returned {response.status}: {bounded(reason)}",
         status=response.status,
         body=body[:_SHOWN_BODY],
         request_id=request_id,
         retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
-        hint=HOW_TO_GIVE_IT if needs_admin_key(reason) else hint,
+        hint=_NOT_TRITON if page else hint_for(kind, reason),
     )
 
 

@@ -189,6 +189,15 @@ class TestRequests:
         assert "contract" not in grpc_message(request()).parameters
         assert GRPC.infer(asked, 1.0, binary=True).request.request_id == "7"
 
+    def test_no_parameter_of_ours_has_a_reserved_name(self) -> None:
+        """Since 26.05 Triton refuses other uses of them. Source: its docs/protocol/extension_parameters.md."""
+        reserved = {"sequence_id", "sequence_start", "sequence_end", "priority", "headers"}
+        asked = request({"x": np.zeros(1, np.float32)}, contract="digest", request_id="7")
+        for names in (http_parts(asked)[0]["parameters"].keys(), grpc_message(asked).parameters.keys()):
+            assert "contract" in names
+            assert not set(names) & reserved
+            assert not any(name.startswith("triton_") for name in names)
+
     @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 3_000_000])
     def test_tensors_of_every_size_over_grpc(self, size: int) -> None:
         array = (np.arange(size) % 251).astype(np.uint8)
@@ -473,6 +482,15 @@ class TestErrors:
         assert error.message == f"the server returned 404: {reason}"
         assert error.request_id == "7"
         assert ("another server, or a gateway" in error.hint) == (b"html" in body.lower())
+
+    def test_shared_memory_that_the_server_refuses_names_the_flag(self) -> None:
+        """As Triton 26.08 refuses it. Source: Triton server, `kClientShmDisabledErrorStr`."""
+        reason = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+        over_http = http_error(http_response(json.dumps({"error": reason}).encode(), 501), None)
+        over_grpc = grpc_error(grpc.StatusCode.UNIMPLEMENTED, reason, None)
+        for error in (over_http, over_grpc):
+            assert isinstance(error, ServerError)
+            assert "--allow-client-shm=true" in error.hint
 
     @pytest.mark.parametrize(
         ("header", "seconds"),
