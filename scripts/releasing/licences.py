@@ -1,6 +1,6 @@
 """Asks pip for the licences of what the lock files of the images name, and holds them to lists that somebody has read.
 
-    python -m releasing.licences [cpu|remote|gpu|score]...
+    python -m releasing.licences [cpu|remote|gpu|triton|score]...
 
 pip reads the metadata of the very releases that are locked, and installs nothing; where the index has no metadata,
 it downloads them, which are gigabytes for the GPU. Ends with 1 where a licence is on no list, or a list names one that
@@ -41,6 +41,7 @@ IMAGES = {
     "cpu": Image(DEPLOY / "image" / "requirements-cpu.txt", DEPLOY / "image" / "licences.txt"),
     "remote": Image(DEPLOY / "image" / "requirements-remote.txt", DEPLOY / "image" / "licences-remote.txt"),
     "gpu": Image(DEPLOY / "image" / "requirements-gpu.txt", DEPLOY / "image" / "licences-gpu.txt"),
+    "triton": Image(DEPLOY / "image" / "requirements-triton.txt", DEPLOY / "image" / "licences-triton.txt"),
     "score": Image(DEPLOY / "score" / "requirements.txt", DEPLOY / "score" / "licences.txt"),
 }
 

@@ -16,8 +16,9 @@ ENGINE = os.environ.get("GRAPHKILN_CONTAINER_ENGINE", "docker")
 IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
 REMOTE_IMAGE = os.environ.get("GRAPHKILN_REMOTE_IMAGE", "")
 GPU_IMAGE = os.environ.get("GRAPHKILN_GPU_IMAGE", "")
+TRITON_IMAGE = os.environ.get("GRAPHKILN_TRITON_IMAGE", "")
 STORE_IMAGE = os.environ.get("GRAPHKILN_STORE_IMAGE", "")
-"""Those of the targets `remote`, `gpu` and `store`; empty where they were not built."""
+"""Those of the targets `remote`, `gpu`, `triton` and `store`; empty where they were not built."""
 # crun refuses the cgroups of some hosts, and nested containers may not raise limits.
 _PODMAN = ("--runtime", "runc")
 _PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.triton.features import TritonFeatures
+from graphkiln_backend.triton.features import Feature, TritonFeatures
 
 ROOT_VARIABLE = "GRAPHKILN_TRITONSERVER"  # names the folder of an installation, which then goes before all others
 _CONTAINER = Path("/opt/tritonserver")
@@ -115,8 +115,19 @@ def find_installation() -> Installation:
     """Find the tritonserver to use.
 
     Raises:
-        ServerSetupError: No tritonserver is installed, or it cannot run models with this Python.
+        ServerSetupError: No tritonserver is installed, or it cannot run models with this Python and its numpy.
     """
+    found = _find()
+    numpy = version("numpy")
+    if found.features.release and not found.features.has(Feature.NUMPY_2) and int(numpy.partition(".")[0]) > 1:
+        raise ServerSetupError(
+            f"the stubs of {found.title} know numpy 1 alone: with numpy {numpy} all responses would be empty",
+            hint="pip install 'numpy<2', or serve on a Triton since 24.11, such as that of NVIDIA's image",
+        )
+    return found
+
+
+def _find() -> Installation:
     if root := os.environ.get(ROOT_VARIABLE):
         return _container_installation(Path(root).resolve() / "bin" / "tritonserver")
     on_path = shutil.which("tritonserver")

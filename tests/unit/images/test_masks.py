@@ -94,6 +94,7 @@ def test_is_what_torchvision_pastes() -> None:
         np.testing.assert_array_equal(found[clear], (expected > 0.5)[clear])
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools 2.0.11 with numpy 2
 @given(pixels=arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
 def test_run_lengths_are_those_of_pycocotools(pixels: Any) -> None:
     height, width = pixels.shape

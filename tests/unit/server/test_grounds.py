@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation, find_installation
 from graphkiln_backend.server.launch import Launch
@@ -79,6 +80,16 @@ def test_instances_know_the_release(ground: Installation, folder: RunFolder, mon
     launch = Launch(installation=ground, stores=[], flags=TritonFlags.parse([], ground.flags))
     monkeypatch.setenv(VERSION_VARIABLE, launch._environment(folder)[VERSION_VARIABLE])
     assert TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP) is (ground.version == "2.72.0")
+
+
+def test_numpy_2_needs_stubs_that_know_it(ground: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stubs of 24.10 take every array of numpy 2 for one of 0 bytes, which clients would get."""
+    monkeypatch.setattr(finding, "version", lambda _: "2.4.6")
+    if ground.version == "2.51.0":
+        with pytest.raises(ServerSetupError, match=r"24\.10.* know numpy 1 alone"):
+            find_installation()
+    else:
+        assert find_installation() == ground
 
 
 @pytest.mark.parametrize(
