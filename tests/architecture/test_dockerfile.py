@@ -15,7 +15,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 FOUND = ("Dockerfile", "deploy/score/Dockerfile")
-TARGETS = {"cpu", "store", "remote", "gpu"}
+TARGETS = {"cpu", "store", "remote", "gpu", "triton"}
 PUBLIC = re.compile(r"[a-z0-9./-]+:(?!latest$)[A-Za-z0-9._-]+")
 
 Stages = dict[str, list[str]]
@@ -32,7 +32,12 @@ def instructions(path: Path) -> Iterator[str]:
 
 def stages(path: Path) -> Stages:
     found: Stages = {}
-    for line in instructions(path):
+    defaults: dict[str, str] = {}
+    for written in instructions(path):
+        if written.startswith("ARG ") and not found:
+            name, _, defaults[name] = written.removeprefix("ARG ").partition("=")
+            continue
+        line = re.sub(r"\$\{(\w+)\}", lambda named: defaults.get(named[1], named[0]), written)
         if line.startswith("FROM "):
             name = line.partition(" AS ")[2] or "the last one"
             assert name not in found, f"two stages are called {name}"
