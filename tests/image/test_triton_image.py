@@ -17,7 +17,8 @@ def test_it_has_an_edge_an_inventory_and_no_second_triton() -> None:
         "import importlib.util, json, os, pathlib, shutil, numpy\n"
         "parts = json.loads(pathlib.Path('/opt/graphkiln/sbom.cdx.json').read_text())['components']\n"
         "print(json.dumps({\n"
-        "    'user': os.getuid(), 'haproxy': bool(shutil.which('haproxy')), 'wheel': importlib.util.find_spec('pytriton'),\n"
+        "    'user': os.getuid(), 'haproxy': bool(shutil.which('haproxy')),\n"
+        "    'wheel': importlib.util.find_spec('pytriton'),\n"
         "    'numpy': int(numpy.__version__[0]), 'named': any(part['name'] == 'numpy' for part in parts)}))\n"
     )
     finished = run_in_image(("--network", "none"), "python3", "-c", program, image=TRITON_IMAGE)
