@@ -5,7 +5,6 @@
     scripts/conformance --only REGEX       the cases whose names match; writes nothing, prints what may not be
     scripts/conformance --scratch FOLDER   keeps what came of each case there: a run that was ended goes on
     scripts/conformance --page             asks nothing, writes docs/conformance.md from docs/conformance.json
-    scripts/conformance --html FILE        asks nothing, writes the run that was kept as one page for a browser
 
 The exit code is 1 when an answer is wrong, a request fails, or a case is refused that ONNX Runtime alone passes and
 Triton's protocol can express.
@@ -14,7 +13,6 @@ Triton's protocol can express.
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
@@ -29,17 +27,14 @@ from conforming.report import (
     BARE,
     CONVERTED,
     OPENVINO,
-    RESULTS,
     SERVED,
     WAYS,
     find_violations,
     to_document,
-    to_report,
     write_page,
     write_report,
 )
 from conforming.ways import ask_bare, ask_converted, ask_openvino, ask_served
-from graphkiln.reporting.report import render
 
 _ASKERS: dict[str, Callable[[Sequence[Case]], Iterable[tuple[Case, Outcome]]]] = {
     BARE: ask_bare,
@@ -59,15 +54,9 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS[1:], action="append", help="default: each")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="keep what came of each case here")
     parser.add_argument("--page", action="store_true", help="ask nothing, write the page from the run that was kept")
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="ask nothing, write the kept run as a page for a browser"
-    )
     options = parser.parse_args()
     if options.page:
         write_page()
-        return 0
-    if options.html:
-        options.html.write_text(render(to_report(json.loads(RESULTS.read_text()))))
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ways = [BARE, *(options.way or WAYS[1:])]

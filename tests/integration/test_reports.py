@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,6 @@ from playwright.sync_api import Browser
 from stories import make_observation, story_document
 from tuned import document
 
-from conforming.report import to_report
-from graphkiln.reporting.report import render
 from graphkiln.story.report import render_page as render_story
 from graphkiln.tuning.report import render_page as render_search
 
@@ -32,10 +29,6 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def conformance(repository: Path, _: Path) -> str:
-    return render(to_report(json.loads((repository / "docs" / "conformance.json").read_text())))
-
-
 def story(_: Path, __: Path) -> str:
     rates = {"eager": 1.0, "static": 1.25, "reduced": 3.0, "int8": 9.0}
     return render_story(story_document(**{key: make_observation(rate) for key, rate in rates.items()}))
@@ -46,7 +39,7 @@ def search(repository: Path, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("width", [335, 1280])
-@pytest.mark.parametrize("make", [conformance, story, search], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [story, search], ids=lambda make: make.__name__)
 def test_a_report_is_legible_on_a_phone_and_a_screen(
     make: Callable[[Path, Path], str], width: int, repository: Path, tmp_path: Path
 ) -> None:
@@ -57,15 +50,8 @@ def test_a_report_is_legible_on_a_phone_and_a_screen(
     assert shown["tables"] >= shown["charts"], "every chart has its table"
 
 
-def test_each_section_has_a_chart_and_its_table(repository: Path, tmp_path: Path) -> None:
-    report = to_report(json.loads((repository / "docs" / "conformance.json").read_text()))
-    shown = browse(render(report), tmp_path, 1280, {**COUNTED, "bars": "rect"})
-    assert shown["charts"] == shown["tables"] == len(report.sections)
-    assert shown["bars"] == sum(len(section.chart["rows"]) for section in report.sections if section.chart)
-
-
 @pytest.mark.parametrize("look", [("light", 1280), ("dark", 335)], ids=str)
-@pytest.mark.parametrize("make", [conformance, story, search], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [story, search], ids=lambda make: make.__name__)
 def test_axe_finds_nothing(
     make: Callable[[Path, Path], str], look: tuple[str, int], browser: Browser, repository: Path, tmp_path: Path
 ) -> None:

@@ -12,8 +12,6 @@ import pytest
 from conforming import report
 from conforming.cases import Case
 from conforming.outcome import OTHER, PASSED, Outcome, Record, Verdict
-from conforming.report import to_report
-from graphkiln.reporting.report import render
 
 REFUSED = Outcome(Verdict.REFUSED, "x: the ONNX element type INT4 is not one that Triton can carry")
 WRONG = Outcome(Verdict.DIFFERS, "y: Not equal")
@@ -87,25 +85,6 @@ class TestKept:
 
     def test_every_reason_is_of_a_kind(self, kept: dict[str, Any]) -> None:
         assert [each["refused"][OTHER] for each in kept["ways"].values() if OTHER in each["refused"]] == []
-
-
-# A kept run as a page.
-
-
-def test_the_kept_run_is_a_page_with_a_table_for_each_chart(repository: Path) -> None:
-    document = json.loads((repository / "docs" / "conformance.json").read_text())
-    report = to_report(document)
-    outcomes, *reasons = report.sections
-    assert [row[0] for row in outcomes.table.rows] == list(document["ways"])
-    assert [int(row[3]) for row in outcomes.table.rows] == [way["passes"] for way in document["ways"].values()]
-    assert all(int(row[2]) == sum(map(int, row[3:])) for row in outcomes.table.rows), (
-        "all that was asked came to something"
-    )
-    for section in reasons:
-        way = document["ways"][section.name]
-        assert sum(int(row[2]) for row in section.table.rows) == way["asked"] - way["passes"]
-    page = render(report)
-    assert page.count("<svg") == len(report.sections) == page.count("<table")
 
 
 # A run that was ended goes on where it was.
