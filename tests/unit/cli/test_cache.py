@@ -9,7 +9,6 @@ import pytest
 from commands import RunVerb
 
 from graphkiln.cli.cache import cache_settings, parse_size
-from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import ServerSetupError
 
@@ -43,10 +42,6 @@ class TestList:
         assert [row[2] for row in rows] == ["500 B", "3 KiB"]
         assert all(row[0].startswith("openvino-") for row in rows)
         assert "3 KiB in" in out.replace("\n", " ")
-
-    def test_an_empty_one(self, run: RunVerb, tmp_path: Path) -> None:
-        out = run("cache", "list", "--cache", tmp_path).out
-        assert out == f"the cache is empty\n0 B in {tmp_path}\n"
 
     def test_the_folder_may_come_from_the_environment(
         self, run: RunVerb, filled: Path, monkeypatch: pytest.MonkeyPatch
@@ -93,22 +88,7 @@ class TestVerify:
         assert finished.out.splitlines()[1] == "1 damaged"
 
 
-@pytest.mark.parametrize("verb", ["list", "prune", "verify"])
-def test_a_cache_that_is_missing_or_off(run: RunVerb, tmp_path: Path, verb: str) -> None:
-    finished = run("cache", verb, "--cache", tmp_path / "none")
-    assert finished.code == 1
-    assert f"there is no cache at {tmp_path / 'none'}" in finished.err
-    assert list(tmp_path.iterdir()) == []
-    finished = run("cache", verb, "--cache", "off")
-    assert finished.code == 1
-    assert "the cache is off" in finished.err
-
-
 class TestSettings:
-    def test_off(self) -> None:
-        assert cache_settings("off", 7).folder is None
-        assert cache_settings("off", 7).limit_bytes == 7
-
     def test_a_folder_is_absolute(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         settings = cache_settings("here", 7)
@@ -120,11 +100,6 @@ class TestSettings:
         monkeypatch.setenv("HOME", "/home/somebody")
         assert cache_settings("~/kiln", 7).folder == Path("/home/somebody/kiln")
         assert cache_settings("~no-such-user/kiln", 7).folder == Path("~no-such-user/kiln").absolute()
-
-    def test_the_default_is_the_users(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        settings = cache_settings("", 7)
-        assert settings.folder == user_cache_folder() == tmp_path / "graphkiln"
 
     def test_without_a_home_there_is_none_and_that_is_said(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

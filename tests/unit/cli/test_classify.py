@@ -37,13 +37,6 @@ class TestImages:
         assert sources(finished.out) == ["c.JPEG", "a.jpg", "b.png", "c.JPEG"]
         assert client.open == 0
 
-    def test_an_empty_folder_is_a_mistake(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
-        finished = run("classify", tmp_path, "--model", "digits")
-        assert finished.code == 2
-        assert f"folder {tmp_path} holds no image" in finished.err
-        assert ".jpg" in finished.err
-        assert client.connected == []
-
     def test_options_reach_the_model(
         self, run: RunVerb, client: FakeClient, images: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -146,11 +139,6 @@ class TestCsv:
         ]
         assert rows[0]["label"] == "a,b"
 
-    @pytest.mark.usefixtures("client")
-    def test_beside_json_is_a_mistake(self, run: RunVerb, images: Path) -> None:
-        finished = run("classify", images, "--model", "digits", "--csv", "--json")
-        assert (finished.code, finished.err) == (2, "graphkiln: --json and --csv: choose one\n")
-
 
 class TestFailures:
     def test_of_one_image_do_not_stop_the_others(self, run: RunVerb, client: FakeClient, images: Path) -> None:
@@ -164,10 +152,3 @@ class TestFailures:
         client.fake_model.error = ServerError("out of memory")
         finished = run("classify", images, "--model", "digits")
         assert (finished.code, finished.out, finished.err) == (1, "", "graphkiln: out of memory\n")
-
-    @pytest.mark.parametrize("words", [["--top-k", "0"], ["--batch-size", "0"], ["--concurrency", "0"], []])
-    def test_options_that_make_no_sense(self, run: RunVerb, client: FakeClient, images: Path, words: list[str]) -> None:
-        finished = run("classify", images, *(("--model", "digits") if words else ()), *words)
-        assert finished.code == 2
-        assert (words[0] if words else "--model") in finished.err
-        assert client.connected == []

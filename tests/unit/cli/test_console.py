@@ -22,11 +22,9 @@ from graphkiln.cli.console import (
     print_csv,
     print_json,
     print_table,
-    say,
     take_any_name,
-    write_html,
 )
-from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 
 @pytest.fixture(autouse=True)
@@ -35,11 +33,6 @@ def _loggers_as_before() -> Iterator[None]:
     level, handlers = logger.level, logger.handlers
     yield
     logger.level, logger.handlers = level, handlers
-
-
-def test_a_line_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    say("ready")
-    assert capsys.readouterr() == ("", "graphkiln: ready\n")
 
 
 def test_records_are_lines_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,14 +52,6 @@ def test_libraries_that_log_what_they_do_without_are_silent(name: str) -> None:
     """
     done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr == ""
-
-
-def test_what_is_for_developers_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    log_to_stderr()
-    logging.getLogger("graphkiln.cache").debug("looked")
-    logging.getLogger("onnx").warning("somebody else's")
-    assert "looked" not in capsys.readouterr().err
-    assert logging.getLogger().level == logging.WARNING
 
 
 def test_twice_shows_nothing_twice_and_the_root_logger_stays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,13 +120,6 @@ def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(EngineUnavailable, match=r"graphkiln\[report\]"):
         check_html(tmp_path / "report.html")
-
-
-def test_it_is_written_or_said_why_not(tmp_path: Path) -> None:
-    write_html(tmp_path / "a.html", "<p>")
-    assert (tmp_path / "a.html").read_text() == "<p>"
-    with pytest.raises(MeasurementError, match=r"Is a directory.*another file"):
-        write_html(tmp_path, "<p>")
 
 
 def test_what_a_report_ends_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from tiny import convert, run, write_source
 
 from graphkiln.cli.convert import show_conversion
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord, Provenance, Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
@@ -65,12 +64,6 @@ def test_every_pass_is_listed_with_when_it_runs() -> None:
 def test_some_flags_write_nothing(source: Path, tmp_path: Path, flag: str) -> None:
     assert run("convert", source, "--name", "m", "--model-store", tmp_path / "s", flag).exit_code == 0
     assert not (tmp_path / "s").exists()
-
-
-def test_an_error_is_ours(tmp_path: Path) -> None:
-    finished = run("convert", tmp_path / "missing.onnx", "--name", "m", "--model-store", tmp_path)
-    assert isinstance(finished.exception, ConversionError)
-    assert "there is no file" in str(finished.exception)
 
 
 # The tables of a conversion: every fact is there, in 80 columns, and text from outside is no markup.

@@ -42,17 +42,6 @@ def add_parameters(model: Path, **parameters: str) -> None:
 
 
 class TestSettings:
-    def test_defaults_in_80_columns(self, model: Path) -> None:
-        result = explain(model, "--plan-only")
-        assert result.exit_code == 0
-        defaults = ("the default", "as saved (fp32)", "cores / instances", "1", "on", "none")
-        names = ("engine", "precision", "threads", "streams", "self_test", "fallback")
-        for name, value in zip(names, defaults, strict=True):
-            assert row(result, name) == [name, value, "-"]
-        table = [line for line in result.stdout.splitlines() if line[:1] in "┏┃┡│└"]
-        assert len(table) == 3 + 9 + 1
-        assert max(map(len, table)) <= 80
-
     def test_every_value_with_its_origin(self, model: Path) -> None:
         add_parameters(model, engine="openvino", fallback="openvino:fp32, onnxruntime", self_test="off", streams="2")
         result = explain(model, "--plan-only", "--set", "threads=3", "--set", "precision=fp16")

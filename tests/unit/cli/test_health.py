@@ -100,10 +100,3 @@ def test_json_says_the_state_and_the_reasons(run: RunVerb, client: FakeClient) -
     client.healths = [READY]
     finished = run("health", "--json")
     assert (finished.code, json.loads(finished.out)["ready"]) == (0, True)
-
-
-def test_a_negative_wait_is_a_mistake(run: RunVerb, client: FakeClient) -> None:
-    finished = run("health", "--wait", "-1")
-    assert finished.code == 2
-    assert "--wait" in finished.err
-    assert client.connected == []

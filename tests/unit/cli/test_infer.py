@@ -76,13 +76,6 @@ class TestOutputs:
         assert f"cannot write to {sample}: File exists" in finished.err
 
 
-def test_a_mistake_is_found_before_the_server_is_asked(run: RunVerb, client: FakeClient) -> None:
-    finished = run("infer", "--model", "m", "--input", "X=none.npy")
-    assert finished.code == 2
-    assert finished.err == "graphkiln: cannot read none.npy: No such file or directory\n"
-    assert client.connected == []
-
-
 def test_an_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sample: Path) -> None:
     client.fake_model.error = ServerError("X: expected [-1,1,2,2]")
     finished = run("infer", "--model", "m", "--input", f"X={sample}")

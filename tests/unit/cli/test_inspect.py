@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tiny import convert, run, write_source
 
-from graphkiln_backend.graph.errors import RepositoryError
-
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,32 +47,9 @@ def test_a_bare_graph(source: Path, tmp_path: Path) -> None:
     assert document["signature"]["outputs"][0]["name"] == "y"
 
 
-def test_what_is_not_there(tmp_path: Path) -> None:
-    finished = run("inspect", tmp_path / "nowhere")
-    assert isinstance(finished.exception, RepositoryError)
-
-
 def test_a_file_by_itself(source: Path, version: Path) -> None:
     document = json.loads(run("inspect", source, "--json").output)
     assert document["graph"] == str(source)
     assert document["signature"]["outputs"][0]["name"] == "y"
     assert "provenance" not in document
     assert "provenance" in json.loads(run("inspect", version / "model.onnx", "--json").output)
-
-
-def test_a_file_that_is_no_graph(tmp_path: Path) -> None:
-    (tmp_path / "x.onnx").write_bytes(b"nonsense")
-    finished = run("inspect", tmp_path / "x.onnx")
-    assert isinstance(finished.exception, RepositoryError)
-    assert "x.onnx" in str(finished.exception)
-
-
-def test_a_store_names_its_models(version: Path) -> None:
-    finished = run("inspect", version.parents[1])
-    assert isinstance(finished.exception, RepositoryError)
-    assert f"is a model store, not a model (name one of its models: {version.parent.name})" in str(finished.exception)
-
-
-def test_a_name_that_is_near(version: Path) -> None:
-    finished = run("inspect", version.parents[1] / f"{version.parent.name}x")
-    assert f"did you mean '{version.parent}'?" in str(finished.exception)

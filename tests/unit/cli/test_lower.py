@@ -53,19 +53,6 @@ def test_the_second_time_builds_nothing(model: Path, tmp_path: Path, logged: lis
     assert not any("compiling" in line for line in logged)
 
 
-def test_another_setting_is_another_artifact(model: Path, tmp_path: Path) -> None:
-    lower(model, tmp_path / "cache")
-    built = entries(tmp_path / "cache")
-    lower(model, tmp_path / "cache", "engine=openvino")
-    assert set(built) < set(entries(tmp_path / "cache"))
-
-
-def test_off_keeps_nothing(model: Path, tmp_path: Path) -> None:
-    result = lower(model, "off")
-    assert result.exit_code == 0, result.exception
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["store"]
-
-
 def test_fallbacks_and_notes_go_to_stderr(model: Path) -> None:
     result = lower(model, "off", "engine=tensorrt", "fallback=onnxruntime", "self_test=off")
     assert "graphkiln: tensorrt on cpu: tensorrt serves gpu:N, not cpu" in result.stderr
@@ -87,13 +74,6 @@ def test_a_graph_that_computes_without_end_is_given_up(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["lower", str(model), "--cache=off", "--compute-limit=0.3"])
     assert isinstance(result.exception, ExecutionError)
     assert "--compute-limit" in str(result.exception)
-
-
-def test_the_same_as_json(model: Path, tmp_path: Path) -> None:
-    arguments = ["lower", str(model), f"--cache={tmp_path / 'cache'}", "--json"]
-    document = json.loads(CliRunner().invoke(app, arguments).stdout)
-    assert (document["engine"], document["placement"]["precision"]) == ("onnxruntime", "fp32")
-    assert document["seconds"] > 0
 
 
 # `graphkiln lower --measure`: times of nodes beside the graph, and the plan that follows them.
@@ -135,3 +115,10 @@ def test_what_was_fetched_has_no_place_for_them(model: Path, tmp_path: Path) -> 
     ):
         measure_model("s3://bucket/digits", model, cache)
     assert not (model / "1" / NODE_TIMES_FILE).exists()
+
+
+def test_the_same_as_json(model: Path, tmp_path: Path) -> None:
+    arguments = ["lower", str(model), f"--cache={tmp_path / 'cache'}", "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert (document["engine"], document["placement"]["precision"]) == ("onnxruntime", "fp32")
+    assert document["seconds"] > 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,59 +13,21 @@ import zoo
 
 from graphkiln.cli.lowering_report import (
     open_artifact_cache,
-    plan_document,
     read_deployment,
-    session_document,
-    settings_in_words,
 )
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import Placement, SessionConfig
+from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
+from graphkiln_backend.graph.errors import RepositoryError, ServerSetupError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import deployment
-from graphkiln_backend.lowering.plan import LoweringPlan
-from graphkiln_backend.lowering.proven_session import Basis, ProvenSession
-from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.server import installation
 
 CONFIG = SessionConfig(
     engine="openvino", device=CPU, threads=2, spin=False, reason="requested", precision=Precision.BF16
 )
 SESSION: Any = None
-
-
-def test_settings_and_plan() -> None:
-    settings = Settings(engine="openvino", threads=2, origins={"engine": "--set", "threads": "parameters.threads"})
-    plan = LoweringPlan(candidates=(CONFIG,), rejected=("onnxruntime: not requested",))
-    document = json.loads(json.dumps(plan_document(settings, Precision.FP32, plan)))
-    assert document["settings"]["engine"] == {"value": "openvino", "origin": "--set"}
-    assert document["settings"]["precision"] == {"value": "as saved (fp32)", "origin": None}
-    assert document["settings"].keys() == settings_in_words(settings, Precision.FP32).keys()
-    assert document["candidates"][0]["precision"] == "bf16"
-    assert (document["fallback"], document["rejected"]) == ([], ["onnxruntime: not requested"])
-
-
-def test_a_session() -> None:
-    placement = Placement(nodes={"CPU": 8}, precision=Precision.BF16, products={Precision.BF16: 5})
-    basis = Basis(
-        chosen="a",
-        rates={"a": 2.0, "b": 1.0},
-        batch=8,
-        machine="a CPU",
-        measured_at="2026-01-01T00:00:00+00:00",
-        remembered=True,
-    )
-    proven = ProvenSession(
-        session=SESSION, config=CONFIG, placement=placement, self_test=None, notes=("a note",), basis=basis
-    )
-    document = json.loads(json.dumps(session_document(proven)))
-    assert document["placement"] == {"nodes": {"CPU": 8}, "precision": "bf16", "products": {"bf16": 5}, "elsewhere": []}
-    assert (document["device"], document["self_test"], document["notes"]) == ("cpu", None, ["a note"])
-    assert document["choice"] == asdict(basis)
-    bare = session_document(ProvenSession(session=SESSION, config=CONFIG, placement=None, self_test=None))
-    assert bare["placement"] is bare["choice"] is None
 
 
 # A model of a store, planned on this machine as the server plans it.
@@ -102,11 +62,6 @@ class TestVersion:
         monkeypatch.chdir(model)
         for path, version in ((model, "2"), (model / "1", "1"), (Path(), "2"), (Path("1"), "1")):
             assert read_deployment(path, None, cache).version.graph_path == model / version / "model.onnx"
-
-    @pytest.mark.parametrize("path", ["nowhere", "m/9"])
-    def test_what_is_not_there(self, model: Path, cache: ArtifactCache, path: str) -> None:
-        with pytest.raises(RepositoryError, match="there is no folder"):
-            read_deployment(model.parent / path, None, cache)
 
     def test_a_graph_of_oneflow_is_converted_once(
         self, model: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -161,10 +116,6 @@ class TestMachine:
         (config,) = read_deployment(with_config(model, group), None, cache).plan.configs
         assert (config.device, config.threads) == expected
 
-    def test_the_model_does_not_choose_its_device(self, model: Path, cache: ArtifactCache) -> None:
-        with pytest.raises(RepositoryError, match="KIND_MODEL is not supported"):
-            read_deployment(with_config(model, "instance_group { kind: KIND_MODEL }"), None, cache)
-
 
 class TestBackend:
     def test_another_backend_is_told_apart(self, model: Path, cache: ArtifactCache) -> None:
@@ -198,29 +149,8 @@ class TestSettings:
         assert (deployment.settings.threads, deployment.settings.engine) == (3, "openvino")
         assert deployment.settings.origins == {"threads": "--set", "engine": "--set"}
 
-    @pytest.mark.parametrize(
-        ("setting", "words"),
-        [
-            ("precision", "a value is missing"),
-            ("precison=bf16", "did you mean 'precision'"),
-            ("threads=x", "--set must"),
-        ],
-    )
-    def test_mistakes(self, model: Path, cache: ArtifactCache, setting: str, words: str) -> None:
-        with pytest.raises(GraphkilnError, match=words):
-            read_deployment(model, [setting], cache)
-
-    def test_the_store_is_not_written_to(self, model: Path, cache: ArtifactCache) -> None:
-        read_deployment(model, ["threads=3"], cache)
-        assert sorted(path.name for path in model.rglob("*")) == ["1", "2", "model.onnx", "model.onnx"]
-
 
 class TestCache:
-    def test_a_folder_that_is_named_stays(self, tmp_path: Path) -> None:
-        with open_artifact_cache(str(tmp_path / "kept")) as cache:
-            assert cache.folder == tmp_path / "kept"
-            assert cache.lasting
-
     def test_off_means_a_temporary_one(self) -> None:
         with ExitStack() as stack:
             cache = stack.enter_context(open_artifact_cache("off"))

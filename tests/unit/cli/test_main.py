@@ -83,26 +83,6 @@ def test_a_command_imports_its_own_verb_alone() -> None:
     assert done.stderr.split() == ["health"]
 
 
-class TestMistakes:
-    @pytest.mark.parametrize(
-        ("words", "named"),
-        [
-            (["nonsense"], "nonsense"),
-            (["--nonsense"], "--nonsense"),
-            (["models", "load", "unload", "--nonsense"], "--nonsense"),
-            (["models", "load", "unload", "extra"], "extra"),
-            (["cache", "nonsense"], "nonsense"),
-            (["bench", "--model", "m", "--duration", "long"], "--duration"),
-        ],
-    )
-    def test_of_the_command_line_are_named(self, run: RunVerb, words: list[str], named: str) -> None:
-        finished = run(*words)
-        assert finished.code == 2
-        assert finished.out == ""
-        assert finished.err.splitlines()[-1].startswith("Error: ")
-        assert named in finished.err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("error", "code", "line"),
     [

@@ -32,12 +32,6 @@ def test_a_version_its_graph_or_the_newest_of_a_model(model: Path) -> None:
     assert version_folder(model) == model / "10"
 
 
-def test_a_folder_without_versions(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(RepositoryError, match="has no version folder"):
-        version_folder(tmp_path / "empty")
-
-
 # The verbs that read take a model from a remote store, and leave nothing of it behind.
 
 

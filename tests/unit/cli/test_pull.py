@@ -80,23 +80,6 @@ def test_one_model_of_a_store_is_pushed(run: RunVerb, registry: OciServer, tmp_p
     assert list(RemoteFiles(address).list()) == ["a/1/model.onnx"]
 
 
-@pytest.mark.parametrize("verb", ["pull", "push"])
-def test_a_folder_is_no_address(run: RunVerb, tmp_path: Path, verb: str) -> None:
-    done = run(verb, tmp_path, tmp_path / "copy")
-    assert done.code == 2
-    assert "is no address" in done.err
-
-
-def test_keys_that_cannot_be_read_are_said_before_anything_travels(run: RunVerb, tmp_path: Path) -> None:
-    (tmp_path / "keys").mkdir()
-    for keys, words in ((tmp_path / "nowhere", "cannot be read: No such file"), (tmp_path / "keys", "there is no key")):
-        done = run("pull", "oci://127.0.0.1:1/models:1", tmp_path / "store", "--trusted-keys", keys)
-        assert (done.code, done.out) == (2, "")
-        assert words in done.err
-        assert len(done.err.splitlines()) == 1
-    assert not (tmp_path / "store").exists()
-
-
 @pytest.mark.parametrize(
     ("fault", "words"), [("missing", "the registry has lost"), ("altered", "sent other bytes"), ("broken", "500")]
 )

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from graphkiln.cli import convert as recipe_options
 from graphkiln.cli.main import app
-from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.recipe import Flag, Recipe
 
 
@@ -110,29 +109,6 @@ class TestValues:
         finished = run("--recipe", str(tmp_path / "r.yaml"), "--top-k", "5", "--print-recipe")
         document = yaml.safe_load(finished.output)
         assert (document["source"], document["softmax"], document["top_k"]) == ("a.onnx", True, 5)
-
-
-class TestMistakes:
-    @pytest.mark.parametrize(
-        ("arguments", "words"),
-        [
-            (["--out-indices", "1,b"], "cannot read --out-indices: invalid literal"),
-            (["--preprocess", "{"], "cannot read --preprocess: "),
-            (["--layout", "hwc"], "'layout': Input should be 'nchw' or 'nhwc'"),
-            (["--top-k", "-1"], "'top_k'"),
-            (["softmaxx=1"], "unknown key 'softmaxx'"),
-        ],
-    )
-    def test_of_the_recipe_are_ours(self, arguments: list[str], words: str) -> None:
-        finished = run("model.onnx", "--name", "m", "--print-recipe", *arguments)
-        assert isinstance(finished.exception, ConversionError)
-        assert words in str(finished.exception)
-
-    @pytest.mark.parametrize(
-        "arguments", [["--softmaxx"], ["--version", "0"], ["--top-k", "z"], ["--name"], ["--relative-l2", "x"]]
-    )
-    def test_of_the_command_line_are_typers(self, arguments: list[str]) -> None:
-        assert run("model.onnx", *arguments).exit_code == 2
 
 
 def test_a_field_is_an_option_as_soon_as_it_is_there() -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from commands import RunVerb
-from stories import CHAIN, make_judgment, make_observation, story_document
+from stories import CHAIN, make_observation, story_document
 
 from graphkiln.story import runner as running
 from graphkiln.story.request import Platform, StoryRequest, weights_path
@@ -92,25 +92,6 @@ class TestRequest:
         assert fake.made[0].request.weights == path
         assert finished.err == ""
 
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["--weights", "none.pth"], "there are no weights at none.pth"),
-            (["--preprocess", "{resize}"], "--preprocess is not JSON"),
-            (["--preprocess", "[1]"], "--preprocess must be an object, got [1]"),
-            (["--html", "nowhere/report.html"], "there is no folder nowhere"),
-            (["--image-size", "8"], "--image-size"),
-            (["--seconds", "0"], "--seconds"),
-        ],
-    )
-    def test_mistakes_come_before_any_work(
-        self, run: RunVerb, fake: type[FakeRunner], words: list[str], message: str
-    ) -> None:
-        finished = run("story", *MODEL, *words)
-        assert finished.code == 2
-        assert message in " ".join(finished.err.split())
-        assert fake.made == []
-
 
 class TestOutput:
     def test_two_tables(self, run: RunVerb) -> None:
@@ -177,12 +158,3 @@ class TestEnd:
         finished = run("story", *MODEL)
         assert (finished.code, finished.out) == (1, "")
         assert message in finished.err
-
-    def test_judgments_that_failed_are_explained(self, run: RunVerb, fake: type[FakeRunner]) -> None:
-        fake.document_ = story_document(
-            eager=make_observation(1.0),
-            static=make_observation(2.0, passed=False),
-        )
-        fake.document_["steps"][1]["judgment"]["verdict"] = make_judgment().verdict + " by far"
-        out = run("story", *MODEL).out
-        assert "static: does not count: fp32: PASS by far" in " ".join(out.split())

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tiny import convert, run
 
-from graphkiln_backend.graph.errors import GraphkilnError
-
 
 @pytest.fixture(scope="module")
 def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -30,13 +28,3 @@ def test_json(version: Path) -> None:
     document = json.loads(run("verify", version, "--json").output)
     assert len(document["verdicts"]) == 2
     assert document["placement"]["precision"] == "fp32"
-
-
-@pytest.mark.parametrize(
-    ("flags", "hint"),
-    [(["--precision", "fp61"], "did you mean 'fp16'"), (["--engine", "openvin"], "did you mean 'openvino'")],
-)
-def test_a_mistake_names_the_nearest(version: Path, flags: list[str], hint: str) -> None:
-    finished = run("verify", version, *flags)
-    assert isinstance(finished.exception, GraphkilnError)
-    assert hint in str(finished.exception)

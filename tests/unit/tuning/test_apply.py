@@ -12,7 +12,7 @@ import pytest
 from digits_subject import digits_subject
 
 from graphkiln.tuning import apply as application
-from graphkiln.tuning.apply import Applied, check_writable, prove, write
+from graphkiln.tuning.apply import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
@@ -158,15 +158,6 @@ def test_what_cannot_be_proven_is_refused(subject: Subject, questions: Questions
     with pytest.raises(VerificationError, match="no bf16 kernels"):
         prove(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
     assert len(list(subject.folder.iterdir())) == 2
-
-
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_measured(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_writable(subject)
-    monkeypatch.setattr(application.os, "access", lambda path, _: path != subject.folder)
-    with pytest.raises(RepositoryError, match=r"cannot be written, where --apply replaces config.pbtxt \(leave"):
-        check_writable(subject)
 
 
 def test_a_full_disk_leaves_everything_as_it_was(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,6 @@ from graphkiln_backend.graph.precision import Precision
 CANDIDATE = Candidate.of({INSTANCES: 2, ENGINE: "openvino", PREFERRED: (4, 8), SPIN: False})
 
 
-def test_equal_values_make_equal_candidates() -> None:
-    other = Candidate.of(dict(reversed(CANDIDATE.items)))
-    assert other == CANDIDATE
-    assert hash(other) == hash(CANDIDATE)
-    assert other.id == CANDIDATE.id
-
-
 def test_json_gives_the_candidate_back() -> None:
     assert Candidate.from_json(json.loads(json.dumps(CANDIDATE.as_json()))) == CANDIDATE
 
@@ -49,16 +42,6 @@ def test_a_candidate_reads_as_a_line() -> None:
 @pytest.fixture(scope="module")
 def subject(repository: Path) -> Subject:
     return digits_subject(repository)
-
-
-def test_what_serves_today_is_a_candidate(subject: Subject) -> None:
-    values = default_values(subject)
-    assert values["engine"] == "onnxruntime"
-    assert values["precision"] == "fp32"
-    assert values["spin"] is True
-    assert values["instances"] == 1
-    assert values["max_batch_size"] == 32
-    assert values["max_queue_delay_us"] == 0
 
 
 def test_every_key_becomes_what_the_configuration_calls_it(subject: Subject) -> None:

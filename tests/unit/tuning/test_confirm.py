@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,11 @@ from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.confirm import confirm, sweep
-from graphkiln.tuning.contest import CandidateScore, Point
+from graphkiln.tuning.contest import CandidateScore
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import knee
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.statistics import Interval, requests_needed
+from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
 
@@ -75,14 +74,6 @@ def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, reco
     assert {call[1] for call in server.measured} == {OpenLoop(500.0)}
 
 
-def test_a_budget_that_is_spent_ends_it(server: SimulatedServer, space: Space, recorded: Within) -> None:
-    trials = recorded(server, 12.0)
-    promise, reason = confirm(trials, scored(space, 1000.0), TARGET, 1.0)
-    assert promise is None
-    assert reason.endswith("and the budget is spent")
-    assert trials.spent_s <= 12.0
-
-
 def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
     promise, _ = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
@@ -123,19 +114,6 @@ def test_a_queue_that_grows_is_no_promise(space: Space, recorded: Within) -> Non
     promise, reason = confirm(recorded(Growing(cores=2), 1000.0), scored(space, 100.0), TARGET, 1.0)
     assert promise is None
     assert reason == "measured again, 60 of 100 requests per second were answered: their queue grows"
-
-
-@pytest.mark.parametrize(("p99_s", "requests"), [(0.07, 7 * requests_needed(1)), (0.09, requests_needed(5))])
-def test_requests_that_wait_for_each_other_take_more_of_them(
-    server: SimulatedServer, space: Space, recorded: Within, p99_s: float, requests: float
-) -> None:
-    """Where the search met the target: of a queue that grows, how many say as much as one is no guide."""
-    seen = tuned.measured(40.0, p99_s)
-    seen = replace(seen, latency=replace(seen.latency, inflation=7.0))
-    asked = replace(scored(space, 40.0), points=(Point(load=OpenLoop(40.0), measured=seen),))
-    confirm(recorded(server, 210.0), asked, TARGET, 1.0)
-    slice_s = (210.0 - 5.0) / 5
-    assert server.measured[0][2] == pytest.approx(max(slice_s, requests / 40), abs=0.01)
 
 
 AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)

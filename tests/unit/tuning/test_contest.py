@@ -13,7 +13,7 @@ import tuned
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning import contest as contest_module
-from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
+from graphkiln.tuning.candidate import INSTANCES, Candidate
 from graphkiln.tuning.contest import CandidateScore, LoadContest, Point, RateContest
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.measure import Arriving
@@ -63,32 +63,11 @@ def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> 
     assert bracket.next_rate == pytest.approx(math.sqrt(50 * 90))
 
 
-def test_of_two_that_contradict_each_other_the_later_one_counts(contest: RateContest, space: Space) -> None:
-    passes, fails = point(OpenLoop(60), Interval.exact(0.05)), point(OpenLoop(50), Interval.exact(0.09))
-    assert contest.bracket(scored(space, passes, fails)).passed == 0
-    assert contest.bracket(scored(space, fails, passes)).failed == 200
-
-
 def test_settling_finds_the_rate(contest: RateContest, server: SimulatedServer, space: Space) -> None:
     entered = contest.enter(space.default, 1000.0)
     settled = contest.settle(entered, -math.inf)
     assert settled.score.lower == pytest.approx(true_rate(server, space.default, TARGET.p99_s), rel=0.15)
     assert contest.bracket(settled).is_narrow
-
-
-def test_one_that_fails_at_the_rate_of_another_is_asked_no_other_rate(
-    contest: RateContest, server: SimulatedServer, space: Space
-) -> None:
-    settled = contest.settle(contest.enter(space.default, 1000.0), 3 * true_rate(server, space.default, TARGET.p99_s))
-    assert len({point.load for point in settled.points}) == 1
-    assert settled.score.lower == 0
-
-
-def test_a_failure_ends_the_contest(contest: RateContest, server: SimulatedServer, space: Space) -> None:
-    server.fault = lambda _: "hang"
-    settled = contest.settle(contest.enter(space.default, 1000.0), -math.inf)
-    assert settled.lost == "it did not answer within 20 s"
-    assert len(server.measured) == 1
 
 
 def test_a_target_that_no_rate_meets_ends_at_a_fortieth_of_the_capacity(
@@ -277,39 +256,6 @@ class TestStandstills:
         looked = self.look(reference_of, space, server)
         settled = judge.settle(looked, 0)
         assert settled.lost.startswith("p99 of ") or math.isinf(settled.score.lower)
-
-
-def test_a_stall_of_one_caller_is_asked_again_too(reference_of: MakeReference, space: Space) -> None:
-    """A single caller waits once, however long: a hundredth of sixty requests is one, and its bound is no miss."""
-    target = Target(p99_s=0.08, objective=Objective.LATENCY)
-    judge = LoadContest(reference_of(SimulatedServer(cores=2, stalls=[(2.8, 0.9)])), target, 1.0, 60.0)
-    looked = judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
-    assert looked.lost == ""
-
-
-def test_the_second_question_begins_with_the_same_arrivals(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2, stalls=[(2.8, 0.28)])
-    judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
-    judge.advance(judge.enter(space.default, 1000.0), 1.0, 0.0)
-    (_, load, first_s, seed), (_, again, second_s, other) = server.measured
-    assert (load, seed) == (again, other)
-    assert second_s >= contest_module._LONGER * first_s
-
-
-@pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.COST, Objective.MEMORY])
-def test_costs_that_vary_are_raced(reference_of: MakeReference, space: Space, objective: Objective) -> None:
-    judge = load_contest(reference_of, replace(AT_60, objective=objective))
-    assert bool(judge.race_by) is (objective is not Objective.MEMORY)
-    best = judge.settle(judge.enter(space.default, 1000.0), 0)
-    best = replace(best, score=Interval.exact(best.score.value))
-    far = replace(best, candidate=space.default.with_values({MAX_BATCH_SIZE: 16}), score=best.score.scaled(1.4))
-    assert judge.race_load(best)[0] == OpenLoop(60.0)
-    assert judge.race_cost(best.points[-1].measured) == pytest.approx(-best.score.value)
-    assert judge.may_race(best, best)
-    assert judge.may_race(replace(far, score=best.score.scaled(1.2)), best) or objective is Objective.MEMORY
-    assert not judge.may_race(far, best)
-    assert not judge.may_race(best.out("it hung"), best)
-    assert judge.race_errors(judge.fewest_rounds) > judge.race_errors(5) > 1.64, "the fewer rounds, the more it takes"
 
 
 def test_latencies_that_are_nearer_than_two_starts_of_a_server_are_alike(

@@ -29,16 +29,6 @@ def work(reference: Reference, seconds: float = 60.0) -> Callable[[], float]:
     return measure
 
 
-def test_a_machine_at_rest_is_measured_once(reference_of: MakeReference, space: Space) -> None:
-    server = SimulatedServer(cores=2, noise=0.03)
-    reference = reference_of(server)
-    assert reference.begin(space.candidates) == {}
-    reference.steadily(work(reference))
-    assert reference.level == 1.0
-    assert reference.notes == []
-    assert len(server.measured) == 5, "two readings around the work, each after a moment that does not count"
-
-
 class PacedServer(SimulatedServer):
     """Has the next pace with each measurement, warm-ups included."""
 
@@ -73,18 +63,6 @@ class Noisy(SimulatedServer):
         assert isinstance(found, Measured)
         latency = replace(found.latency, mean_margin_s=found.latency.mean_s * self.margin)
         return replace(found, latency=latency)
-
-
-@pytest.mark.parametrize(("margin", "level"), [(0.02, 0.8), (0.2, 1.0)])
-def test_readings_whose_intervals_meet_are_no_drift(
-    margin: float, level: float, reference_of: MakeReference, space: Space
-) -> None:
-    server = Noisy(cores=2, speed=lambda now_s: 1.0 if now_s < 20 else 0.8)
-    server.margin = margin
-    reference = reference_of(server)
-    reference.begin(space.candidates)
-    reference.steadily(work(reference))
-    assert reference.level == pytest.approx(level, rel=0.02)
 
 
 def test_a_noisy_machine_at_rest_is_seldom_measured_again(reference_of: MakeReference, space: Space) -> None:
@@ -148,14 +126,6 @@ def test_a_machine_that_does_not_rest_is_told(reference_of: MakeReference, space
     reference.steadily(work(reference))
     assert "did not come to rest" in reference.notes[-1]
     assert [reading.level for reading in reference.readings] == pytest.approx([1, 0.5, 0.5, 0.7, 0.7], rel=0.02)
-
-
-def test_candidates_that_fail_are_no_reference(reference_of: MakeReference, space: Space) -> None:
-    first, second = space.candidates[:2]
-    server = SimulatedServer(cores=2, fault=lambda each: "crash" if each == first else "")
-    reference = reference_of(server)
-    assert reference.begin([first, second]) == {first: "the server died with signal 11"}
-    assert reference.candidate == second
 
 
 def test_a_reference_that_fails_later_is_told(reference_of: MakeReference, space: Space) -> None:

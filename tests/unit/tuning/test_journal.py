@@ -13,9 +13,9 @@ import pytest
 
 from graphkiln.tuning import trials as machine_faults
 from graphkiln.tuning.candidate import ENGINE, Candidate
-from graphkiln.tuning.journal import Budget, Journal, RecordedTrials, outcome_as_json, outcome_from_json
+from graphkiln.tuning.journal import Journal, RecordedTrials, outcome_as_json, outcome_from_json
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop, excused, oom_kills
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop, excused, oom_kills
 from graphkiln_backend.graph.errors import MeasurementError
 
 SUBJECT = {"model": "abc", "machine": {"cores": 2}}
@@ -69,14 +69,6 @@ def test_the_journal_of_another_search_is_refused_and_kept(
     with pytest.raises(MeasurementError, match=f"belongs to another search: {what}"):
         Journal(path, subject)
     assert path.read_bytes() == before
-
-
-def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "journal"
-    write(path)
-    path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 2'))
-    with pytest.raises(MeasurementError, match="version is 1, the journal's 2"):
-        Journal(path, SUBJECT)
 
 
 @pytest.mark.parametrize("line", [b"{torn}\n", b"[1]\n", b"\n", b"\xff\n"])
@@ -168,14 +160,6 @@ def measure(path: Path, trials: Scripted, *loads: LoadShape) -> tuple[list[Measu
         return [recorded.measure(CANDIDATE, load, 5.0, 7) for load in loads], recorded.spent_s
 
 
-def test_the_same_question_is_asked_once(tmp_path: Path) -> None:
-    trials = Scripted()
-    outcomes, spent_s = measure(tmp_path / "j", trials, OpenLoop(5.0), OpenLoop(5.0), ClosedLoop(5))
-    assert outcomes[0] == outcomes[1]
-    assert trials.calls == 2
-    assert spent_s == 4.0
-
-
 def test_another_run_asks_only_what_is_new_and_spends_what_was_spent(tmp_path: Path) -> None:
     first, _ = measure(tmp_path / "j", Scripted(), OpenLoop(5.0), OpenLoop(6.0))
     trials = Scripted()
@@ -183,15 +167,6 @@ def test_another_run_asks_only_what_is_new_and_spends_what_was_spent(tmp_path: P
     assert again == first[:1]
     assert trials.calls == 0
     assert spent_s == 2.0, "what was not asked for is not spent"
-
-
-def test_probes_are_kept_too(tmp_path: Path) -> None:
-    for expected in (1, 0):
-        trials = Scripted()
-        with Journal(tmp_path / "j", {}) as journal:
-            bare = RecordedTrials(trials, journal, trials.clock).probe(CANDIDATE)
-        assert bare == Bare(batch_s={1: 0.01, 8: 0.05}, accuracy="onnxruntime")
-        assert trials.calls == expected
 
 
 def test_a_measurement_in_which_the_tuner_died_three_times_has_failed(tmp_path: Path) -> None:
@@ -295,41 +270,6 @@ def test_an_outcome_comes_back(outcome: Bare | Measured | Failed) -> None:
 ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
 
 
-def test_a_start_counts_where_another_candidate_is_served() -> None:
-    budget = Budget(100.0)
-    budget.charge(ONE, 2.0, 14.0)
-    assert budget.start_s == 12
-    assert budget.needed_s(ONE, 3.0) == 4, "a second for the warm-up"
-    assert budget.needed_s(OTHER, 3.0) == 15
-    budget.charge(ONE, 2.0, 2.5)  # no start: nothing is learned of starts
-    assert budget.start_s == 12
-    assert budget.needed_s(ONE, 3.0) == 3.5
-    assert budget.left_s == pytest.approx(83.5)
-
-
-def test_time_for_the_confirmation_is_kept() -> None:
-    budget = Budget(100.0)
-    budget.charge(ONE, 10.0, 50.0)
-    assert budget.start_s == 40
-    assert budget.searching_s == pytest.approx(100 - 50 - (40 + 8))
-    assert budget.affords(ONE, 1.0)
-    assert not budget.affords(ONE, 1.5)
-    assert not budget.affords(OTHER, 0.0)
-
-
-def test_after_a_failure_or_a_probe_a_server_starts_again() -> None:
-    budget = Budget(100.0)
-    budget.charge(ONE, 1.0, 4.0)
-    budget.charge(ONE, 1.0, 30.0, failed=True)
-    assert budget.start_s == 3, "what a failure takes is no start"
-    assert budget.needed_s(ONE, 1.0) == 4
-    budget.charge(ONE, 1.0, 4.0)
-    budget.charge_probe(7.0)
-    assert budget.probe_s == 7
-    assert budget.needed_s(ONE, 1.0) == 4
-    assert budget.spent_s == 45
-
-
 # What a measurement says of itself.
 
 # A failure that may pass is told from one that does not.
@@ -359,12 +299,6 @@ def test_what_the_machine_lacked_may_pass(reason: str) -> None:
     assert found.reason == f"{reason}; the same command tries it again"
 
 
-@pytest.mark.parametrize("reason", ["no bf16 kernels", "its answers under load are wrong", "spaceship 28 in use"])
-@pytest.mark.usefixtures("vmstat")
-def test_what_the_candidate_does_not_do_stays(reason: str) -> None:
-    assert excused(Failed(reason=reason), 3) == Failed(reason=reason)
-
-
 def test_a_process_that_was_killed_for_memory_may_be_anybodys(vmstat: Path) -> None:
     before = oom_kills()
     assert before == 3
@@ -372,3 +306,9 @@ def test_a_process_that_was_killed_for_memory_may_be_anybodys(vmstat: Path) -> N
     found = excused(Failed(reason="under load, tritonserver was killed or crashed"), before)
     assert found.passing
     assert "memory was short" in found.reason
+
+
+@pytest.mark.parametrize("reason", ["no bf16 kernels", "its answers under load are wrong", "spaceship 28 in use"])
+@pytest.mark.usefixtures("vmstat")
+def test_what_the_candidate_does_not_do_stays(reason: str) -> None:
+    assert excused(Failed(reason=reason), 3) == Failed(reason=reason)

@@ -197,19 +197,6 @@ def test_a_session_is_timed_and_judged(subject: Subject, questions: Questions) -
     assert found.accuracy_lost is None
 
 
-def test_what_no_engine_does_fails_with_the_reason(subject: Subject, questions: Questions) -> None:
-    found = run_job(job(subject, questions, precision="bf16"))
-    assert isinstance(found, Failed)
-    assert "no bf16 kernels" in found.reason
-
-
-def test_wrong_answers_are_told(subject: Subject, questions: Questions) -> None:
-    wrong = replace(questions, answers=tuple(reversed(questions.answers)))
-    found = run_job(job(subject, wrong))
-    assert isinstance(found, Bare)
-    assert "OUTPUT_0" in found.accuracy
-
-
 def test_lost_accuracy_counts_labelled_samples(questions: Questions) -> None:
     """The reference is said to be right everywhere; of the answers that come, one of four is."""
     best = [int(answer["OUTPUT_0"].argmax()) for answer in questions.answers]

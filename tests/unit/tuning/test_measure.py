@@ -33,7 +33,7 @@ from graphkiln.tuning.measure import (
 )
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.trials import Failed, Measured, OpenLoop
-from graphkiln_backend.graph.errors import InvalidInput, Overloaded
+from graphkiln_backend.graph.errors import Overloaded
 from graphkiln_backend.graph.precision import Precision
 
 GENERATOR = np.random.default_rng(1)
@@ -124,13 +124,6 @@ def test_a_server_that_crashes_is_a_candidate_that_failed(
     assert served.measure(OpenLoop(100), 1.0, 1) == Failed(reason="under load, tritonserver was killed or crashed")
 
 
-def test_questions_go_on_where_they_stopped(served: ServedCandidate) -> None:
-    served.measure(OpenLoop(100), 1.0, 1)
-    first = served._asked
-    served.measure(OpenLoop(100), 1.0, 1)
-    assert served._asked > first > 0
-
-
 def test_meters_are_read_while_the_load_lasts(served: ServedCandidate, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes after it, such as the end of its processes, would make every figure of a second smaller."""
     read = threading.Event()
@@ -187,13 +180,6 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphkiln.tuning.measure._SHARE", 1e9)
 
 
-def test_answers_are_held_to_those_of_the_graph() -> None:
-    with watch_of(answer, first=1) as watch:
-        pass
-    assert watch.objection() == ""
-    assert (watch.next_question, watch.judged) == (2, 1)
-
-
 @pytest.mark.usefixtures("hurried")
 def test_questions_go_on_while_the_load_lasts() -> None:
     ask = Asked(7)
@@ -237,16 +223,6 @@ def test_a_server_that_answers_nothing_is_an_objection() -> None:
     with watch_of(ask) as watch:
         pass
     assert "too much" in watch.objection()
-
-
-def test_what_is_wrong_with_asking_is_raised() -> None:
-    def ask(_: Mapping[str, Any]) -> Mapping[str, Any]:
-        raise ZeroDivisionError
-
-    with watch_of(ask) as watch:
-        pass
-    with pytest.raises(ZeroDivisionError):
-        watch.objection()
 
 
 # What a server's processes do to the machine.
@@ -311,14 +287,6 @@ def powercap(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_whole_processors_are_counted(powercap: Path) -> None:
-    meter = EnergyMeter(powercap)
-    meter.begin()
-    for name, value in (("intel-rapl:0", 3_000_000), ("intel-rapl:1", 1_500_000), ("intel-rapl:0:0", 9_000_000)):
-        (powercap / name / "energy_uj").write_text(str(value))
-    assert meter.joules() == pytest.approx(2.5)
-
-
 def test_a_counter_starts_again_beyond_its_range(powercap: Path) -> None:
     meter = EnergyMeter(powercap)
     meter.begin()
@@ -345,13 +313,6 @@ def recording(
 
 
 class TestMoments:
-    def test_a_rate_is_kept_and_a_seed_moves_them(self) -> None:
-        arriving = Arriving()
-        moments = arriving.moments(200, 50, 1)
-        assert len(moments) == pytest.approx(10_000, rel=0.05)
-        assert moments[0] != arriving.moments(200, 50, 2)[0]
-        np.testing.assert_array_equal(moments, arriving.moments(200, 50, 1))
-
     def test_bursts(self) -> None:
         moments = Arriving(burst=4).moments(100, 50, 0)
         assert {size % 4 for size in np.unique(moments, return_counts=True)[1]} == {0}
@@ -364,15 +325,6 @@ class TestMoments:
         gaps = np.unique(np.diff(moments).round(9))
         np.testing.assert_allclose(gaps, np.array([0.5, 1.0, 2.5]) * 0.75 / 30)
         assert moments[0] != arriving.moments(30, 100, 4)[0]
-
-    def test_options_that_contradict_each_other(self, tmp_path: Path) -> None:
-        trace = tmp_path / "trace"
-        trace.write_text("0\n1\n")
-        with pytest.raises(InvalidInput, match="both say when"):
-            Arriving.of(4, trace)
-        trace.write_text("5\n5\n")
-        with pytest.raises(InvalidInput, match="all requests come at once"):
-            Arriving.of(None, trace)
 
 
 class TestLatencies:
@@ -389,13 +341,6 @@ class TestLatencies:
         found = recording([(11.0, 11.5), (19.0, 19.25)], errors=failed, unsent=[13.0])
         assert latencies_of(found, is_open=True).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25]
         assert latencies_of(found, is_open=False).tolist() == [0.5, np.inf, np.inf, np.inf, 0.25, np.inf]
-
-    def test_a_summary_has_both(self) -> None:
-        found = recording([(10 + 0.1 * number, 10.01 + 0.1 * number) for number in range(100)])
-        latency, throughput = summarize(found, is_open=True)
-        assert latency.count == 100
-        assert latency.p50_s == pytest.approx(0.01)
-        assert throughput.value == pytest.approx(10)
 
     def test_nothing_at_all_is_endless(self) -> None:
         latency, throughput = summarize(recording([]), is_open=True)

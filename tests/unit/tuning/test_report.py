@@ -18,16 +18,11 @@ from tuned import document, finished, measured, tuning
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Progress
 from graphkiln.tuning.report import (
-    HEIGHT,
-    WIDTH,
-    curve,
     document_of,
     line_of,
     print_result,
-    print_space,
     rate_table,
     render_page,
-    scatter,
 )
 from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.statistics import Interval
@@ -38,20 +33,6 @@ from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
 @pytest.fixture(scope="module")
 def subject(repository: Path) -> Subject:
     return digits_subject(repository)
-
-
-def test_it_says_what_was_asked_and_found(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    assert found["met"]
-    assert found["target"]["p99_ms"] == 50
-    assert found["chosen"]["configuration"]["engine"] == "openvino"
-    assert found["chosen"]["changes"] == "engine=openvino, precision=bf16, spin=off"
-    assert found["default"]["changes"] == "as it is served today"
-    assert found["promise"]["p99_range_ms"] == pytest.approx([24, 33])
-    assert found["promise"]["memory_mb"] == 200
-    assert found["space"]["candidates"] < found["space"]["points"]
-    assert found["requests"] == "golden samples"
-    assert found["load"] == "Poisson arrivals"
 
 
 def test_it_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
@@ -72,16 +53,6 @@ def test_what_bounds_ruled_out_is_counted(subject: Subject, tmp_path: Path) -> N
     slow = tuple(Exclusion(candidate=each, reason="a run takes 9 ms") for each in space.candidates[:3])
     result = replace(finished(space, asked.target), exclusions=(*space.exclusions[:5], *slow))
     assert document_of(result, asked, "tune")["refused"] == {"a run takes 9 ms": 3}
-
-
-def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    space = asked.space
-    refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
-    untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
-    result = replace(finished(space, asked.target), exclusions=(refused, untried))
-    found = document_of(result, asked, "tune")
-    assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
 
 
 def test_energy_is_in_it_if_it_can_be_known(subject: Subject, tmp_path: Path) -> None:
@@ -138,45 +109,7 @@ def test_what_met_the_target_and_was_not_proven_is_told_apart(subject: Subject, 
     assert "why it is not proven: the budget was spent before it was measured again" in untold
 
 
-def test_the_space_is_shown_with_what_is_left_out(subject: Subject, tmp_path: Path) -> None:
-    text = shown(print_space, document(subject, tmp_path)["space"])
-    assert "max_batch_size" in text
-    assert "on, off" in text
-    assert "candidates of" in text
-    assert "threads x instances > 2 cores" in text
-    assert "not tried: precision int8" in text
-
-
 # Where marks lie in a picture.
-
-
-@pytest.fixture
-def found(repository: Path, tmp_path: Path) -> dict[str, Any]:
-    return document(digits_subject(repository), tmp_path)
-
-
-def test_every_candidate_is_a_mark_inside_the_picture(found: dict[str, Any]) -> None:
-    picture = scatter(found)
-    assert picture is not None
-    assert [mark["kind"] for mark in picture["marks"]] == ["other", "front", "chosen"]
-    for mark in picture["marks"]:
-        assert 0 < mark["x"] < WIDTH
-        assert 0 < mark["y"] < HEIGHT
-    other, front, chosen = picture["marks"]
-    assert chosen["x"] > other["x"] > front["x"]
-    assert front["y"] > chosen["y"], "a smaller p99 lies lower"
-    assert picture["target"] < chosen["y"], "below the target"
-
-
-def test_a_curve_rises_to_its_end(found: dict[str, Any]) -> None:
-    picture = curve(found)
-    assert picture is not None
-    marks = picture["marks"]
-    assert len(marks) == 5
-    assert [mark["x"] for mark in marks] == sorted(mark["x"] for mark in marks)
-    assert marks[0]["y"] > marks[-1]["y"]
-    assert all(mark["low"] > mark["y"] > mark["high"] for mark in marks)
-    assert picture["knee"] == marks[2]["x"]
 
 
 # One measurement in one line.
@@ -228,23 +161,6 @@ def test_the_page_needs_nothing_else(subject: Subject, tmp_path: Path) -> None:
     assert tags.names.count("circle") == 3 + 5
 
 
-def test_it_says_what_was_chosen_and_why_others_lost(subject: Subject, tmp_path: Path) -> None:
-    page = render_page(document(subject, tmp_path))
-    assert "400 requests per second" in page
-    assert "at most 33 ms at 95%" in page
-    assert "200 requests per second, the chosen one 400" in page
-    assert "beyond 300 requests per second" in page
-    assert "the machine became slower" in page
-    assert "graphkiln tune models/digits --p99 50ms" in page
-
-
-def test_what_was_not_tried_is_a_table(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    assert 'id="untried"' not in render_page({**found, "untried": []})
-    page = render_page({**found, "untried": [{"changes": "instances=2", "reason": "no time"}]})
-    assert '<td class="words">instances=2</td><td class="words" data-label="why">no time</td>' in page
-
-
 def test_what_comes_from_outside_is_text(subject: Subject, tmp_path: Path) -> None:
     page = render_page(document(subject, tmp_path))
     assert "<b>slower" not in page
@@ -266,3 +182,37 @@ def test_the_curve_has_its_figures_in_a_table(subject: Subject, tmp_path: Path) 
     page = render_page(found)
     assert page.index('id="curve"') < page.index('id="rates"') < page.index('id="rows"')
     assert all(f'<td class="n">{cell}</td>' in page for row in table.rows for cell in row)
+
+
+def test_it_says_what_was_asked_and_found(subject: Subject, tmp_path: Path) -> None:
+    found = document(subject, tmp_path)
+    assert found["met"]
+    assert found["target"]["p99_ms"] == 50
+    assert found["chosen"]["configuration"]["engine"] == "openvino"
+    assert found["chosen"]["changes"] == "engine=openvino, precision=bf16, spin=off"
+    assert found["default"]["changes"] == "as it is served today"
+    assert found["promise"]["p99_range_ms"] == pytest.approx([24, 33])
+    assert found["promise"]["memory_mb"] == 200
+    assert found["space"]["candidates"] < found["space"]["points"]
+    assert found["requests"] == "golden samples"
+    assert found["load"] == "Poisson arrivals"
+
+
+def test_what_the_budget_did_not_allow_is_named(subject: Subject, tmp_path: Path) -> None:
+    asked = tuning(subject, tmp_path)
+    space = asked.space
+    refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
+    untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
+    result = replace(finished(space, asked.target), exclusions=(refused, untried))
+    found = document_of(result, asked, "tune")
+    assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
+
+
+def test_it_says_what_was_chosen_and_why_others_lost(subject: Subject, tmp_path: Path) -> None:
+    page = render_page(document(subject, tmp_path))
+    assert "400 requests per second" in page
+    assert "at most 33 ms at 95%" in page
+    assert "200 requests per second, the chosen one 400" in page
+    assert "beyond 300 requests per second" in page
+    assert "the machine became slower" in page
+    assert "graphkiln tune models/digits --p99 50ms" in page

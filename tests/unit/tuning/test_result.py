@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln.tuning.candidate import ENGINE, QUEUE_DELAY_US, Candidate
 from graphkiln.tuning.contest import CandidateScore, Point
-from graphkiln.tuning.result import Row, closest_row, has_reached, knee, limit_of, pareto_front
+from graphkiln.tuning.result import Row, closest_row, knee, limit_of, pareto_front
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, Measured, OpenLoop
@@ -44,21 +44,6 @@ def test_only_rows_that_another_beats_in_every_respect_are_not_in_front() -> Non
     assert names(missed) == ""
 
 
-def test_the_best_point_is_that_of_the_highest_rate_that_was_reached() -> None:
-    points = (point(50, 0.01), point(80, 0.04), point(120, 0.5))
-    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(90, 80, 120), points=points)
-    assert Row(scored=scored, score="", limit="").best_point == points[1]
-
-
-@pytest.mark.parametrize(
-    ("target", "lower", "reached"),
-    [(TARGET, 0.0, False), (TARGET, 5.0, True), (BY_LATENCY, -0.01, True), (BY_LATENCY, -math.inf, False)],
-)
-def test_the_target_was_met_or_not(target: Target, lower: float, reached: bool) -> None:
-    scored = CandidateScore(candidate=Candidate.of({}), score=Interval(lower, lower, lower))
-    assert has_reached(scored, target) is reached
-
-
 def test_the_closest_is_the_best_that_met_the_target_or_else_the_lowest_p99() -> None:
     fast, slow, missed = row("a", 90, 0.07), row("b", 10, 0.01), row("c", 0.0, 0.005)
     assert closest_row([fast, slow, missed], TARGET) is fast
@@ -70,13 +55,6 @@ def test_the_knee_is_where_latency_turns_up() -> None:
     curve = [point(rate, 0.01 / (1 - rate / 100)) for rate in (10, 30, 50, 70, 80, 90, 97)]
     assert knee(curve) in (80, 90)
     assert knee([point(10, 0.01), point(50, 0.011), point(90, 0.1), point(100, math.inf)]) == 50
-
-
-@pytest.mark.parametrize(
-    "points", [[(10, 0.01), (20, 0.02)], [(10, 0.01), (20, 0.02), (30, 0.03)], [(1, 0.3), (2, 0.2), (3, 0.1)]]
-)
-def test_a_line_has_no_knee(points: list[tuple[float, float]]) -> None:
-    assert knee([point(rate, p99_s) for rate, p99_s in points]) is None
 
 
 LATENCY = Latency(count=1000, mean_s=0.02, p50_s=0.015, p90_s=0.05, p99=Interval.exact(0.06), p999_s=0.1)
@@ -106,3 +84,10 @@ def test_the_part_that_takes_the_time_is_named(measured: Measured, delay_us: int
 def test_the_limit_of_a_candidate_without_measurement_is_the_reason() -> None:
     scored = CandidateScore(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
     assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"
+
+
+@pytest.mark.parametrize(
+    "points", [[(10, 0.01), (20, 0.02)], [(10, 0.01), (20, 0.02), (30, 0.03)], [(1, 0.3), (2, 0.2), (3, 0.1)]]
+)
+def test_a_line_has_no_knee(points: list[tuple[float, float]]) -> None:
+    assert knee([point(rate, p99_s) for rate, p99_s in points]) is None

@@ -10,7 +10,7 @@ import pytest
 from simulated_server import SimulatedServer, true_rate
 from tuned import only
 
-from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US, THREADS, Candidate
+from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US, Candidate
 from graphkiln.tuning.contest import LoadContest
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.space import Space
@@ -55,17 +55,6 @@ def test_a_search_that_finds_and_cannot_prove_names_what_it_found(tune, tiny: Sp
     assert result.is_unproven
     assert result.closest.scored.score.lower == max(row.scored.score.lower for row in result.rows)
     assert "too few to be sure of the target" in result.closest.scored.lost
-
-
-@pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-def test_a_space_of_one_candidate_is_proven_or_not(tune, tiny: Space, target: Target) -> None:
-    only = tiny.fixed({THREADS: 2, INSTANCES: 1, MAX_BATCH_SIZE: 4, QUEUE_DELAY_US: 0})
-    assert len(only.candidates) == 1
-    result: Result = tune(SimulatedServer(cores=CORES, noise=0.02), within=only, target=target, budget_s=300)
-    assert result.candidate == only.default
-    assert [row.scored.candidate for row in result.rows] == [only.default]
-    failing = SimulatedServer(cores=CORES, fault=lambda _: "load")
-    assert tune(failing, within=only, target=target, budget_s=300, file="failing").candidate is None
 
 
 def test_candidates_that_all_hang_take_no_more_than_the_budget_and_a_few(tune, small: Space) -> None:

@@ -9,9 +9,12 @@ import pytest
 from digits_subject import changed, digits_subject
 from tuned import span_everything as span
 
-from graphkiln.tuning.candidate import ENGINE, INSTANCES, THREADS, Candidate, Value
-from graphkiln.tuning.space import Axis, Space, narrow
+from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, THREADS, Candidate, Value, default_values
+from graphkiln.tuning.space import Axis, Space, bound_of, constraint_of, narrow
+from graphkiln.tuning.space import objection as bound_objection
 from graphkiln.tuning.subject import Subject
+from graphkiln.tuning.target import Objective, Target
+from graphkiln.tuning.trials import Bare, Failed
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
@@ -68,11 +71,6 @@ def test_a_fixed_key_has_one_value_even_a_new_one() -> None:
     assert SPACE.fixed({THREADS: 3}).exclusions[0].reason == "3 threads on 2 cores"
 
 
-def test_a_misspelled_key_is_refused() -> None:
-    with pytest.raises(InvalidInput, match=r"'thread' is not tuned.*threads"):
-        SPACE.fixed({"thread": 1})
-
-
 # The space of a model on a machine.
 
 
@@ -96,15 +94,6 @@ def test_what_serves_today_comes_first_and_is_legal(subject: Subject) -> None:
         "engine": "onnxruntime", "precision": "fp32", "threads": subject.deployment.plan.configs[0].threads,
         "streams": 1, "spin": True, "instances": 1, "max_batch_size": 32, "max_queue_delay_us": 0,
     }  # fmt: skip
-
-
-def test_every_key_that_matters_has_its_values(subject: Subject) -> None:
-    found = axes(span(subject))
-    assert set(found["engine"]) == {"onnxruntime", "openvino"}
-    assert set(found["precision"]) == {"fp32", "bf16", "fp16"}
-    assert {1, 2} <= set(found["threads"])
-    assert set(found["max_batch_size"]) == {1, 2, 4, 8, 16, 32, 64}
-    assert set(found["max_queue_delay_us"]) == {-1, 0, 100, 500, 2000, 5000, 20000}
 
 
 def test_engines_and_precisions_that_are_not_here_are_left_out(subject: Subject) -> None:
@@ -214,3 +203,102 @@ def test_int8_is_tried_where_there_is_such_a_graph(subject: Subject, tmp_path: P
     assert "int8" not in axes(refused)["precision"]
     assert "precision int8: does not compute the same: 12% off" in refused.left_out
     assert "precision int8: needs an int8 graph: --calibration PATH makes one of samples" in span(subject).left_out
+
+
+def test_every_key_that_matters_has_its_values(subject: Subject) -> None:
+    found = axes(span(subject))
+    assert set(found["engine"]) == {"onnxruntime", "openvino"}
+    assert set(found["precision"]) == {"fp32", "bf16", "fp16"}
+    assert {1, 2} <= set(found["threads"])
+    assert set(found["max_batch_size"]) == {1, 2, 4, 8, 16, 32, 64}
+    assert set(found["max_queue_delay_us"]) == {-1, 0, 100, 500, 2000, 5000, 20000}
+
+
+# Rules that rule candidates out, each with its reason.
+
+
+def refusal(subject: Subject, **values: Value) -> str:
+    candidate = Candidate.of(default_values(subject)).with_values(values)
+    return constraint_of(subject)(candidate)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"threads": 2, "instances": 2, "spin": False}, "threads x instances > 2 cores"),
+        ({"precision": "bf16"}, "no bf16 kernels"),
+        ({"streams": 2}, "ONNX Runtime computes a batch as a whole"),
+        ({"engine": "openvino"}, "only ONNX Runtime's idle threads can spin"),
+        ({"engine": "openvino", "spin": False, "threads": 1, "streams": 2}, "streams > threads"),
+        ({"engine": "openvino", "spin": False, "streams": 2, "max_batch_size": 1, "max_queue_delay_us": -1},
+         "streams > max_batch_size"),
+        ({"threads": 1}, "a single thread has no other"),
+        ({"threads": 1, "instances": 2}, "several instances that spin"),
+        ({"max_queue_delay_us": -1}, "always gets a dynamic batcher"),
+        ({"max_batch_size": 1}, "nothing to wait for"),
+    ],
+)  # fmt: skip
+def test_illegal_and_hopeless_points_have_a_reason(subject: Subject, values: dict[str, Value], reason: str) -> None:
+    assert reason in refusal(subject, **values)
+
+
+def test_what_is_legal_has_none(subject: Subject) -> None:
+    openvino = {"engine": "openvino", "spin": False}
+    assert refusal(subject, **openvino, precision="bf16", streams=2, threads=2) == ""
+    assert refusal(subject, **openvino, threads=1, instances=2) == ""
+    assert refusal(subject, max_batch_size=1, max_queue_delay_us=-1) == ""
+
+
+def test_a_step_of_an_ensemble_takes_its_batches(subject: Subject) -> None:
+    step = replace(subject, ensembles={"single": 0, "pipeline": 8})
+    assert refusal(step, max_batch_size=8) == refusal(step, max_batch_size=32) == ""
+    assert refusal(step, max_batch_size=4) == "a step of an ensemble takes its batches: 'pipeline' takes batches of 8"
+    assert "pipeline" in refusal(step, max_batch_size=1, max_queue_delay_us=-1)
+
+
+def test_what_serves_today_is_measured_whatever_it_is(subject: Subject) -> None:
+    odd = changed(subject, instance_groups=(InstanceGroup(count=9, device=subject.config.device),))
+    assert default_values(odd)["instances"] == 9
+    assert refusal(odd) == ""
+    assert "cores" in refusal(odd, max_batch_size=16)
+
+
+# Bare sessions rule out only what no scheduler can save.
+
+BARE = Bare(batch_s={1: 0.010, 8: 0.045})
+TARGET = Target(p99_s=0.05)
+
+
+def batched(instances: int, batch: int) -> Candidate:
+    return Candidate.of({INSTANCES: instances, MAX_BATCH_SIZE: batch})
+
+
+def test_the_fastest_batch_of_each_instance_bounds_the_rate() -> None:
+    assert bound_of(batched(1, 1), BARE).rate == pytest.approx(1.2 / 0.010)
+    assert bound_of(batched(2, 8), BARE).rate == pytest.approx(1.2 * 2 * 8 / 0.045)
+    assert bound_of(batched(1, 1), BARE).latency_s == pytest.approx(0.010 / 1.2)
+
+
+def test_sizes_that_were_not_measured_lie_on_a_line() -> None:
+    assert bound_of(batched(1, 4), BARE).rate == pytest.approx(1.2 * 4 / 0.025)
+    assert bound_of(batched(1, 15), BARE).rate == pytest.approx(1.2 * 15 / 0.080)
+    assert bound_of(batched(1, 8), Bare(batch_s={1: 0.01})).rate == pytest.approx(1.2 * 800)
+
+
+@pytest.mark.parametrize(
+    ("bare", "target", "reason"),
+    [
+        (BARE, TARGET, ""),
+        (Failed(reason="it did not load"), TARGET, "it did not load"),
+        (Bare(batch_s={1: 0.01}, accuracy="0.3 off"), TARGET, "changes the outputs: 0.3 off"),
+        (Bare(batch_s={1: 0.01}, accuracy_lost=0.004), Target(p99_s=1, accuracy_floor=0.005), ""),
+        (Bare(batch_s={1: 0.01}, accuracy_lost=0.006), Target(p99_s=1, accuracy_floor=0.005), "loses 0.60%"),
+        (Bare(batch_s={1: 0.06}), TARGET, ""),  # within the slack
+        (Bare(batch_s={1: 0.07}), TARGET, "alone takes 70 ms"),
+        (BARE, Target(p99_s=0.05, rate=250, objective=Objective.COST), "at most 213 requests"),
+    ],
+)
+def test_what_cannot_meet_the_target_is_told(bare: Bare | Failed, target: Target, reason: str) -> None:
+    found = bound_objection(batched(1, 8), bare, target)
+    assert reason in found
+    assert bool(found) == bool(reason)

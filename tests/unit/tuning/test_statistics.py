@@ -13,13 +13,10 @@ from graphkiln.tuning.statistics import (
     Latency,
     Seconds,
     fewest_slower,
-    inflation,
     mean_interval,
     most_slower,
     quantile_bounds,
     requests_needed,
-    tail_factor,
-    throughput,
 )
 
 RUNS = 300
@@ -51,12 +48,6 @@ def test_how_many_requests_a_bound_takes() -> None:
     assert requests_needed(1) == 473
     assert requests_needed(10) == next(n for n in range(1600, 2000) if stats.binom(n, 0.01).cdf(10) <= 0.05)
     assert requests_needed(quantile=0.5) == 5
-
-
-def test_the_fewer_requests_the_wider() -> None:
-    factors = [tail_factor(count) for count in (1, 5, 20, 100, 298)]
-    assert factors == sorted(factors, reverse=True)
-    assert factors[-1] < 1.1
 
 
 def drifting(generator: np.random.Generator, requests: int) -> Seconds:
@@ -107,12 +98,6 @@ def test_counting_requests_of_a_queue_as_independent_would_not_hold() -> None:
     assert sum(each.upper >= true for each in shuffled) < 0.9 * RUNS
 
 
-def test_requests_that_share_a_queue_say_less() -> None:
-    generator = np.random.default_rng(2)
-    assert inflation(generator.exponential(1.0, 20_000)) < 3
-    assert inflation(queue(generator, 0.9, 20_000)) > 20
-
-
 def test_a_failed_request_is_slower_than_any() -> None:
     latencies = np.full(1000, 0.01)
     latencies[::50] = math.inf
@@ -127,10 +112,3 @@ def test_a_mean_lies_in_its_interval_as_often_as_it_says() -> None:
     generator = np.random.default_rng(3)
     intervals = [mean_interval(generator.normal(10.0, 2.0, BLOCKS)) for _ in range(2000)]
     assert 0.935 <= np.mean([each.lower <= 10 <= each.upper for each in intervals]) <= 0.965
-
-
-def test_throughput_counts_what_was_answered_in_time() -> None:
-    done = np.arange(0, 20, 0.01)
-    rate = throughput(done, 5.0, 15.0)
-    assert rate.value == pytest.approx(100, rel=1e-3)
-    assert rate.lower <= rate.value <= rate.upper

@@ -30,19 +30,6 @@ from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChange
 from graphkiln_backend.repository.version import read_version
 
 
-def test_a_version_is_read_as_the_server_would(digits: Path) -> None:
-    with vanishing_cache() as cache:
-        subject = read_subject(digits / "1", cache)
-    assert (subject.name, subject.version, subject.folder) == ("digits", 1, digits)
-    assert subject.config.max_batch_size == 32
-    assert subject.queue_delay_us == 0
-    assert subject.single_group
-    assert not subject.schedules_sequences
-    assert subject.mixing == ""
-    assert [spec.name for spec in subject.signature.inputs] == ["INPUT_0"]
-    assert subject.deployment.plan.configs[0].engine == "onnxruntime"
-
-
 @pytest.mark.parametrize(
     ("added", "delay"),
     [
@@ -56,17 +43,6 @@ def test_the_queue_delay_is_that_of_the_batcher(digits: Path, tmp_path: Path, ad
     (model / "config.pbtxt").write_text(f'name: "digits" backend: "graphkiln" {added}\n')
     with vanishing_cache() as cache:
         assert read_subject(model / "1", cache).queue_delay_us == delay
-
-
-def test_what_parallel_spreads_is_refused(digits: Path, tmp_path: Path) -> None:
-    model = tmp_path / "digits"
-    shutil.copytree(digits, model)
-    with (model / "config.pbtxt").open("a") as config:
-        config.write('parameters { key: "parallel" value { string_value: "data=1, pipeline=1" } }\n')
-    with vanishing_cache() as cache:
-        subject = read_subject(model / "1", cache)
-    with pytest.raises(RepositoryError, match=r"spreads 'digits' over devices \(parallel: data=1.*explain"):
-        check_tunable(subject)
 
 
 def test_sequences_are_refused(repository: Path) -> None:
@@ -110,17 +86,6 @@ def test_a_store_holds_the_version_and_the_changes(subject: Subject) -> None:
         assert (store / "digits" / "1").resolve() == subject.folder / "1"
     assert not store.exists()
     assert digest(subject.folder) == before
-
-
-def test_only_the_version_that_is_tuned_is_there(subject: Subject, tmp_path: Path) -> None:
-    folder = tmp_path / "digits"
-    folder.mkdir()
-    (folder / "config.pbtxt").write_text('version_policy { specific { versions: [7] } } name: "digits"')
-    for version in ("1", "7"):
-        (folder / version).symlink_to(subject.folder / "1")
-    with stage(replace(subject, folder=folder), ConfigChanges()) as store:
-        assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
-        assert not read_config(store / "digits" / "config.pbtxt").HasField("version_policy")
 
 
 def test_another_graph_may_stand_in_its_place(subject: Subject, repository: Path) -> None:
@@ -213,3 +178,14 @@ def test_what_is_not_saved_in_fp32_or_no_classifier_is_refused(subject: Subject,
     for refused, told in ((half, "was saved in bf16"), (said(subject, task=DETECTION), "more than scores of classes")):
         with pytest.raises(InvalidInput, match=told):
             with_int8(refused, samples, None, tmp_path)
+
+
+def test_only_the_version_that_is_tuned_is_there(subject: Subject, tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    folder.mkdir()
+    (folder / "config.pbtxt").write_text('version_policy { specific { versions: [7] } } name: "digits"')
+    for version in ("1", "7"):
+        (folder / version).symlink_to(subject.folder / "1")
+    with stage(replace(subject, folder=folder), ConfigChanges()) as store:
+        assert sorted(path.name for path in (store / "digits").iterdir()) == ["1", "config.pbtxt"]
+        assert not read_config(store / "digits" / "config.pbtxt").HasField("version_policy")

@@ -11,14 +11,6 @@ from graphkiln.tuning.target import Objective, Target, parse_fixed, parse_rate
 from graphkiln_backend.graph.errors import InvalidInput
 
 
-def test_a_target_reads_as_a_line() -> None:
-    assert str(Target(p99_s=0.05)) == "p99 within 50 ms, best throughput"
-    assert (
-        str(Target(p99_s=0.05, rate=200, objective=Objective.MEMORY))
-        == "p99 within 50 ms at 200 requests per second, best memory"
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -52,12 +44,6 @@ def test_rates(text: str, rate: float) -> None:
     assert parse_rate(text, "--rate") == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("text", ["0/s", "0", "fast", "5/year"])
-def test_what_is_no_rate_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match="--rate"):
-        parse_rate(text, "--rate")
-
-
 @pytest.mark.parametrize(
     ("text", "key", "value"),
     [
@@ -72,18 +58,9 @@ def test_fixed_values_have_the_kind_of_their_key(text: str, key: str, value: Val
     assert parse_fixed(text, DEFAULT) == (key, value)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("thread=1", "threads"),
-        ("threads", "a value is missing"),
-        ("threads=", "a value is missing"),
-        ("threads=many", "expected a whole number"),
-        ("threads=0", "expected 1 or more"),
-        ("spin=maybe", "expected on or off"),
-        ("preferred_batch_sizes=a", "expected a whole number"),
-    ],
-)
-def test_mistakes_in_fixed_values_are_told(text: str, reason: str) -> None:
-    with pytest.raises(InvalidInput, match=reason):
-        parse_fixed(text, DEFAULT)
+def test_a_target_reads_as_a_line() -> None:
+    assert str(Target(p99_s=0.05)) == "p99 within 50 ms, best throughput"
+    assert (
+        str(Target(p99_s=0.05, rate=200, objective=Objective.MEMORY))
+        == "p99 within 50 ms at 200 requests per second, best memory"
+    )
