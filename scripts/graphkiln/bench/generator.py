@@ -22,8 +22,8 @@ from graphkiln_backend.graph.errors import ClientError
 # Sends one request and waits for its response; thread-safe; raises the `ClientError` family only.
 Send = Callable[[], object]
 
-_WINDOWS = 10
-_STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `_WINDOWS - 1` degrees of freedom
+WINDOWS = 10
+STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `WINDOWS - 1` degrees of freedom
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
 MAX_CALLERS = 256  # of an open loop: requests that can be in flight; those due later wait, and their wait counts
 
@@ -94,13 +94,7 @@ class Timing:
 
 
 def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recording:
-    """Let each caller send its next request when it has the last response.
-
-    Args:
-        send: Sends one request.
-        concurrency: How many callers.
-        timing: When.
-    """
+    """Let each caller send its next request when it has the last response."""
     stop = threading.Event()
 
     def work(trace: _Trace) -> None:
@@ -233,9 +227,8 @@ class Recording:
     ) -> Measurement:
         seconds = self.end - self.begin
         done = self.responses[:, 1]
-        counts, _ = np.histogram(done[done < self.end], _WINDOWS, (self.begin, self.end))
-        rates = counts / seconds * _WINDOWS
-        mean, margin = float(rates.mean()), _STUDENT_T * float(rates.std(ddof=1)) / _WINDOWS**0.5
+        counts, _ = np.histogram(done[done < self.end], WINDOWS, (self.begin, self.end))
+        mean, margin = mean_and_margin(counts / seconds * WINDOWS)
         return Measurement(
             seconds=seconds,
             answered=int(counts.sum()),
@@ -266,6 +259,14 @@ def _run(work: Callable[[_Trace], None], callers: int, stop: threading.Event, ti
         for thread in threads:
             thread.join()
     return Recording(traces=traces, begin=begin, end=end, cpu_s=cpu_s)
+
+
+def mean_and_margin(windows: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The mean of `WINDOWS` values, and half of its 95% interval by Student's t.
+
+    Source: A. M. Law, "Simulation Modeling and Analysis", 5th ed. (2015), 9.5.3 (batch means).
+    """
+    return float(windows.mean()), STUDENT_T * float(windows.std(ddof=1)) / WINDOWS**0.5
 
 
 def _percentiles(milliseconds: npt.NDArray[np.float64]) -> dict[str, float]:

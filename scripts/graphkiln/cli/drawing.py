@@ -61,12 +61,7 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
 
 
 def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
-    """A copy of an image, tinted by the class of each pixel but the background, with a legend of the classes in it.
-
-    Args:
-        image: Upright, as the class map is.
-        segmented: Class map of the image.
-    """
+    """A copy of an image, tinted by the class of each pixel but the background, with a legend of the classes in it."""
     pixels = np.asarray(to_color(image, "RGB")).copy()
     shown = [index for index in segmented.present if not _is_background(segmented, index)]
     for index in shown:

@@ -238,10 +238,6 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
 class VectorWriter:
     """Writer of vectors, several MiB at a time; a context whose end makes the file readable.
 
-    Args:
-        file: Target; stays open.
-        origin: The version that computes the vectors.
-
     Attributes:
         rows: Number of vectors.
         features: Elements of each vector; 0 before the first.

@@ -59,11 +59,6 @@ def lower(
 def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
     """Measure the nodes of a model, and write `node_times.json` beside its graph; return a summary line.
 
-    Args:
-        path: As the user wrote it.
-        folder: Its path on this machine.
-        artifacts: Keeps what is converted from the graphs of other frameworks.
-
     Raises:
         LoweringError: The graph computes no known request, or its folder cannot keep files.
         GraphkilnError: The version or its configuration is not usable.

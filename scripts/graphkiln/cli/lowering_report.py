@@ -45,11 +45,6 @@ def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[Arti
 def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactCache) -> Deployment:
     """Read and plan a version as the server would.
 
-    Args:
-        path: A model's folder or a version folder.
-        settings: `KEY=VALUE`s of `--set`.
-        artifacts: Keeps what is converted from the graphs of other frameworks.
-
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
     """

@@ -19,9 +19,6 @@ _GRAPH_SUFFIX = ".onnx"
 def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """Open model stores: folders of models as they are, and single models linked into a temporary store.
 
-    Args:
-        paths: Folders of models, or of one model, of a version of it, or its graph's file.
-
     Raises:
         ServerSetupError: A path is not one of these, or a folder that this user may not open.
     """

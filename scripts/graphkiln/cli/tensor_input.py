@@ -75,11 +75,6 @@ def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
 def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]]) -> AnyArray:
     """The tensor of an input's literal; leading dimensions that may be 1 need no brackets.
 
-    Args:
-        name: Name of the input.
-        literal: Its value.
-        rows: Inputs of the model's metadata, by name.
-
     Raises:
         InvalidInput: It does not fit the input's type or shape, or there is no such input.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,24 +12,15 @@ import typer
 
 from graphkiln.cli.console import Html, check_html, command_line, ending_in_order, print_json, say, write_html
 from graphkiln.cli.options import AsJson
+from graphkiln.tuning.target import Objective, Target, parse_rate, parse_share
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.tuning.candidate import Candidate
     from graphkiln.tuning.journal import Report
     from graphkiln.tuning.subject import Subject
-    from graphkiln.tuning.target import Target
     from graphkiln.tuning.tuner import Tuning
     from graphkiln_backend.cache.store import ArtifactCache
-
-
-class Objective(StrEnum):
-    """Criterion for the best among the configurations that meet the target."""
-
-    THROUGHPUT = "throughput"
-    LATENCY = "latency"
-    MEMORY = "memory"
-    COST = "cost"
 
 
 def tune(
@@ -96,12 +86,12 @@ def tune(
     """
     _check_libraries()
     from graphkiln.tuning.apply import check_writable
+    from graphkiln.tuning.candidate import parse_fixes
     from graphkiln.tuning.measure import Arriving
     from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
     from graphkiln.tuning.report import document_of, print_result, render_page
     from graphkiln.tuning.space import narrow, span_space
     from graphkiln.tuning.subject import vanishing_cache, with_int8
-    from graphkiln.tuning.target import parse_fixes
     from graphkiln.tuning.tuner import Tuning, search_folder
     from graphkiln_backend.graph.text import parse_duration
 
@@ -155,15 +145,12 @@ def _check_libraries() -> None:
 
 
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
-    from graphkiln.tuning import target as types
-    from graphkiln.tuning.target import parse_rate, parse_share
     from graphkiln_backend.graph.text import parse_duration
 
-    chosen = objective or (Objective.LATENCY if rate else Objective.THROUGHPUT)
-    return types.Target(
+    return Target(
         p99_s=parse_duration(p99, "--p99"),
         rate=parse_rate(rate, "--rate") if rate else None,
-        objective=types.Objective(chosen),
+        objective=objective or (Objective.LATENCY if rate else Objective.THROUGHPUT),
         accuracy_floor=parse_share(floor, "--accuracy-floor") if floor else None,
     )
 
@@ -233,10 +220,6 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
 
 def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     """Write the choice into the configuration of its model, proven once more, and print how to go back.
-
-    Args:
-        candidate: The choice; None if nothing met the target.
-        tuning: The search.
 
     Raises:
         VerificationError: The session cannot be built any more, or answers otherwise.

@@ -118,12 +118,6 @@ def requested_split(version: Path) -> str:
 def prove_split(version: Path, cache: str, *, precision: Precision | None, samples: Path | None) -> SplitProof:
     """Build a version as the server would, with stages and shards, and compare its outputs.
 
-    Args:
-        version: The version folder; its model's configuration has `parallel`.
-        cache: Folder of the artifact cache, which keeps the parts.
-        precision: Row of the policy; None for the one that the graph was saved in.
-        samples: More samples, a folder of images or an .npz, or None.
-
     Raises:
         LoweringError: It cannot be spread on this machine as configured, or its golden samples refute it.
         VerificationError: The outputs changed.

@@ -37,13 +37,6 @@ _Rows = Sequence[Mapping[str, Any]]
 async def answer_image(server: ShownServer, name: str, version: str, content: bytes, *, top_k: int) -> _Answer:
     """Ask a version about an image.
 
-    Args:
-        server: The server.
-        name: Model name.
-        version: Model version.
-        content: The encoded image.
-        top_k: How many classes, of a classifier.
-
     Returns:
         `kind`; `classifications`, `detections`, `segments` or `vector`; `width` and `height` of the image; `times`. Of
         a classifier also `are_shares`: True if the scores are from 0 to 1. Logits of one plain output are requested

@@ -48,12 +48,7 @@ _VERSION = "/api/models/{name}/{version:int}"
 
 
 def build_app(server: ShownServer, names: Collection[str] = ()) -> Starlette:
-    """Build the application.
-
-    Args:
-        server: The server that it shows.
-        names: Host names, beside `localhost`, by which it may be called.
-    """
+    """Build the application."""
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:

@@ -90,11 +90,6 @@ def page_address(address: str) -> ListenAddress:
 def chosen_address(option: str, words: Sequence[str], *, wanted: bool) -> ListenAddress | None:
     """Choose the address of the page; None for no page.
 
-    Args:
-        option: Value of `--page-address`; may be empty.
-        words: Words behind `--page`.
-        wanted: Serve a page even where both are empty.
-
     Raises:
         ServerSetupError: There are several addresses, or it is malformed.
     """

@@ -16,10 +16,6 @@ _READY = "READY"
 async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
     """Every model version that is loaded; with the admin key, those too that are not, and why.
 
-    Args:
-        server: The server.
-        admin_key: As a person typed it; may be empty.
-
     Returns:
         Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` where they are known.
 

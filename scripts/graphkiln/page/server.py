@@ -28,11 +28,7 @@ _HIDDEN = {"..", "."}
 
 
 class Stores:
-    """Read the folders that a server serves from.
-
-    Args:
-        folders: Of models.
-    """
+    """Read the folders that a server serves from."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders

@@ -218,13 +218,7 @@ class Record:
 def build_document(
     variants: Sequence[Variant], record: Record, commands: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """The document that `--json` prints; factors are relative to the nearest baseline that counts.
-
-    Args:
-        variants: In the order of the table.
-        record: Observations of the variants.
-        commands: Key of a variant -> commands that repeat it.
-    """
+    """The document that `--json` prints; factors are relative to the nearest baseline that counts."""
     steps: list[dict[str, Any]] = []
     for variant in variants:
         counting = {step["key"] for step in steps if step["counts"]}

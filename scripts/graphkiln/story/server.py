@@ -62,12 +62,6 @@ def start_server(
 ) -> Iterator[LocalServer]:
     """Serve model stores on free ports until the context is left.
 
-    Args:
-        stores: Model repositories.
-        flags: Further flags of `graphkiln serve`.
-        log: File of its output; stderr when None.
-        deadline_s: Longest time until it is ready.
-
     Raises:
         PortTaken: Its ports were taken, time and again.
         MeasurementError: A model cannot be loaded, the server ended, or is not ready in time.

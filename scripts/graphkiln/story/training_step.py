@@ -53,10 +53,6 @@ class TrainingStep:
         """The work as a team found it: forward, backward by every parameter, a second forward; nothing is returned.
 
         On the GPU where PyTorch has one.
-
-        Args:
-            feeds: The inputs.
-            by_input: Compute the gradient by the inputs, too.
         """
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = self.model.module.to(device).requires_grad_(requires_grad=True)

@@ -188,14 +188,7 @@ def _skip_all_but(fusion: str) -> dict[str, Any]:
 
 
 def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform, derivative: str) -> tuple[str, ...]:
-    """Shell commands that execute one variant by itself, with the files that the story left.
-
-    Args:
-        variant: The variant.
-        request: The story's request.
-        platform: Platform of the story.
-        derivative: `OUTPUT:INPUT` of `graphkiln convert --gradient`.
-    """
+    """Shell commands that execute one variant by itself, with the files that the story left."""
     graph = variant.graph
     if graph is None:
         return (_story_command(variant, request),)

@@ -115,10 +115,6 @@ _EXIT_S = 30
 class Worker(Closeable):
     """Opens a workload in another process, and calls it there.
 
-    Args:
-        workload: Workload to open in the process.
-        title: Title of the variant, for errors.
-
     Raises:
         MeasurementError: It cannot be opened, or the process ended.
     """

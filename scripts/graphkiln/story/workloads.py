@@ -174,12 +174,7 @@ def _predict_one_by_one(
 
 @contextmanager
 def eager_workload(request: StoryRequest, derivative: str) -> Iterator[Predictor]:
-    """Step 0, as the team found the model: preprocessing, forward, backward by the parameters, a second forward.
-
-    Args:
-        request: The story's request.
-        derivative: `OUTPUT:INPUT` of the gradient.
-    """
+    """Step 0, as the team found the model: preprocessing, forward, backward by the parameters, a second forward."""
     from graphkiln.story.training_step import TrainingStep
 
     with closing(open_source_model(request)) as model:
@@ -225,14 +220,7 @@ def _parameter_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> t
 def static_workload(
     training_graph: Path, forward_graph: Path, preprocess: Preprocess, device: Device
 ) -> Iterator[Predictor]:
-    """Step 1: as step 0, with saved graphs instead of PyTorch, one image at a time.
-
-    Args:
-        training_graph: Scores, then gradients with respect to the parameters.
-        forward_graph: Scores.
-        preprocess: Preprocessing of an image.
-        device: Device.
-    """
+    """Step 1: as step 0, with saved graphs instead of PyTorch, one image at a time."""
     with open_session(training_graph, device) as training, open_session(forward_graph, device) as forward:
 
         def run_one(jpeg: bytes) -> None:

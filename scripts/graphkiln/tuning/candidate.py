@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Self
 
 from graphkiln.tuning.subject import Subject
+from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.lowering.settings import ACCELERATOR_ORIGIN
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges
 
@@ -169,3 +171,56 @@ def _precision(value: str, subject: Subject) -> str:
 
 def _number(candidate: Candidate, key: str) -> int | None:
     return candidate.number(key) if key in candidate else None
+
+
+# Values of `--fix`.
+
+# The least that a key can be set to.
+_LEAST = {THREADS: 1, STREAMS: 1, INSTANCES: 1, MAX_BATCH_SIZE: 0, QUEUE_DELAY_US: -1}
+_SWITCHES = {"on": True, "off": False, "true": True, "false": False}
+
+
+def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
+    """Read each `KEY=VALUE` of `--fix`.
+
+    Raises:
+        InvalidInput: One cannot be read, or two are of the same key.
+    """
+    fixed: dict[str, Value] = {}
+    for text in texts:
+        key, value = parse_fixed(text, default)
+        if fixed.setdefault(key, value) != value:
+            raise InvalidInput(f"--fix {text}: '{key}' has another value already", hint="give each key one value")
+    return fixed
+
+
+def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
+    """Read `KEY=VALUE` of `--fix`.
+
+    Raises:
+        InvalidInput: There is no such key, or the value is of another kind.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not value:
+        raise InvalidInput(f"--fix {text}: a value is missing", hint="--fix KEY=VALUE")
+    if key not in default:
+        raise InvalidInput(
+            f"--fix {text}: '{key}' is not tuned for this model", hint=did_you_mean(key, list(default.values))
+        )
+    return key, _parse_value(text, key, value, default[key])
+
+
+def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
+    if key == SPIN:
+        if value not in _SWITCHES:
+            raise InvalidInput(f"--fix {text}: expected on or off")
+        return _SWITCHES[value]
+    try:
+        if key == PREFERRED:
+            return tuple(int(part) for part in value.split("+")) if value != NOTHING else ()
+        number = int(value) if isinstance(example, int) else None
+    except ValueError:
+        raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None
+    if number is not None and number < _LEAST.get(key, 0):
+        raise InvalidInput(f"--fix {text}: expected {_LEAST.get(key, 0)} or more")
+    return value if number is None else number

@@ -9,8 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from graphkiln.bench.job import hear, tell
 from graphkiln.story.server import LocalServer, start_server
@@ -18,9 +19,9 @@ from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candid
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.subject import PREFIX, Subject, read_subject, stage, vanishing_cache
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, excused, oom_kills
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
 from graphkiln_backend.engines.base import Session
-from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
+from graphkiln_backend.graph.errors import ConnectionFailed, GraphkilnError, MeasurementError
 from graphkiln_backend.graph.golden import repeated
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.system.closing import Closeable
@@ -135,13 +136,48 @@ def _wait_placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
     while True:
         try:
             placed = read_placement(server.metrics_url, model)
-        except MeasurementError:
+        except ConnectionFailed:
             if time.monotonic() > end:
                 raise
             placed = ()
         if placed or time.monotonic() > end:
             return placed
         time.sleep(_POLL_S)
+
+
+# Failures that the machine may have caused, and that may pass, beside failures of the candidate.
+#
+# A port that another program took, a disk that is full, memory that others hold: what a candidate could not do then
+# is no property of it. Where the two cannot be told apart, a failure counts as the machine's:
+# another run of the command tries it again (`journal`).
+#
+# Source: Linux kernel documentation, "/proc/vmstat" (`oom_kill`: processes that were killed where memory was short,
+# those of control groups included).
+
+_TRIED_AGAIN = "the same command tries it again"
+_VMSTAT = Path("/proc/vmstat")
+_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+# Messages of such failures, as strerror(3) and our own server spell them.
+_SIGNS = re.compile(
+    r"No space left on device|Disk quota exceeded|Cannot allocate memory|Too many open files|Read-only file system"
+    r"|Resource temporarily unavailable|already in use|port \d+ \(\w+\) is in use|there is not enough memory"
+)
+
+
+def oom_kills() -> int:
+    """Number of processes that the kernel has killed for lack of memory; 0 if it does not count them."""
+    with suppress(OSError):
+        if found := _OOM_KILLS.search(_VMSTAT.read_text()):
+            return int(found[1])
+    return 0
+
+
+def excused(found: Failed, kills_before: int) -> Failed:
+    """Mark a failure as one that may pass, if the machine may have caused it."""
+    short = "; memory was short: the kernel killed a process meanwhile" if oom_kills() > kills_before else ""
+    if not (short or found.passing or _SIGNS.search(found.reason)):
+        return found
+    return replace(found, reason=f"{found.reason}{short}; {_TRIED_AGAIN}", passing=True)
 
 
 # A bare session is timed in a child process: a graph may crash its process, or never end, and the tuner must survive.

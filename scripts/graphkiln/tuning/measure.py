@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,12 +19,12 @@ from graphkiln.bench.generator import MAX_CALLERS, Recording
 from graphkiln.bench.job import Load, Target
 from graphkiln.bench.meters import ProcessMeter
 from graphkiln.bench.processes import record_load
+from graphkiln.page.metrics import parse_metrics, read_metrics
 from graphkiln.tuning.candidate import PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.statistics import Interval, Latency, throughput
 from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
-from graphkiln_backend.graph.errors import ClientError, InvalidInput, MeasurementError
-from graphkiln_backend.server.ports import fetch_metrics
+from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 
@@ -193,28 +192,24 @@ def summarize(recording: Recording, *, is_open: bool) -> tuple[Latency, Interval
 
 # Names, or parts of the first word, of the processes without which requests fail.
 _SERVING = ("tritonserver", "triton_python_backend_stub")
-_INFO = re.compile(r"^graphkiln_instance_info\{([^}]*)\} 1(?:\.0+)?$", re.MULTILINE)
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_INFO = "graphkiln_instance_info"
 
 
 def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
     """Read the placement of each instance of a model.
 
     Raises:
-        MeasurementError: The server's metrics cannot be read.
+        ConnectionFailed: The server's metrics cannot be read.
     """
-    try:
-        text = fetch_metrics(metrics_url)
-    except OSError as error:
-        raise MeasurementError(f"the server's metrics cannot be read: {error}") from error
-    return parse_placement(text, model)
+    return parse_placement(read_metrics(metrics_url), model)
 
 
 def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
     """Parse the placement of a model's instances from the text of a metrics page."""
-    rows = [dict(_LABEL.findall(labels)) for labels in _INFO.findall(metrics)]
-    keys = ("engine", "precision", "device")
-    return tuple(Placed(**{key: row.get(key, "") for key in keys}) for row in rows if row.get("model") == model)
+    labels = [
+        each.labels for each in parse_metrics(metrics) if each.name == _INFO and each.labels.get("model") == model
+    ]
+    return tuple(Placed(**{key: each.get(key, "") for key in ("engine", "precision", "device")}) for each in labels)
 
 
 class ServerWatch(ProcessMeter):

@@ -140,11 +140,6 @@ def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
 def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
     """Read the user's samples, else the golden samples, else make requests up.
 
-    Args:
-        subject: The model.
-        samples: A folder of images or an .npz with a row for each sample.
-        most: How many of them are read at most, evenly spread.
-
     Raises:
         ConversionError: The samples cannot be read, or do not fit the model.
         MeasurementError: The graph computes none of the requests that can be made up.
@@ -251,11 +246,7 @@ _MOST_LABELLED = 2048
 
 
 def samples_to_read(floor: float | None) -> int:
-    """Number of samples to read: with a floor, as many as detect such a loss, within bounds.
-
-    Args:
-        floor: Share of the accuracy that may be lost; None for no floor.
-    """
+    """Number of samples to read: with a floor, as many as detect such a loss, within bounds."""
     if floor is None:
         return MOST_SAMPLES
     return min(_MOST_LABELLED, max(MOST_SAMPLES, samples_needed(floor) or 0))
@@ -265,9 +256,6 @@ def samples_needed(floor: float) -> int | None:
     """Number of samples that exclude a larger loss at 95% when none of them is lost; None if no number does.
 
     598 for 0.5%.
-
-    Args:
-        floor: Share of the accuracy that may be lost.
 
     Source: J. A. Hanley, A. Lippman-Hand, "If Nothing Goes Wrong, Is Everything All Right?" (1983), exact.
     """
@@ -295,12 +283,7 @@ def check_floor(questions: Questions, floor: float | None) -> None:
 
 
 def undecided(questions: Questions, floor: float | None) -> str:
-    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor.
-
-    Args:
-        questions: With the right class of each.
-        floor: Share of the accuracy that may be lost.
-    """
+    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor."""
     if floor is None or questions.targets is None:
         return ""
     count, needed = len(questions.targets), samples_needed(floor)

@@ -34,12 +34,7 @@ Document = Mapping[str, Any]
 
 
 def print_result(document: Document, console: Console | None = None) -> None:
-    """Print the answer, the best few, why the others lost, and what is doubtful.
-
-    Args:
-        document: As `document_of` makes it.
-        console: Where to; standard output by default.
-    """
+    """Print the answer, the best few, why the others lost, and what is doubtful."""
     console = console or Console()
     console.width = min(console.width, _COLUMNS)
     for line in _answer(document):
@@ -54,12 +49,7 @@ def print_result(document: Document, console: Console | None = None) -> None:
 
 
 def print_space(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a space before it is searched.
-
-    Args:
-        document: The part `space` of `document_of`.
-        console: Where to; standard error by default.
-    """
+    """Print a space before it is searched."""
     console = console or Console(stderr=True)
     console.width = min(console.width, _COLUMNS)
     table = Table("key", "values (today's first)")
@@ -178,13 +168,7 @@ _LONGEST = 100
 
 
 def line_of(progress: Progress, default: Candidate, budget_s: float) -> str:
-    """Describe a measurement in one line.
-
-    Args:
-        progress: The measurement.
-        default: Candidates are described by their difference from it.
-        budget_s: Seconds that all measurements may take.
-    """
+    """Describe a measurement in one line."""
     words = in_words(progress.candidate, default)
     return f"{progress.spent_s:.0f} of {budget_s:.0f} s: {words}{_load(progress.load)}: {_outcome(progress)}"
 
@@ -211,13 +195,7 @@ def _shortened(reason: str) -> str:
 
 
 def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
-    """A search as JSON data, in which no value is infinite.
-
-    Args:
-        result: The result.
-        tuning: The search.
-        command: The command line that repeats it.
-    """
+    """A search as JSON data, in which no value is infinite."""
     default = tuning.space.today
 
     def point(found: Point | None) -> dict[str, Any] | None:
@@ -355,11 +333,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 
 def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """p99 against throughput of the best point of each candidate; None where nothing was measured.
-
-    Args:
-        document: As `document_of` makes it.
-    """
+    """p99 against throughput of the best point of each candidate; None where nothing was measured."""
     rows = [row for row in document["rows"] if _is_shown(row["best"])]
     if not rows:
         return None
@@ -382,11 +356,7 @@ def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """p99 against the rate of what was chosen, with its bounds and the knee; None for fewer than two points.
-
-    Args:
-        document: As `document_of` makes it.
-    """
+    """p99 against the rate of what was chosen, with its bounds and the knee; None for fewer than two points."""
     points = curve_points(document)
     if len(points) < 2:
         return None
@@ -413,11 +383,7 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def curve_points(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The measurements of the curve.
-
-    Args:
-        document: As `document_of` makes it.
-    """
+    """The measurements of the curve."""
     return [point for point in document["curve"] if _is_shown(point) and point["rate"]]
 
 
@@ -443,11 +409,7 @@ def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """Render a document.
-
-    Args:
-        document: As `document_of` makes it.
-    """
+    """Render a document."""
     templates = environment(__package__ or "")
     templates.filters["number"] = _figure
     templates.filters["word"] = format_value
@@ -456,11 +418,7 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 
 def rate_table(document: Mapping[str, Any]) -> HtmlTable:
-    """The figures of the curve: a row for each rate.
-
-    Args:
-        document: As `document_of` makes it.
-    """
+    """The figures of the curve: a row for each rate."""
     columns = ("requests per s", "responses per s", "p50 ms", "p99 ms", "p99 at least", "at most, at 95%")
     rows = [
         [_figure(value) for value in (p["rate"], p["throughput"], p["p50_ms"], p["p99_ms"], *p["p99_range_ms"])]

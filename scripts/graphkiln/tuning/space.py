@@ -329,11 +329,6 @@ def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> S
     Keys that are not named stay as they are, but where what is named would leave them no legal value: a second instance
     takes threads from the first, and OpenVINO has no use for spinning.
 
-    Args:
-        space: All candidates.
-        only: Keys that vary; empty for all.
-        fixes: Keys with their values.
-
     Raises:
         InvalidInput: No axis has a key, a value is unknown on this machine, or no candidate is left.
     """

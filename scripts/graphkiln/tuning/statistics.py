@@ -19,15 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from graphkiln.bench.generator import WINDOWS, mean_and_margin
 from graphkiln.tuning.target import CONFIDENCE, QUANTILE
 
 # `[requests]`, in the order in which they were due; infinite for those that failed.
 Seconds = npt.NDArray[np.float64]
 
 # Number of blocks, of successive requests or of time: few, so that each is longer than a queue's memory.
-BLOCKS = 10
-# Two-sided 95% quantile of Student's t with `BLOCKS - 1` degrees of freedom.
-STUDENT_T = 2.262
+BLOCKS = WINDOWS
 # Factor on a variance that is estimated from `BLOCKS` blocks, for one-sided bounds at 95%: the quantile of
 # Student's t takes the place of the normal distribution's.
 FEW_BLOCKS = (1.833 / 1.645) ** 2
@@ -131,13 +130,7 @@ class Latency:
 
 
 def quantile_bounds(latencies: Seconds, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Interval:
-    """A quantile with a lower and an upper bound, each of which holds with this confidence.
-
-    Args:
-        latencies: At least one, in the order in which the requests were due.
-        quantile: Between 0 and 1.
-        confidence: Of each bound by itself.
-    """
+    """A quantile with a lower and an upper bound, each of which holds with this confidence."""
     ordered = np.sort(latencies)
     count, factor = ordered.size, inflation(latencies, quantile)
     independent = max(1, int(count / factor))
@@ -153,13 +146,7 @@ def quantile_bounds(latencies: Seconds, quantile: float = QUANTILE, confidence: 
 
 
 def wide_bound(latencies: Seconds, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """An upper bound on a quantile for requests that are too few for one without assumptions: the slowest and more.
-
-    Args:
-        latencies: As for `quantile_bounds`.
-        quantile: Between 0 and 1.
-        confidence: Of the bound.
-    """
+    """An upper bound on a quantile for requests that are too few for one without assumptions: the slowest and more."""
     independent = max(1, int(latencies.size / inflation(latencies, quantile)))
     return float(latencies.max()) * tail_factor(independent, quantile, confidence)
 
@@ -234,7 +221,7 @@ def throughput(done_s: Seconds, begin_s: float, end_s: float) -> Interval:
 
 def mean_interval(blocks: npt.NDArray[np.float64]) -> Interval:
     """The mean of `BLOCKS` values with its 95% interval by Student's t."""
-    mean, margin = float(blocks.mean()), STUDENT_T * float(blocks.std(ddof=1)) / math.sqrt(BLOCKS)
+    mean, margin = mean_and_margin(blocks)
     return Interval(mean, max(0.0, mean - margin), mean + margin)
 
 

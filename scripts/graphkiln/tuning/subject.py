@@ -208,11 +208,6 @@ PREFIX = "graphkiln-tune-"
 def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
     """Create a temporary store with a changed configuration; it is removed when the context ends.
 
-    Args:
-        subject: The model; its folder is only read.
-        changes: To its configuration.
-        version: Folder of a version served instead of the subject's; None for the subject's.
-
     Raises:
         RepositoryError: The configuration cannot be changed so.
     """
@@ -236,12 +231,6 @@ _ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes
 
 def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
     """Return the subject with an int8 graph of it, or with the reason if that does not compute the same.
-
-    Args:
-        subject: The model.
-        calibration: Samples to find ranges with: a folder of images, or an .npz.
-        samples: Other samples for the proof; None for made-up ones.
-        folder: Temporary folder for the graph, kept for as long as the subject is used.
 
     Raises:
         InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from graphkiln.tuning.candidate import (
-    INSTANCES,
-    MAX_BATCH_SIZE,
-    NOTHING,
-    PREFERRED,
-    QUEUE_DELAY_US,
-    SPIN,
-    STREAMS,
-    THREADS,
-    Candidate,
-    Value,
-)
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_backend.graph.text import did_you_mean
 
 QUANTILE = 0.99
 # Confidence of the bound on the target's quantile of latency.
@@ -78,9 +64,6 @@ class Target:
     def check_budget(self, budget_s: float) -> None:
         """Refuse a rate that gives too few requests within the budget to bound a p99.
 
-        Args:
-            budget_s: Seconds that all measurements together may take.
-
         Raises:
             InvalidInput: They are too few.
         """
@@ -98,13 +81,10 @@ class Target:
         return f"p99 within {self.p99_s * 1e3:g} ms{load}, best {self.objective}"
 
 
-# Parsing of rates, shares and values of `--fix`.
+# Parsing of rates and shares.
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(.*)", re.IGNORECASE)
 _PER = {"": 1.0, "/s": 1.0, "/m": 1 / 60, "/min": 1 / 60, "/h": 1 / 3600}
-# The least that a key can be set to.
-_LEAST = {THREADS: 1, STREAMS: 1, INSTANCES: 1, MAX_BATCH_SIZE: 0, QUEUE_DELAY_US: -1}
-_SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
 def parse_rate(text: str, option: str) -> float:
@@ -126,52 +106,6 @@ def parse_share(text: str, option: str) -> float:
     if share >= 1:
         raise InvalidInput(f"{option} {text}: expected less than 100%")
     return share
-
-
-def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
-    """Read each `KEY=VALUE` of `--fix`.
-
-    Raises:
-        InvalidInput: One cannot be read, or two are of the same key.
-    """
-    fixed: dict[str, Value] = {}
-    for text in texts:
-        key, value = parse_fixed(text, default)
-        if fixed.setdefault(key, value) != value:
-            raise InvalidInput(f"--fix {text}: '{key}' has another value already", hint="give each key one value")
-    return fixed
-
-
-def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
-    """Read `KEY=VALUE` of `--fix`.
-
-    Raises:
-        InvalidInput: There is no such key, or the value is of another kind.
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not value:
-        raise InvalidInput(f"--fix {text}: a value is missing", hint="--fix KEY=VALUE")
-    if key not in default:
-        raise InvalidInput(
-            f"--fix {text}: '{key}' is not tuned for this model", hint=did_you_mean(key, list(default.values))
-        )
-    return key, _parse_value(text, key, value, default[key])
-
-
-def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
-    if key == SPIN:
-        if value not in _SWITCHES:
-            raise InvalidInput(f"--fix {text}: expected on or off")
-        return _SWITCHES[value]
-    try:
-        if key == PREFERRED:
-            return tuple(int(part) for part in value.split("+")) if value != NOTHING else ()
-        number = int(value) if isinstance(example, int) else None
-    except ValueError:
-        raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None
-    if number is not None and number < _LEAST.get(key, 0):
-        raise InvalidInput(f"--fix {text}: expected {_LEAST.get(key, 0)} or more")
-    return value if number is None else number
 
 
 def _parse(text: str, option: str, units: dict[str, float], expected: str, least: float = math.ulp(0.0)) -> float:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from graphkiln.tuning.candidate import Candidate
@@ -125,11 +122,7 @@ class Trials(Protocol):
     """Measurements of candidates, on a real server or a simulated one."""
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """Measure a bare session and check its outputs.
-
-        Args:
-            session: A candidate restricted to `SESSION_KEYS`.
-        """
+        """Measure a bare session and check its outputs."""
         ...
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
@@ -138,43 +131,3 @@ class Trials(Protocol):
         Failures of the candidate are returned, never raised; failures of the tuner itself are raised.
         """
         ...
-
-
-# Failures that the machine may have caused, and that may pass, beside failures of the candidate.
-#
-# A port that another program took, a disk that is full, memory that others hold: what a candidate could not do then
-# is no property of it. Where the two cannot be told apart, a failure counts as the machine's:
-# another run of the command tries it again (`journal`).
-#
-# Source: Linux kernel documentation, "/proc/vmstat" (`oom_kill`: processes that were killed where memory was short,
-# those of control groups included).
-
-TRIED_AGAIN = "the same command tries it again"
-_VMSTAT = Path("/proc/vmstat")
-_OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-# Messages of such failures, as strerror(3) and our own server spell them.
-_SIGNS = re.compile(
-    r"No space left on device|Disk quota exceeded|Cannot allocate memory|Too many open files|Read-only file system"
-    r"|Resource temporarily unavailable|already in use|port \d+ \(\w+\) is in use|there is not enough memory"
-)
-
-
-def oom_kills() -> int:
-    """Number of processes that the kernel has killed for lack of memory; 0 if it does not count them."""
-    with suppress(OSError):
-        if found := _OOM_KILLS.search(_VMSTAT.read_text()):
-            return int(found[1])
-    return 0
-
-
-def excused(found: Failed, kills_before: int) -> Failed:
-    """Mark a failure as one that may pass, if the machine may have caused it.
-
-    Args:
-        found: What went wrong.
-        kills_before: `oom_kills()` when it began.
-    """
-    short = "; memory was short: the kernel killed a process meanwhile" if oom_kills() > kills_before else ""
-    if not (short or found.passing or _SIGNS.search(found.reason)):
-        return found
-    return replace(found, reason=f"{found.reason}{short}; {TRIED_AGAIN}", passing=True)

@@ -198,9 +198,6 @@ def search_folder() -> Iterator[Path]:
 def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
     """End the processes of this user's dead searches, and remove their folders and shared memory.
 
-    Args:
-        parents: Folders to search; None for all in which search folders are made.
-
     Returns:
         The folders that were removed.
     """

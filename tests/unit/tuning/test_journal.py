@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graphkiln.tuning import trials as machine_faults
 from graphkiln.tuning.candidate import ENGINE, Candidate
 from graphkiln.tuning.journal import Journal, RecordedTrials, outcome_as_json, outcome_from_json
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop, excused, oom_kills
+from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import MeasurementError
 
 SUBJECT = {"model": "abc", "machine": {"cores": 2}}
@@ -268,47 +267,3 @@ def test_an_outcome_comes_back(outcome: Bare | Measured | Failed) -> None:
 # What is left, and what still fits.
 
 ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
-
-
-# What a measurement says of itself.
-
-# A failure that may pass is told from one that does not.
-
-
-@pytest.fixture
-def vmstat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "vmstat"
-    path.write_text("nr_free_pages 5\noom_kill 3\nnr_dirty 0\n")
-    monkeypatch.setattr(machine_faults, "_VMSTAT", path)
-    return path
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "the server ended with code 2: port 40001 (HTTP) is in use (stop the program that holds it)",
-        "digits: [Errno 28] No space left on device: '/tmp/x'",
-        "cannot make a temporary folder: [Errno 12] Cannot allocate memory",
-        "failed to start HTTP service: Socket '127.0.0.1:40001' Address already in use",
-    ],
-)
-@pytest.mark.usefixtures("vmstat")
-def test_what_the_machine_lacked_may_pass(reason: str) -> None:
-    found = excused(Failed(reason=reason), 3)
-    assert found.passing
-    assert found.reason == f"{reason}; the same command tries it again"
-
-
-def test_a_process_that_was_killed_for_memory_may_be_anybodys(vmstat: Path) -> None:
-    before = oom_kills()
-    assert before == 3
-    vmstat.write_text("oom_kill 4\n")
-    found = excused(Failed(reason="under load, tritonserver was killed or crashed"), before)
-    assert found.passing
-    assert "memory was short" in found.reason
-
-
-@pytest.mark.parametrize("reason", ["no bf16 kernels", "its answers under load are wrong", "spaceship 28 in use"])
-@pytest.mark.usefixtures("vmstat")
-def test_what_the_candidate_does_not_do_stays(reason: str) -> None:
-    assert excused(Failed(reason=reason), 3) == Failed(reason=reason)

@@ -23,7 +23,7 @@ from graphkiln.tuning.measure import Loading, Placed, ServedCandidate
 from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, Failed, OpenLoop
-from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError
 from graphkiln_backend.repository.config import read_config
 
 FIRST, SECOND = (Candidate.of({"engine": "onnxruntime", "max_batch_size": size}) for size in (4, 8))
@@ -73,7 +73,7 @@ def test_one_server_takes_all_loads_of_a_candidate(trials: LocalTrials, events: 
 def test_metrics_come_later_than_readiness(
     trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers: list[Any] = [MeasurementError("refused"), (), (SERVES,)]
+    answers: list[Any] = [ConnectionFailed("refused"), (), (SERVES,)]
 
     def read(_url: str, _model: str) -> Any:
         answer = answers.pop(0)
@@ -254,3 +254,45 @@ def test_what_the_machine_lacks_is_a_reason(
     found = run_job(job(subject, questions))
     assert isinstance(found, Failed)
     assert reason in found.reason
+
+
+# A failure that may pass is told from one that does not.
+
+
+@pytest.fixture
+def vmstat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "vmstat"
+    path.write_text("nr_free_pages 5\noom_kill 3\nnr_dirty 0\n")
+    monkeypatch.setattr(local_trials, "_VMSTAT", path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "the server ended with code 2: port 40001 (HTTP) is in use (stop the program that holds it)",
+        "digits: [Errno 28] No space left on device: '/tmp/x'",
+        "cannot make a temporary folder: [Errno 12] Cannot allocate memory",
+        "failed to start HTTP service: Socket '127.0.0.1:40001' Address already in use",
+    ],
+)
+@pytest.mark.usefixtures("vmstat")
+def test_what_the_machine_lacked_may_pass(reason: str) -> None:
+    found = local_trials.excused(Failed(reason=reason), 3)
+    assert found.passing
+    assert found.reason == f"{reason}; the same command tries it again"
+
+
+def test_a_process_that_was_killed_for_memory_may_be_anybodys(vmstat: Path) -> None:
+    before = local_trials.oom_kills()
+    assert before == 3
+    vmstat.write_text("oom_kill 4\n")
+    found = local_trials.excused(Failed(reason="under load, tritonserver was killed or crashed"), before)
+    assert found.passing
+    assert "memory was short" in found.reason
+
+
+@pytest.mark.parametrize("reason", ["no bf16 kernels", "its answers under load are wrong", "spaceship 28 in use"])
+@pytest.mark.usefixtures("vmstat")
+def test_what_the_candidate_does_not_do_stays(reason: str) -> None:
+    assert local_trials.excused(Failed(reason=reason), 3) == Failed(reason=reason)

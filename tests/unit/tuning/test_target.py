@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.target import Objective, Target, parse_fixed, parse_rate
+from graphkiln.tuning.candidate import Candidate, Value, parse_fixed
+from graphkiln.tuning.target import Objective, Target, parse_rate
 from graphkiln_backend.graph.errors import InvalidInput
 
 
