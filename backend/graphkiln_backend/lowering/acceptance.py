@@ -12,7 +12,7 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
 from graphkiln_backend.repository.onnx_file import read_signature

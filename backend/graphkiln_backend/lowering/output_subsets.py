@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Requirements, check_golden, check_signature, limits_of
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import warm_up
 from graphkiln_backend.system.closing import Closeable
 

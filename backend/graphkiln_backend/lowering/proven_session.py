@@ -32,8 +32,14 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
 from graphkiln_backend.lowering.remembered import Observations, ReadPlacement
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
-from graphkiln_backend.lowering.trial import Trial, check_repeats, find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.lowering.trial import (
+    SyntheticInputs,
+    Trial,
+    check_repeats,
+    find_mixed_rows,
+    try_as_saved,
+    try_beside,
+)
 from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.repository.onnx_file import read_mixing

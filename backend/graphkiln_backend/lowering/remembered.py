@@ -123,7 +123,7 @@ class Kind(Generic[T]):
 FILE_HASH = Kind(name="sha256", file="sha256.json", record=FileHash, version="1")
 # - signature and precision as read from a graph: `repository/onnx_file.py`
 GRAPH_FACTS = Kind(name="facts", file="facts.json", record=GraphFacts, version="1")
-# - placement as the engines read it back, mixed rows (`trial.py`, `synthetic.py`, `repository/row_mixing.py`,
+# - placement as the engines read it back, mixed rows (`trial.py`, `repository/row_mixing.py`,
 #   `training_mode.py`), warm-up sizes (`warmup.py`)
 OBSERVATIONS = Kind(name="observations", file="observations.json", record=Observations, version="1")
 # - the fastest of several sessions, or of several batch sizes; without a version since the first release

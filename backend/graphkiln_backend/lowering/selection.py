@@ -24,7 +24,7 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import LoweringPlan, pick_fastest
 from graphkiln_backend.lowering.proven_session import Basis, ProvenSession, build_proven_session
 from graphkiln_backend.lowering.remembered import Measurement
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 
 _log = logging.getLogger("graphkiln.lowering")

@@ -18,7 +18,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 
 _LITTLE_S = 1e-3  # no request waits noticeably longer for what a first run costs more than this
 _PAYS = 1.5  # A first run that takes this many times as long as the next pays for being made before a request is

@@ -28,7 +28,7 @@ from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig

@@ -174,7 +174,7 @@ def need_of(model: Path) -> Need:
 def _check_devices(settings: Settings, config: ModelConfig) -> None:
     """Refuse a model that is spread over more cores or GPUs than this machine has."""
     from graphkiln_backend.engines.hardware import gpus
-    from graphkiln_backend.lowering.parallel.places import Machine
+    from graphkiln_backend.lowering.parallel.spreading import Machine
     from graphkiln_backend.system.resources import usable_core_numbers
 
     if settings.parallel:

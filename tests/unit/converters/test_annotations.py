@@ -14,7 +14,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation
 from graphkiln_backend.images.formats import image_files
-from graphkiln_converters.annotations import read_task_targets
+from graphkiln_converters.samples import read_task_targets
 
 DETECTION = Detection(boxes="b", scores="s", classes="c", counts="n")
 SEGMENTATION = Segmentation(scores="s")

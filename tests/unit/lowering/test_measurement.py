@@ -12,7 +12,7 @@ from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.lowering.selection import measure
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 
 Build = Callable[..., dict[str, Any]]
 

@@ -32,7 +32,7 @@ from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.plan import plan
 from graphkiln_backend.lowering.proven_session import ProvenSession, build_proven_session
 from graphkiln_backend.lowering.settings import Settings
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.repository.version import ModelVersion, read_version
 
 

@@ -18,7 +18,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.proof.policy import REPLAY
 
 X = np.arange(1, 7, dtype=np.float32).reshape(3, 2)

@@ -6,7 +6,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.synthetic import SyntheticInputs, synthetic_inputs
+from graphkiln_backend.lowering.trial import SyntheticInputs, synthetic_inputs
 
 
 class TestFeeds:

@@ -13,8 +13,7 @@ import pytest
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
-from graphkiln_backend.lowering.trial import check_repeats, find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.lowering.trial import SyntheticInputs, check_repeats, find_mixed_rows, try_as_saved, try_beside
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 from graphkiln_backend.system.closing import Closeable
 

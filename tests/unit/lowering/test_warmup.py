@@ -15,7 +15,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, repeated
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import repeat_warm_up, warm_up
 from graphkiln_backend.repository.version import read_version
 

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.remembered import Measurement
-from graphkiln_backend.lowering.synthetic import SyntheticInputs
+from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.scoring import model as module
 from graphkiln_backend.scoring.model import choose_batch_size, measure_sizes
 

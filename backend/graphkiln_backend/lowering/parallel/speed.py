@@ -23,7 +23,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, LoweringError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, GraphCosts, NodeTimes, unusable
 from graphkiln_backend.graph.modules import version_of
-from graphkiln_backend.lowering.synthetic import synthetic_inputs
+from graphkiln_backend.lowering.trial import synthetic_inputs
 from graphkiln_backend.repository.onnx_file import graph_sha256
 from graphkiln_backend.repository.version import ModelVersion
 

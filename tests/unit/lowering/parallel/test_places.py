@@ -6,7 +6,7 @@ import pytest
 
 from graphkiln_backend.graph.device import CPU, Device, Parallelism, Place
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.lowering.parallel.places import Machine, check_apart
+from graphkiln_backend.lowering.parallel.spreading import Machine, check_apart
 
 BOTH = Parallelism(pipeline=2, tensor=2)
 

@@ -17,8 +17,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.places import Machine
-from graphkiln_backend.lowering.parallel.spreading import Planner, Spread, batch_seconds, why_whole
+from graphkiln_backend.lowering.parallel.spreading import Machine, Planner, Spread, batch_seconds, why_whole
 
 KIB = 1024
 
