@@ -1,4 +1,4 @@
-"""Writes a proven graph as a version of a model repository, whole or not at all."""
+"""Write a proven graph as a version of a model repository, whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -160,11 +160,7 @@ def write_version(version: NewVersion, model_folder: Path, number: int | None = 
                 check_newest_fits(model_folder, draft)
                 _link_new(model_folder / CONFIG_FILE, draft)
             check_fits(model_folder / CONFIG_FILE, version.signature, accepts_images=version.accepts_images)
-
-            def number_it(claimed: int) -> None:
-                _numbered(manifest, claimed).write(folder / MANIFEST_FILE)
-
-            return model_folder / str(claim(folder, model_folder, number, number_it))
+            return _claim(folder, model_folder, number, manifest)
     except OSError as error:
         raise ConversionError(
             f"cannot write a version into {model_folder}: {error.strerror or error}",
@@ -183,14 +179,6 @@ def _made(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # the first one that holds something
             for path in missing:
                 path.rmdir()
-
-
-def _numbered(manifest: Manifest, number: int) -> Manifest:
-    """The manifest with the version's number in its recipe."""
-    conversion = manifest.conversion
-    if conversion is None:
-        return manifest
-    return replace(manifest, conversion=replace(conversion, recipe={**conversion.recipe, "version": number}))
 
 
 def _config_text(name: str, version: NewVersion) -> str:
@@ -242,9 +230,7 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         ranking=version.source.ranking,
         task=version.source.task,
     )
-    manifest.write(
-        folder / MANIFEST_FILE
-    )  # `number_it` writes it again; a full disk shows before config.pbtxt is there
+    manifest.write(folder / MANIFEST_FILE)  # also so that a full disk shows before config.pbtxt is there
     return manifest
 
 
@@ -301,40 +287,29 @@ def check_free(model_folder: Path, number: int) -> None:
         raise _exists(target)
 
 
-def claim(folder: Path, model_folder: Path, requested: int | None, number_it: Callable[[int], None]) -> int:
+def _claim(folder: Path, model_folder: Path, requested: int | None, manifest: Manifest) -> Path:
     """Rename a whole folder to its number: the one step that makes a version, and fails where there is one.
 
-    Args:
-        folder: The folder, on the file system of the model's.
-        model_folder: Folder of the model.
-        requested: The number; None for the next free one.
-        number_it: Writes the number into the folder, before each attempt.
-
-    Returns:
-        The number.
+    The number is written into the recipe of the manifest before each attempt.
 
     Raises:
         ConversionError: The requested number is taken.
         OSError: The folder cannot be renamed.
     """
+    conversion = manifest.conversion
     while True:
         number = requested or next_number(model_folder)
-        number_it(number)
-        if _rename(folder, model_folder / str(number)):
-            return number
-        if requested is not None:
-            raise _exists(model_folder / str(number))
-
-
-def _rename(folder: Path, target: Path) -> bool:
-    """Rename a folder; return False where the target exists."""
-    try:
-        folder.rename(target)
-    except OSError as error:
-        if error.errno in _TAKEN:
-            return False
-        raise
-    return True
+        if conversion:
+            numbered = replace(conversion, recipe={**conversion.recipe, "version": number})
+            replace(manifest, conversion=numbered).write(folder / MANIFEST_FILE)
+        target = model_folder / str(number)
+        try:
+            return folder.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            if requested is not None:
+                raise _exists(target) from error
 
 
 def _exists(target: Path) -> ConversionError:

@@ -160,13 +160,14 @@ class TestWholeOrNotAtAll:
     def test_a_new_configuration_stays_where_the_number_is_lost(
         self, version: NewVersion, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def lose(*_: object) -> bool:
-            return False
+        def come_first(*_: object, **__: object) -> None:
+            (folder / "1").mkdir()
+            (folder / "1" / "model.onnx").touch()
 
-        monkeypatch.setattr(writer, "_rename", lose)
+        monkeypatch.setattr(writer, "check_fits", come_first)
         with pytest.raises(ConversionError, match="exists already"):
             write_version(version, folder, 1)
-        assert listed(folder) == ["config.pbtxt"], "another conversion may rely on it by then"
+        assert listed(folder) == ["1/model.onnx", "config.pbtxt"], "another conversion may rely on it by then"
 
 
 class TestProvingAndWriting:
