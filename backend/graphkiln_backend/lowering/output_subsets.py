@@ -11,7 +11,8 @@ import logging
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
@@ -99,62 +100,55 @@ class SubsetSession(Closeable):
         self._parts[names] = part or self._whole
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SubsetBuilder:
-    """Builder of proven sessions of some of a graph's outputs. Uses no artifact cache, so that any thread may.
+def build_subset(
+    outputs: tuple[str, ...],
+    *,
+    graph: Path,
+    engine: Engine,
+    config: SessionConfig,
+    artifacts: Artifacts,
+    requirements: Requirements,
+    synthetic: SyntheticInputs | None = None,
+) -> Session | None:
+    """Build and prove the session of some outputs; None where its graph would be hardly smaller.
 
-    Attributes:
-        engine: Builds them.
+    It uses no artifact cache, so that any thread may.
+
+    Args:
+        outputs: Their names.
         graph: The whole graph.
+        engine: Builds the session.
         config: Configuration of the whole graph.
         artifacts: Artifacts of the version.
         requirements: Requirements on a session.
         synthetic: Inputs that the whole graph computes, or None.
+
+    Raises:
+        LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
+        GraphkilnError: The session fails its proof.
     """
+    from graphkiln_backend.passes.edge_passes import (
+        keep_outputs,
+    )  # a second of imports, which most servers need not pay
 
-    engine: Engine
-    graph: Path
-    config: SessionConfig
-    artifacts: Artifacts
-    requirements: Requirements
-    synthetic: SyntheticInputs | None = None
-
-    def build(self, outputs: tuple[str, ...]) -> Session | None:
-        """Build and prove the session of some outputs; None where its graph would be hardly smaller.
-
-        Args:
-            outputs: Names.
-
-        Raises:
-            LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
-            GraphkilnError: The session fails its proof.
-        """
-        from graphkiln_backend.passes.edge_passes import (
-            keep_outputs,  # a second of imports, which most servers need not pay
-        )
-
-        with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
-            path = Path(folder) / self.graph.name
-            dropped = keep_outputs(self.graph, outputs, path)
-            self.artifacts.check_unchanged()
-            if dropped < _WORTH_DROPPING:
-                return None
-            session = self.engine.build(path, replace(self.config, shared_folder=None))
-        try:
-            self._prove(session, outputs)
-        except BaseException:
-            session.close()
-            raise
-        return session
-
-    def _prove(self, session: Session, outputs: tuple[str, ...]) -> None:
-        version = self.artifacts.version
+    with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
+        path = Path(folder) / graph.name
+        dropped = keep_outputs(graph, outputs, path)
+        artifacts.check_unchanged()
+        if dropped < _WORTH_DROPPING:
+            return None
+        session = engine.build(path, replace(config, shared_folder=None))
+    with ExitStack() as opened:
+        opened.enter_context(session)
+        version = artifacts.version
         check_signature(version, session.signature, outputs)
         golden = version.golden and version.golden.only(outputs)
-        if golden and self.requirements.self_test:
-            limits = limits_of(self.artifacts.saved, self.config)
-            check_golden(session, golden, limits, self.requirements.largest_batch, version.reading)
-        samples = golden or self.synthetic
-        sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
-        if samples and (failure := warm_up(session, sizes, samples, everything=on_gpu).note):
+        if golden and requirements.self_test:
+            limits = limits_of(artifacts.saved, config)
+            check_golden(session, golden, limits, requirements.largest_batch, version.reading)
+        samples = golden or synthetic
+        everything = config.device.is_gpu
+        if samples and (failure := warm_up(session, requirements.batch_sizes, samples, everything=everything).note):
             raise LoweringError("the part fails where the whole does not", attempts=(failure,))
+        opened.pop_all()
+    return session

@@ -29,7 +29,7 @@ from graphkiln_backend.lowering.acceptance import (
     read_placement,
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
+from graphkiln_backend.lowering.output_subsets import SubsetSession, build_subset
 from graphkiln_backend.lowering.remembered import Observations, ReadPlacement
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import (
@@ -152,15 +152,16 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         proven = _Proof(session, engine, artifacts, config, requirements, phases).run()
         if len(session.signature.outputs) == 1 or config.splits:
             return proven
-        builder = SubsetBuilder(
-            engine=engine,
+        build = partial(
+            build_subset,
             graph=artifacts.prepare_graph(config),
+            engine=engine,
             config=config,
             artifacts=artifacts,
             requirements=requirements,
             synthetic=proven.synthetic,
         )
-        subsets = SubsetSession(session, builder.build)
+        subsets = SubsetSession(session, build)
         return replace(proven, session=subsets, replay=proven.replay and replace(proven.replay, session=subsets))
     except BaseException:
         session.close()

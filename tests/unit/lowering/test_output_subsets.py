@@ -24,7 +24,7 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.acceptance import Requirements
-from graphkiln_backend.lowering.output_subsets import SubsetBuilder, SubsetSession
+from graphkiln_backend.lowering.output_subsets import SubsetSession, build_subset
 from graphkiln_backend.lowering.proven_session import ProvenSession
 
 GOOD = np.array([[0, 1]], np.int64)
@@ -213,37 +213,33 @@ class TestSession:
         assert whole.closed == 1
 
 
-class TestBuilder:
-    @pytest.fixture
-    def builder(self, folder: Path, cache: ArtifactCache) -> SubsetBuilder:
-        artifacts = artifacts_of(folder, cache)
-        graph = artifacts.prepare_graph(ORT)
-        return SubsetBuilder(
-            engine=OnnxRuntimeEngine(), graph=graph, config=ORT, artifacts=artifacts, requirements=Requirements()
+@pytest.mark.parametrize("self_test", [True, False])
+def test_a_part_that_computes_something_else_is_closed(
+    folder: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, *, self_test: bool
+) -> None:
+    artifacts, samples = artifacts_of(folder, cache), np.array([[0, 1], [1, 2]], np.int64)
+    right = {"good": samples + 1, "fragile": samples.astype(np.float32)}
+    wrong = GoldenSamples(inputs={"x": samples}, source_outputs=right, graph_outputs={**right, "good": samples + 5})
+    artifacts.version = replace(artifacts.version, golden=wrong)
+    closed: list[bool] = []
+    close = OnnxRuntimeSession.close
+    monkeypatch.setattr(OnnxRuntimeSession, "close", lambda self: (closed.append(True), close(self))[0])
+
+    def build(*outputs: str) -> Any:
+        graph, requirements = artifacts.prepare_graph(ORT), Requirements(self_test=self_test)
+        return build_subset(
+            outputs,
+            graph=graph,
+            engine=OnnxRuntimeEngine(),
+            config=ORT,
+            artifacts=artifacts,
+            requirements=requirements,
         )
 
-    @pytest.mark.parametrize("self_test", [True, False])
-    def test_a_part_that_computes_something_else_is_closed(
-        self, builder: SubsetBuilder, monkeypatch: pytest.MonkeyPatch, *, self_test: bool
-    ) -> None:
-        samples = np.array([[0, 1], [1, 2]], np.int64)
-        right = {"good": samples + 1, "fragile": samples.astype(np.float32)}
-        wrong = GoldenSamples(inputs={"x": samples}, source_outputs=right, graph_outputs={**right, "good": samples + 5})
-        builder.artifacts.version = replace(builder.artifacts.version, golden=wrong)
-        closed: list[bool] = []
-        close = OnnxRuntimeSession.close
-        monkeypatch.setattr(OnnxRuntimeSession, "close", lambda self: (closed.append(True), close(self))[0])
-        builder = replace(builder, requirements=Requirements(self_test=self_test))
-        if self_test:
-            with pytest.raises(VerificationError):
-                builder.build(("good",))
-            assert closed == [True]
-        else:
-            build_and_close(builder, "good")
-        build_and_close(builder, "fragile")  # which is right
-
-
-def build_and_close(builder: SubsetBuilder, *outputs: str) -> None:
-    session = builder.build(outputs)
-    assert session is not None
-    session.close()
+    if self_test:
+        with pytest.raises(VerificationError):
+            build("good")
+        assert closed == [True]
+    else:
+        build("good").close()
+    build("fragile").close()  # which is right
