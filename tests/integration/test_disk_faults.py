@@ -138,4 +138,4 @@ def test_the_next_start_removes_what_a_killed_one_left(start_server: StartServer
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert list(server.temporary.iterdir()) == []
-    assert list(Path("/dev/shm").glob(f"{run_folder.name}*")) == []
+    assert list(Path("/dev/shm").glob(f"*{run_folder.name}*")) == []

@@ -113,7 +113,7 @@ def test_leaves_no_process_folder_or_shared_memory_behind(start_server: StartSer
     server.wait_ready()
     children = psutil.Process(server.process.pid).children(recursive=True)
     run_folder = next(server.temporary.iterdir())
-    regions = list(SHARED_MEMORY.glob(f"{run_folder.name}*"))
+    regions = list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_{run_folder.name}-*"))
     assert children
     assert regions, "the prefix of the run's shared memory has changed: the check below would see nothing"
     assert server.stop()[0] == 0

@@ -38,7 +38,7 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server import installation
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner, remove_regions
+from graphkiln_backend.server.shared_memory import RESERVED_PREFIX, SHARED_MEMORY, region_owner, remove_regions
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
 from graphkiln_backend.triton.sent_models import NOTES, remove_sent
@@ -129,7 +129,7 @@ class RunFolder(Closeable):
         overlay: Mirrors of model stores.
         shared: What instances of a model share.
         temporary: TMPDIR of the server.
-        shared_memory_prefix: What the names of the run's shared-memory regions begin with.
+        shared_memory_prefix: What the names of its instances' shared-memory regions begin with.
 
     Raises:
         ServerSetupError: No temporary folder can be made.
@@ -143,7 +143,7 @@ class RunFolder(Closeable):
         self.overlay = self.path / "overlay"
         self.shared = self.path / "shared"
         self.temporary = self.path / "tmp"
-        self.shared_memory_prefix = f"{self.path.name}-"
+        self.shared_memory_prefix = f"{RESERVED_PREFIX}{self.path.name}-"
         self._resources.callback(self._remove_regions)
         self._resources.callback(remove_sent_models, self.path)
         try:
@@ -158,7 +158,7 @@ class RunFolder(Closeable):
 
     def _make_instances(self) -> None:
         """Put status files into memory: a full disk must not keep a model from being loaded."""
-        folder = SHARED_MEMORY / f"{self.shared_memory_prefix}instances"
+        folder = SHARED_MEMORY / f"{self.path.name}-instances"
         folder.mkdir(mode=0o700)
         self.instances.symlink_to(folder)
 

@@ -19,6 +19,9 @@ from graphkiln_backend.repository.overlay import batch_footprints
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file
 OWNER_SUFFIX = "-owner"
+# What the names of the instances' regions begin with: since 25.08 Triton registers no client's region of such a name.
+# Source: Triton server, `kTritonSharedMemoryRegionPrefix`.
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 _MIN_REGION_BYTES = 1 << 20
 _ALIGNMENT = 1 << 20
@@ -99,12 +102,17 @@ def region_owner(run: str) -> Path:
 def remove_regions(run: str) -> None:
     """Remove the shared-memory regions of a run, as far as they can be."""
     owner = region_owner(run)
-    for region in set(SHARED_MEMORY.glob(f"{run}-*")) - {owner}:
+    for region in _regions(run) - {owner}:
         if region.is_dir() and not region.is_symlink():
             shutil.rmtree(region, ignore_errors=True)
         else:
             with suppress(OSError):
                 region.unlink(missing_ok=True)
-    if set(SHARED_MEMORY.glob(f"{run}-*")) <= {owner}:  # what is left still has an owner: the next start tries again
+    if _regions(run) <= {owner}:  # what is left still has an owner: the next start tries again
         with suppress(OSError):
             owner.unlink(missing_ok=True)
+
+
+def _regions(run: str) -> set[Path]:
+    """What a run has in /dev/shm; before 28 November 2026 no region had the reserved prefix."""
+    return {*SHARED_MEMORY.glob(f"{run}-*"), *SHARED_MEMORY.glob(f"{RESERVED_PREFIX}{run}-*")}

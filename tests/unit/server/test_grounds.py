@@ -67,6 +67,13 @@ def test_linked_labels_are_refused_since_26_02(ground: Installation, digits: Pat
     assert refused is (ground.features.release >= "26.02")
 
 
+def test_no_client_can_register_the_memory_of_an_instance(ground: Installation, folder: RunFolder) -> None:
+    """Since 25.08 Triton refuses clients' regions of names that begin so."""
+    launch = Launch(installation=ground, stores=[], flags=TritonFlags.parse([], ground.flags))
+    (prefix,) = [word.rpartition("=")[2] for word in launch.prepare(folder) if "shm-region-prefix-name" in word]
+    assert prefix == f"triton_python_backend_shm_region_{folder.path.name}-"
+
+
 def test_the_users_word_on_shared_memory_counts(ground: Installation, folder: RunFolder, digits: Path) -> None:
     if "allow-client-shm" not in ground.flags:
         with pytest.raises(ServerSetupError, match="allow-client-shm"):

@@ -50,7 +50,7 @@ def die(parent: Path) -> Path:
 
 
 def regions_of(run: Path) -> list[Path]:
-    return sorted(shared_memory.SHARED_MEMORY.glob(f"{run.name}*"))
+    return sorted(shared_memory.SHARED_MEMORY.glob(f"*{run.name}*"))
 
 
 def test_so_is_what_tritons_python_backend_made(tmp_path: Path) -> None:

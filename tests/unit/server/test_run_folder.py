@@ -101,7 +101,7 @@ def test_a_linked_store_outlives_the_folder(tmp_path: Path) -> None:
 
 def test_shared_memory_of_a_killed_server_is_removed_and_no_other() -> None:
     with RunFolder() as folder, RunFolder() as other:
-        mine = [SHARED_MEMORY / f"{folder.shared_memory_prefix}{number}" for number in range(2)]
+        mine = [SHARED_MEMORY / f"{folder.shared_memory_prefix}0", SHARED_MEMORY / f"{folder.path.name}-of-before"]
         others = SHARED_MEMORY / f"{other.shared_memory_prefix}0"
         for region in (*mine, others):
             region.touch()
@@ -206,7 +206,7 @@ def test_shared_memory_that_cannot_be_written_is_one_line_and_leaves_nothing(
 def test_regions_have_an_owner_that_goes_with_them() -> None:
     with RunFolder() as folder:
         owner = region_owner(folder.path.name)
-        assert owner.name.startswith(folder.shared_memory_prefix)
+        assert owner.name.startswith(folder.path.name)
         assert owner.is_file()
     assert not owner.exists()
 
