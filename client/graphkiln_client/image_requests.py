@@ -119,7 +119,7 @@ class ImageRequests:
 
         Raises:
             InvalidInput: The model takes no images, or has another task.
-            ModelNotReady: Another version answers each time.
+            ModelNotReady: The server refuses requests by the contract that it publishes, each time.
         """
         for attempt in range(_MOST_VERSIONS):
             served = await self._served_version()
@@ -131,8 +131,8 @@ class ImageRequests:
                     self._served, self._image_model = None, None
                 await self._transport.sleep(attempt * _BETWEEN_VERSIONS_S)
         raise ModelNotReady(
-            f"'{self._remote.name}' was answered by another version each time, {_MOST_VERSIONS} times in a row",
-            hint="name one that is served: model(name, version)",
+            f"'{self._remote.name}' refused requests by the contract that it publishes, {_MOST_VERSIONS} in a row",
+            hint="name a version that is served: model(name, version); is there one server behind the address?",
         )
 
     async def _answer_for(
