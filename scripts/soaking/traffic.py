@@ -200,31 +200,19 @@ class Sender(ABC):
 
 
 class OurClient(Sender):
-    """graphkiln's blocking client."""
+    """graphkiln's blocking client; with an admin key its tensors are in shared memory."""
 
-    def __init__(self, url: str, reach: Reach, *, retries: int) -> None:
+    def __init__(self, url: str, reach: Reach, *, retries: int = 0, admin_key: str = "") -> None:
         self.name = f"client {protocol(url)}{', retrying' if retries else ''}"
-        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=retries, **reach.security)
+        if admin_key:
+            self.name = f"shared memory {protocol(url)}"
+        self._stack = ExitStack()
+        security: Security = {**reach.security, "admin_key": admin_key}
+        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, max_retries=retries, **security))
+        self._client = self._stack.enter_context(client.shared_memory()) if admin_key else client
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
         return self._client.model(model.name, version).infer(feeds), None
-
-    def close(self) -> None:
-        self._client.close()
-
-
-class OurSharedMemory(Sender):
-    """graphkiln's client with tensors in shared memory."""
-
-    def __init__(self, url: str, reach: Reach, admin_key: str) -> None:
-        self.name = f"shared memory {protocol(url)}"
-        self._stack = ExitStack()
-        security: Security = {**reach.security, "admin_key": admin_key}
-        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, **security))
-        self._shared = self._stack.enter_context(client.shared_memory())
-
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        return self._shared.model(model.name, version).infer(feeds), None
 
     def close(self) -> None:
         self._stack.close()
@@ -524,12 +512,12 @@ class Traffic:
     def _jobs(self) -> list[Callable[[], None]]:
         reach, key = self._service.reach, self._service.admin_key
         make: list[Callable[[], Sender]] = [
-            partial(OurClient, reach.http_url, reach, retries=0),
-            partial(OurClient, reach.grpc_url, reach, retries=0),
+            partial(OurClient, reach.http_url, reach),
+            partial(OurClient, reach.grpc_url, reach),
             partial(OurClient, reach.http_url, reach, retries=4),
             partial(OurClient, reach.grpc_url, reach, retries=4),
-            partial(OurSharedMemory, reach.http_url, reach, key),
-            partial(OurSharedMemory, reach.grpc_url, reach, key),
+            partial(OurClient, reach.http_url, reach, retries=2, admin_key=key),
+            partial(OurClient, reach.grpc_url, reach, retries=2, admin_key=key),
             partial(TritonGrpc, reach),
             partial(TritonHttp, reach),
             partial(BareHttp, reach, binary=False),

@@ -207,17 +207,18 @@ class TestServedVersion:
 
 
 class TestParseLabels:
-    def test_in_whatever_order_the_server_ranks(self) -> None:
-        assert parse_labels(np.array([b"9.5:2:cat", b"1:0:ant", b"0.1:1:bee"], object)) == ("ant", "bee", "cat")
-
-    def test_of_a_batch_the_first_sample_is_read(self) -> None:
-        assert parse_labels(np.array([[b"1:0:ant"], [b"1:0:other"]], object)) == ("ant",)
-
-    def test_a_class_without_a_label_is_empty(self) -> None:
-        assert parse_labels(np.array([b"1:2:cat", b"0:0"], object)) == ("", "", "cat")
-
-    def test_labels_may_hold_colons_and_are_utf8(self) -> None:
-        assert parse_labels(np.array(["1:0:a:b \u00e9".encode(), b"1:1:\xff"], object)) == ("a:b \u00e9", "\ufffd")
+    @pytest.mark.parametrize(
+        ("elements", "labels"),
+        [
+            ([b"9.5:2:cat", b"1:0:ant", b"0.1:1:bee"], ("ant", "bee", "cat")),  # in whatever order the server ranks
+            ([[b"1:0:ant"], [b"1:0:other"]], ("ant",)),  # of a batch the first sample is read
+            ([b"1:2:cat", b"0:0"], ("", "", "cat")),
+            (["1:0:a:b \u00e9".encode(), b"1:1:\xff"], ("a:b \u00e9", "\ufffd")),
+            ([], ()),
+        ],
+    )
+    def test_labels_by_class_index(self, elements: list[Any], labels: tuple[str, ...]) -> None:
+        assert parse_labels(np.array(elements, object)) == labels
 
     @pytest.mark.parametrize("index", [-1, ALL_CLASSES, 10**12])
     def test_an_index_that_no_model_has(self, index: int) -> None:
