@@ -68,13 +68,13 @@ class Job:
     samples: Sequence[Feeds]
 
 
-def tell(pipe: IO[bytes], value: object) -> None:
+def send_message(pipe: IO[bytes], value: object) -> None:
     """Write a value."""
     pickle.dump(value, pipe)
     pipe.flush()
 
 
-def hear(pipe: IO[bytes]) -> Any:
+def receive_message(pipe: IO[bytes]) -> Any:
     """Read a value of a process that this program has started, or was started by.
 
     Raises:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from graphkiln.bench.generator import Measurement, Recording
-from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
+from graphkiln.bench.job import Feeds, Job, Load, Target, receive_message, send_message
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.system.processes import start
 from graphkiln_backend.system.resources import usable_cores
@@ -62,17 +62,17 @@ def record_load(
     number = process_count(load.callers)
     with _start(number) as workers:
         for index, worker in enumerate(workers):
-            _tell(worker, Job(target=target, load=load.share(index, number), samples=share(samples, index, number)))
+            _send(worker, Job(target=target, load=load.share(index, number), samples=share(samples, index, number)))
         for worker in workers:
-            if problem := _hear(worker):
+            if problem := _receive(worker):
                 raise MeasurementError(f"the load generator cannot send its requests: {problem}")
         when_ready()
         start = time.perf_counter() + _AHEAD_S  # of the machine's clock, which all processes share
         for worker in workers:
-            _tell(worker, start)
+            _send(worker, start)
         time.sleep(max(start + load.warmup_s - time.perf_counter(), 0))
         at_start()
-        return Recording.joined([_hear(worker) for worker in workers])
+        return Recording.joined([_receive(worker) for worker in workers])
 
 
 def process_count(callers: int) -> int:
@@ -117,20 +117,20 @@ def _end(worker: Worker, timeout_s: float) -> None:
         pass
 
 
-def _tell(worker: Worker, value: object) -> None:
+def _send(worker: Worker, value: object) -> None:
     if worker.stdin is None:
         raise AssertionError
     try:
-        tell(worker.stdin, value)
+        send_message(worker.stdin, value)
     except BrokenPipeError as error:
         raise _ended(worker) from error
 
 
-def _hear(worker: Worker) -> Any:
+def _receive(worker: Worker) -> Any:
     if worker.stdout is None:
         raise AssertionError
     try:
-        return hear(worker.stdout)
+        return receive_message(worker.stdout)
     except EOFError as error:
         raise _ended(worker) from error
 

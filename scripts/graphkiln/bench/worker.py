@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from typing import IO
 
 from graphkiln.bench.generator import Recording, Timing, record_closed_loop, record_open_loop
-from graphkiln.bench.job import Job, Target, hear, tell
+from graphkiln.bench.job import Job, Target, receive_message, send_message
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_client.client import Client, Model
 
@@ -22,17 +22,17 @@ _TERMINATED = 128 + signal.SIGTERM  # as shells say it
 
 def work(orders: IO[bytes], reports: IO[bytes]) -> None:
     """Prepare the requests, report None (or an error), wait for the start, and report the recording."""
-    job: Job = hear(orders)
+    job: Job = receive_message(orders)
     with ExitStack() as stack:
         try:
             model = _open(stack, job.target)
             send = in_turn([model.repeatable(feeds) for feeds in job.samples])
             send()  # connects
         except GraphkilnError as error:
-            tell(reports, str(error))
+            send_message(reports, str(error))
             return
-        tell(reports, None)
-        tell(reports, _record(job, send, hear(orders)))
+        send_message(reports, None)
+        send_message(reports, _record(job, send, receive_message(orders)))
 
 
 def _open(stack: ExitStack, target: Target) -> Model:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from graphkiln.bench.job import hear, tell
+from graphkiln.bench.job import receive_message, send_message
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
@@ -223,8 +223,8 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         timer.daemon = True
         timer.start()
         try:
-            tell(worker.stdin, job)
-            found: Bare | Failed = hear(worker.stdout)
+            send_message(worker.stdin, job)
+            found: Bare | Failed = receive_message(worker.stdout)
         except (EOFError, BrokenPipeError):
             code = worker.wait()
             if late.is_set():
@@ -290,7 +290,7 @@ def main() -> None:
     """Run the child process: it ends with the tuner, also when that is killed; Ctrl-C is left to the tuner."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell(sys.stdout.buffer, run_job(hear(sys.stdin.buffer)))
+    send_message(sys.stdout.buffer, run_job(receive_message(sys.stdin.buffer)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.arrivals import constant
-from graphkiln.bench.job import Feeds, Job, Load, Target, hear, tell
+from graphkiln.bench.job import Feeds, Job, Load, Target, receive_message, send_message
 from graphkiln.bench.processes import measure_load, process_count, share
 from graphkiln_backend.graph.errors import MeasurementError
 
@@ -156,10 +156,10 @@ def test_a_load_ends_with_who_asked_for_it(server: Server, target: Target) -> No
         assert worker.stdin is not None
         assert worker.stdout is not None
         assert worker.stderr is not None
-        tell(worker.stdin, Job(target=target, load=Load(callers=2, seconds=600, warmup_s=0), samples=SAMPLES))
-        assert hear(worker.stdout) is None
+        send_message(worker.stdin, Job(target=target, load=Load(callers=2, seconds=600, warmup_s=0), samples=SAMPLES))
+        assert receive_message(worker.stdout) is None
         worker.send_signal(signal.SIGINT)
-        tell(worker.stdin, time.perf_counter())
+        send_message(worker.stdin, time.perf_counter())
         while server.held != {0, 1, 2}:  # the load is under way
             time.sleep(0.01)
         worker.stdin.close()

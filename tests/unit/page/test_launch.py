@@ -99,13 +99,6 @@ def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatc
     assert (page_address(":9000").host, page_address(":9000").port) == ("::", 9000)
 
 
-def test_of_ipv6_it_is_written_as_in_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.HOST_VARIABLE, "[::]")
-    for text, port in (("", 8003), (":9000", 9000)):
-        address = page_address(text)
-        assert (address.host, address.port) == ("::", port)
-
-
 @pytest.mark.parametrize("name", ["models.example", "host", "a_b.c-d.", "MODELS"])
 def test_names(name: str) -> None:
     assert page_name(name) == name
@@ -115,11 +108,6 @@ def test_names(name: str) -> None:
 def test_what_is_no_name(name: str) -> None:
     with pytest.raises(ServerSetupError, match="no host name for the page"):
         page_name(name)
-
-
-def test_what_a_person_opens() -> None:
-    assert page_url(page_address("0.0.0.0"), secure=False) == "http://127.0.0.1:8003"
-    assert page_url(page_address("[::1]"), secure=True) == "https://[::1]:8003"
 
 
 def test_the_server_measures_quantiles_unless_it_was_told_how() -> None:
@@ -152,10 +140,6 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(EngineUnavailable, match="starlette and uvicorn") as raised:
         open_page(page_address(""), flags(), flags(), None, [])
     assert raised.value.extra == "page"
-
-
-def test_no_page() -> None:
-    assert isinstance(open_page(None, flags(), flags(), None, []), nullcontext)
 
 
 @pytest.mark.parametrize(
@@ -209,10 +193,6 @@ def test_connections_are_limited_and_plain_without_certificates() -> None:
     config = configure(FACTS)
     assert config.limit_concurrency == 256
     assert not config.is_ssl
-
-
-def test_a_server_that_listens_everywhere_is_named_as_the_page_was() -> None:
-    assert shown_server(replace(FACTS, everywhere=True)).url_for("192.0.2.7:8003") == "http://192.0.2.7:8000"
 
 
 def test_client_certificates_are_required_where_the_server_requires_them(tmp_path: Path) -> None:

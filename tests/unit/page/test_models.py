@@ -7,17 +7,10 @@ import json
 from pathlib import Path
 
 from shown_server import LABELS, PIXELS, Shown, config
-from task_outputs import DETECTION
 
 from graphkiln.page.models import describe_version, list_models
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.manifest import Manifest
-
-
-def test_what_is_loaded_with_its_placement(shown: Shown) -> None:
-    (row,) = asyncio.run(list_models(shown.server(), ""))
-    assert (row["name"], row["version"], row["state"]) == ("m", "1", "READY")
-    assert (row["precision"], row["instances"]) == ("fp32", 2)
 
 
 def test_with_the_key_why_a_version_is_not_loaded(shown: Shown) -> None:
@@ -33,14 +26,6 @@ def test_all_about_a_version(shown: Shown) -> None:
     assert found["inputs"][0]["shape"] == [-1, -1, -1, 3]
     assert (found["engine"], found["self_test_error"]) == ("onnxruntime", 3e-07)
     assert (found["proof"], found["proof_problem"]) == (None, "")
-
-
-def test_a_detector_and_a_model_of_tensors(shown: Shown) -> None:
-    shown.transport.responses["model_config"] = config(DETECTION)
-    assert asyncio.run(describe_version(shown.server(), "m", "1"))["kind"] == "detection"
-    shown.transport.responses["model_config"] = config(takes_images=False)
-    found = asyncio.run(describe_version(shown.server(), "m", "1"))
-    assert (found["kind"], found["preprocess"], found["labels"]) == ("", None, [])
 
 
 def test_the_proof_is_the_manifests(shown: Shown, digits: Path) -> None:

@@ -40,14 +40,6 @@ def test_what_was_read_of_a_version_is_read_again_after_a_while(shown: Shown) ->
     assert server.model("a", "1") is not first
 
 
-def test_of_one_version_that_is_forgotten_the_others_stay(shown: Shown) -> None:
-    server = shown.server()
-    first, second = server.model("a", "1"), server.model("a", "2")
-    server.forget("a", "1")
-    assert server.model("a", "2") is second
-    assert server.model("a", "1") is not first
-
-
 @pytest.mark.parametrize(
     ("everywhere", "host", "url"),
     [
@@ -93,12 +85,6 @@ def test_a_proof_has_the_figures_and_no_command(repository: Path) -> None:
     assert proof["provenance"]["metrics"]["test_accuracy"] > 0.99
     assert "command" not in json.dumps(proof)
     assert len(proof["digest"]) == 64
-
-
-def test_golden_samples(repository: Path) -> None:
-    golden = Stores([repository / "model_repository"]).golden("digits", "1")
-    assert golden is not None
-    assert golden.inputs["INPUT_0"].shape == (4, 1, 32, 32)
 
 
 @pytest.mark.parametrize(

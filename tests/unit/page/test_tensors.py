@@ -67,10 +67,6 @@ def test_the_first_golden_sample_is_offered(stored: Shown) -> None:
     assert sample == {"X": {"datatype": "FP32", "shape": [1, 2], "data": [3, 4]}}
 
 
-def test_a_version_without_golden_samples(shown: Shown) -> None:
-    assert asyncio.run(golden_sample(shown.server(), "m", "1")) == {}
-
-
 def test_a_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "EDITED", 1)
     sample = asyncio.run(golden_sample(stored.server(), "m", "1"))
@@ -118,10 +114,6 @@ def test_in_a_precision_that_nobody_tells_there_is_an_error_and_no_verdict(store
     server.metrics_url = ""
     row = asyncio.run(answer_tensors(server, "m", "1", {"X": {"golden": True}}))["outputs"]["Y"]
     assert (row["golden_error"], row["golden_limit"], row["golden_agrees"]) == (0, None, None)
-
-
-def test_what_is_not_typed_is_zeros(stored: Shown) -> None:
-    assert ask(stored, {"X": {"datatype": "FP32", "shape": [1, 2]}})["outputs"]["Y"]["data"] == [0, 0]
 
 
 @pytest.mark.parametrize("shape", [[1 << 40], [1 << 30, 1 << 30], [10**30], [1] * 40])

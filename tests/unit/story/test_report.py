@@ -138,17 +138,6 @@ class TestPage:
         render_page(story_document())
 
 
-def test_steps_that_are_slower_or_do_not_count() -> None:
-    steps = story_document(
-        eager=make_observation(2.0), static=make_observation(1.0), reduced=make_observation(9.0, passed=False)
-    )["steps"]
-    measured = [step for step in steps if step["per_second"]]
-    eager, static = factor_chart(measured)["rows"]
-    assert static["x"] < eager["x"]
-    assert static["label"] == "0.50x"
-    assert [row["title"] for row in latency_chart(measured)["rows"]] == ["eager", "static", "reduced"]
-
-
 def test_text_of_the_page() -> None:
     judged = Observation(judgment=make_judgment(undecided="random"), rounds=make_observation(1.25).rounds)
     page = render_page(story_document(eager=make_observation(1.0), static=judged, int8=Observation(refused="no")))

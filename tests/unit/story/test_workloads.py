@@ -62,17 +62,6 @@ class TestPredictions:
         np.testing.assert_array_equal(read.gradients, written.gradients)
         assert (read.noise, read.indices) == (1.5e-7, None)
 
-    def test_of_several_runs_are_joined_in_order(self) -> None:
-        runs = [
-            {"OUTPUT_0": np.full((rows, 2), value), "OUTPUT_1": np.full((rows, 3), -value), "other": np.zeros(rows)}
-            for rows, value in ((1, 1.0), (2, 2.0))
-        ]
-        joined = Predictions.concatenate(runs)
-        assert joined.scores.tolist() == [[1, 1], [2, 2], [2, 2]]
-        assert joined.gradients is not None
-        assert joined.gradients.shape == (3, 3)
-        assert joined.indices is None
-
 
 class TestGradients:
     def test_of_a_saved_step_are_those_of_the_same_parameters(self) -> None:
@@ -229,14 +218,6 @@ def test_images_come_back_with_labels_where_the_graph_ranks(
     assert opened[0].classified == ([(held_out.jpegs[0], 5)] if labeled else [])
 
 
-def test_the_server_says_how_an_image_becomes_the_input(opened: list[FakeClient], held_out: Digits) -> None:
-    with workload() as predictor:
-        opened[0].preprocess = Preprocess(resize=2, crop=(2, 2), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-        shifted = predictor.predict(held_out.jpegs[:1]).scores[0, 0]
-    plain = load_batch(held_out.jpegs[:1], Preprocess(resize=2, crop=(2, 2))).mean()
-    assert shifted == pytest.approx(2 * plain - 1, rel=1e-5)
-
-
 # The source model: a PyTorch classifier of one image, and how an image becomes its input.
 
 SPEC_OF_SOURCE = {"resize": 2, "crop": [2, 2]}
@@ -247,10 +228,6 @@ def model(preprocess: Preprocess | None) -> Any:
 
 
 class TestPreprocess:
-    def test_of_the_request_goes_first(self) -> None:
-        found = source_preprocess(model(Preprocess(resize=3, crop=(3, 3))), story_request(preprocess=SPEC_OF_SOURCE))
-        assert found == Preprocess(resize=2, crop=(2, 2))
-
     def test_that_is_not_known_says_how_to_give_it(self) -> None:
         with pytest.raises(ConversionError, match=r"how an image .*resnet18.*--preprocess '\{"):
             source_preprocess(model(None), story_request())
