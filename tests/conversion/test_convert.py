@@ -294,14 +294,6 @@ class TestBadInput:
 
 
 class TestSources:
-    def test_an_exported_program(self, run: Convert, tmp_path: Path) -> None:
-        module, example = modules.small().eval(), torch.zeros(2, 3, 16, 16)
-        program = torch.export.export(module, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-        torch.export.save(program, tmp_path / "m.pt2")
-        sample = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
-        got = answers(run(str(tmp_path / "m.pt2"), allow_code=True), INPUT_0=sample)["OUTPUT_0"]
-        np.testing.assert_allclose(got, expected(sample), rtol=1e-4, atol=1e-5)
-
     @pytest.mark.slow
     def test_an_exported_program_with_its_batch_baked_in(self, run: Convert, tmp_path: Path) -> None:
         torch.export.save(torch.export.export(modules.small().eval(), (torch.zeros(2, 3, 16, 16),)), tmp_path / "m.pt2")

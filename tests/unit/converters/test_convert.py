@@ -78,13 +78,6 @@ def serve(version: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
 
 
 class TestFp32:
-    def test_what_is_written_computes_the_same(self, source: TextSource, store: Path) -> None:
-        version, image = run(store), draw(7, 3, 8, 8)
-        assert version == store / "m" / "1"
-        expected = compute(source.graph(), image=image)["scores"]
-        np.testing.assert_allclose(serve(version, INPUT_0=image)["OUTPUT_0"], expected, rtol=1e-4, atol=1e-5)
-        assert source.closed == [True]
-
     @pytest.mark.usefixtures("source")
     def test_the_manifest_tells_how(self, store: Path) -> None:
         manifest = Manifest.read(run(store, softmax=True) / "manifest.json")
@@ -195,42 +188,6 @@ class TestRefused:
         with pytest.raises(ConversionError, match="needs samples to calibrate on"):
             run(store, precision="int8")
         assert not store.exists()
-
-
-@pytest.mark.usefixtures("source")
-class TestLowered:
-    def test_two_proofs_and_one_graph(self, store: Path) -> None:
-        version = run(store, precision="fp16")
-        manifest = Manifest.read(version / "manifest.json")
-        assert [verdict.step for verdict in manifest.verification] == ["export", "fp16"]
-        assert manifest.conversion is not None
-        assert manifest.conversion.passes[-1].name == "lower-precision"
-        assert manifest.conversion.passes[-1].note == "2/2 products in fp16"
-        assert "proven with fp16 values and fp32 sums" in manifest.conversion.notes[0]
-
-    @pytest.mark.parametrize(
-        ("fields", "types"),
-        [
-            ({"precision": "fp16"}, ["FP16", "FP16"]),
-            ({"precision": "bf16", "input": "uint8-nhwc"}, ["UINT8", "BF16"]),
-        ],
-    )
-    def test_lower_edges_reach_the_client(self, store: Path, fields: dict[str, str], types: list[str]) -> None:
-        manifest = Manifest.read(run(store, lower_edges=True, **fields) / "manifest.json")
-        assert [str(spec.dtype) for spec in (*manifest.signature.inputs, *manifest.signature.outputs)] == types
-        assert manifest.preprocess is not None
-        assert str(manifest.preprocess.dtype) == types[0]
-
-    def test_int8(self, store: Path, tmp_path: Path) -> None:
-        np.savez(tmp_path / "c.npz", INPUT_0=draw(32, 3, 8, 8, seed=9))
-        version = run(store, precision="int8", calibration=tmp_path / "c.npz", relative_l2=0.5)
-        manifest = Manifest.read(version / "manifest.json")
-        assert [verdict.step for verdict in manifest.verification] == ["export", "int8"]
-        assert manifest.verification[1].relative_l2_limit == 0.5
-        assert manifest.conversion is not None
-        coverage, speed = manifest.conversion.notes
-        assert coverage == "2/2 products in int8"
-        assert speed.startswith("rate of int8 to that of fp32, on ")
 
 
 @pytest.mark.parametrize(("saved", "proven"), [(1, (3, 5)), (3, (1, 5))])

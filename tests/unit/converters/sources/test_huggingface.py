@@ -26,7 +26,6 @@ from graphkiln_converters.sources.huggingface import (
     fitted_size,
     open_source,
     opened,
-    preprocess_from_processor,
 )
 from graphkiln_converters.torch_libraries import import_torchvision
 
@@ -59,50 +58,6 @@ def processor(name: str = "ViTImageProcessorPil", base: type = source.PilBackend
     for key, value in {**attributes, **changes}.items():
         object.__setattr__(made, key, value)
     return made
-
-
-class Resizing(source.PilBackend):  # type: ignore[misc]
-    """One that does something of its own."""
-
-    def resize(self, *_: Any, **__: Any) -> None:
-        raise NotImplementedError
-
-
-class TestSpec:
-    def test_is_that_of_the_processor(self) -> None:
-        spec = preprocess_from_processor(processor())
-        assert spec is not None
-        assert (spec.resize, spec.crop, spec.interpolation) == (256, (224, 220), "bicubic")
-        assert (spec.mean, spec.std, spec.crop_rounding) == (MEAN, STD, "down")
-
-    @pytest.mark.parametrize(
-        "changes",
-        [
-            {"resample": 9},
-            {"do_rescale": False},
-            {"rescale_factor": 1 / 127.5},
-            {"do_pad": True},
-            {"size": size(shortest_edge=224, longest_edge=448)},
-            {"size": size(max_height=100, max_width=100)},
-            {"size": size(height=224)},
-            {"base": Resizing},
-        ],
-    )
-    def test_what_it_cannot_express(self, changes: dict[str, Any]) -> None:
-        assert preprocess_from_processor(processor(**changes)) is None
-
-
-class TestConvNext:
-    NAME = "ConvNextImageProcessorPil"
-
-    @pytest.mark.parametrize(
-        ("side", "resize", "crop"), [(224, 256, (224, 224)), (383, 437, (383, 383)), (384, (384, 384), None)]
-    )
-    def test_crops_small_images_and_warps_large_ones(self, side: int, resize: Any, crop: Any) -> None:
-        made = processor(self.NAME, Resizing, size=size(shortest_edge=side), do_center_crop=False)
-        spec = preprocess_from_processor(made)
-        assert spec is not None
-        assert (spec.resize, spec.crop) == (resize, crop)
 
 
 class TestInputs:
