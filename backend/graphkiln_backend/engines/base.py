@@ -121,9 +121,9 @@ class Placement:
         elsewhere: Products that ran on another device than the configuration's, by name.
     """
 
-    nodes: Mapping[str, int]
+    nodes: dict[str, int]
     precision: KernelType
-    products: Mapping[KernelType, int] = field(default_factory=dict)
+    products: dict[KernelType, int] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()
 
     def __str__(self) -> str:

@@ -30,7 +30,7 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.lowering.output_subsets import SubsetSession, build_subset
-from graphkiln_backend.lowering.remembered import Observations, ReadPlacement
+from graphkiln_backend.lowering.remembered import Observations
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import (
     SyntheticInputs,
@@ -251,7 +251,7 @@ class _Proof:
 
     def _read_placement(self, synthetic: SyntheticInputs | None) -> Placement | None:
         if self.known.placed:
-            return self.known.placed.placement
+            return self.known.placed
         return read_placement(self.session, self.artifacts.version.golden, synthetic)
 
     def _check_golden(self, limits: Limits) -> Verification | None:
@@ -344,7 +344,7 @@ class _Proof:
     def _remember(self, placement: Placement | None, why_separate: str, warmed: WarmUp, *, repeats: bool) -> None:
         observations = Observations(
             complete=True,
-            placed=ReadPlacement.of(placement) if placement else None,
+            placed=placement,
             mixed=why_separate,
             repeats=repeats,
             warmed=None if warmed.note else warmed.sizes,

@@ -10,16 +10,15 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from graphkiln_backend.cache.entry import Reservation
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import KernelType, Placement
+from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.errors import CacheError, ManifestError
-from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.onnx_file import GraphFacts
 
 if TYPE_CHECKING:
@@ -50,36 +49,6 @@ class Measurement:
     rates: dict[str, float]
 
 
-_NO_PRECISION: dict[str, KernelType] = {"fp64": "fp64", "integer": "integer", "unknown": "unknown"}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReadPlacement:
-    """A `Placement` in JSON, whose keys are text."""
-
-    nodes: dict[str, int]
-    precision: KernelType
-    products: dict[str, int] = field(default_factory=dict)
-    elsewhere: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, placement: Placement) -> ReadPlacement:
-        """Convert a placement to keep it."""
-        products = {str(name): count for name, count in placement.products.items()}
-        return cls(
-            nodes=dict(placement.nodes),
-            precision=placement.precision,
-            products=products,
-            elsewhere=placement.elsewhere,
-        )
-
-    @property
-    def placement(self) -> Placement:
-        """The placement as it was read back from the engine."""
-        products = {_NO_PRECISION.get(name) or Precision(name): count for name, count in self.products.items()}
-        return Placement(nodes=self.nodes, precision=self.precision, products=products, elsewhere=self.elsewhere)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observations:
     """Facts that hold for every session that is built alike.
@@ -94,7 +63,7 @@ class Observations:
     """
 
     complete: bool = False
-    placed: ReadPlacement | None = None
+    placed: Placement | None = None
     mixed: str = ""
     repeats: bool = False
     warmed: tuple[int, ...] | None = None

@@ -29,7 +29,6 @@ from graphkiln_backend.lowering.remembered import (
     FileHash,
     Measurement,
     Observations,
-    ReadPlacement,
     recall,
 )
 from graphkiln_backend.repository import onnx_file
@@ -40,9 +39,7 @@ CHOSEN = Measurement(chosen="b", rates={"a": 1.5, "b": 2.0})
 PLACEMENT = Placement(
     nodes={"CPU": 3}, precision="unknown", products={Precision.BF16: 2, "fp64": 1}, elsewhere=("conv",)
 )
-OBSERVED = Observations(
-    complete=True, placed=ReadPlacement.of(PLACEMENT), mixed="a row", repeats=True, warmed=(2, 8, 8)
-)
+OBSERVED = Observations(complete=True, placed=PLACEMENT, mixed="a row", repeats=True, warmed=(2, 8, 8))
 
 
 @pytest.fixture
@@ -102,11 +99,6 @@ class TestKinds:
             "signature": {"inputs": [x], "outputs": [y], "optional_inputs": []},
             "precision": "fp32",
         }
-
-    def test_a_placement_is_what_it_was(self) -> None:
-        placed = ReadPlacement.of(PLACEMENT).placement
-        assert placed == PLACEMENT
-        assert {type(name) for name in placed.products} == {Precision, str}
 
     def test_another_key_or_version_is_another_fact(self, cache: ArtifactCache) -> None:
         with recall(OBSERVATIONS, cache, "m/1", KEY) as memory:
