@@ -30,7 +30,7 @@ ARG SOURCE_DATE_EPOCH=1580601600
 # Logs and caches tell when it was built. Bytecode is made anew: Debian's is checked against times of files, which a
 # reproducible image does not keep.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 libpython3.11 \
+    && apt-get install -y --no-install-recommends python3 libpython3.11 haproxy \
     && PYTHONHASHSEED=0 python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3.11 /usr/lib/python3 \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/cache/ldconfig/aux-cache \
     && find /var/log -type f -delete

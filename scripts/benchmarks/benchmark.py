@@ -3,6 +3,7 @@
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
+    scripts/benchmark edge         requests through HAProxy, plain and with TLS, beside tritonserver's own ports
     scripts/benchmark precision    ten architectures in each precision, and what engine: auto makes of them; continues
                                    an interrupted run (--only NAME: this one, again)
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import reporting
 from client_speed import benchmark_client
+from edge_speed import benchmark_edge
 from memory_use import benchmark_memory
 from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
@@ -50,6 +52,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
     "serving": (benchmark_serving, "servers in turn, ratio to the last one of each set-up; CPU ms of a request"),
     "client": (benchmark_client, "infer, ratio to raw tritonclient at the same concurrency"),
+    "edge": (benchmark_edge, "infer through HAProxy, ratio to tritonserver's own ports"),
     "precision": (
         benchmark_precision,
         "engine: auto beside each engine and precision by hand, batches of 8, random weights",

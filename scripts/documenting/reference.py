@@ -109,7 +109,8 @@ What a server publishes on its metrics port (8002), in Prometheus' format: ours,
 `graphkiln_backend.triton.metric_catalog`, and Triton's, in one table. A test compares it with a running server, in both
 directions. [`deploy/prometheus/rules.yml`](../deploy/prometheus/rules.yml) has recording
 and alert rules for them, [`deploy/grafana/dashboard.json`](../deploy/grafana/dashboard.json) a dashboard. Those of
-`graphkiln score` are in [scoring.md](scoring.md).
+`graphkiln score` are in [scoring.md](scoring.md). Those of HAProxy, where it is
+in front, are at `/edge/metrics` of the same port.
 
 Prometheus calls our label `instance` (of a model: `digits_0`) `exported_instance`, because `instance` is the target.
 

@@ -269,6 +269,7 @@ class Edge(Closeable):
             self._write_files()
             self._check()
             self._child = self._start()
+            self._wait_for_first_answer()
         except BaseException:
             self._resources.close()
             raise
@@ -367,6 +368,17 @@ class Edge(Closeable):
                 f"{self._plan.program} refuses its configuration: {'; '.join(alerts[:1]) or printed.decode()}",
                 hint="HAProxy 2.6 or later with OpenSSL and the Prometheus exporter, as Debian's; or --edge off",
             )
+
+    def _wait_for_first_answer(self) -> None:
+        """A configuration that is right may still need more than the system allows, such as open files."""
+        while self._child.poll() is None:
+            with suppress(OSError):
+                self._ask("show version")
+                return
+        raise ServerSetupError(
+            f"{self._plan.program} ended with code {self._child.returncode} as soon as it was started",
+            hint="ulimit -n 4096 or more; or --edge off",
+        )
 
     def _start(self) -> subprocess.Popen[bytes]:
         return start(

@@ -1,0 +1,112 @@
+"""Rates through the edge beside tritonserver's own ports: plain and with TLS, small and large requests."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import trustme
+from client_speed import SIZES, write_mean_graph
+from inputs import add_model
+from measurement import measure, ratio_of
+
+from graphkiln.story.server import LocalServer, free_ports, start_server
+from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.server.access import Access
+from graphkiln_backend.server.edge import Edge, EdgePlan, find_haproxy
+from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.tls import TlsFiles
+from graphkiln_client import Client
+
+_KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-metrics"), True)
+_DIRECT, _PLAIN, _TLS = "direct", "edge", "edge, TLS"
+
+
+def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
+    """One tritonserver, reached directly and through two edges in turn.
+
+    Raises:
+        MeasurementError: HAProxy is not installed.
+    """
+    rows: list[dict[str, object]] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for elements in SIZES.values():
+            write_mean_graph(folder / f"{elements}.onnx", elements)
+            add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
+        server = stack.enter_context(start_server(folder / "store", flags=("--edge=off",)))
+        files = _issue(folder)
+        plain, secured = (_open_edge(stack, server, tls) for tls in (None, files))
+        for protocol in ("http", "grpc"):
+            clients = {
+                _DIRECT: stack.enter_context(Client(getattr(server, f"{protocol}_url"))),
+                _PLAIN: stack.enter_context(Client(f"{protocol}://127.0.0.1:{plain[protocol]}")),
+                _TLS: stack.enter_context(
+                    Client(f"{protocol}s://127.0.0.1:{secured[protocol]}", ca_file=folder / "ca.pem")
+                ),
+            }
+            for name, elements in SIZES.items():
+                sample = np.random.default_rng(0).normal(size=(1, elements)).astype(np.float32)
+                requests: dict[str, Callable[[], object]] = {
+                    route: partial(client.model(f"mean{elements}").infer, {"X": sample})
+                    for route, client in clients.items()
+                }
+                for concurrency in (1, 8):
+                    rows += _compare(f"{name} {protocol}, {concurrency}", requests, concurrency, rounds, seconds)
+    return rows
+
+
+def _issue(folder: Path) -> TlsFiles:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    pair = authority.issue_cert("127.0.0.1")
+    pair.private_key_pem.write_to_path(str(folder / "key.pem"))
+    pair.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
+    return TlsFiles(certificate=folder / "cert.pem", key=folder / "key.pem")
+
+
+def _open_edge(stack: ExitStack, server: LocalServer, tls: TlsFiles | None) -> dict[str, int]:
+    """Put an edge in front of a server that runs; return its ports by protocol."""
+    program = find_haproxy()
+    if program is None:
+        raise MeasurementError("HAProxy is not installed", hint="apt-get install haproxy")
+    names, ports = ("http", "grpc"), free_ports(2)
+    plan = EdgePlan(
+        program=program,
+        public=_flags(dict(zip(names, ports, strict=True))),
+        inner=_flags({name: urlsplit(url).port or 0 for name, url in zip(names, server.urls, strict=True)}),
+        access=Access(),
+        tls=tls,
+    )
+    stack.enter_context(Edge(plan)).admit()
+    return dict(zip(names, ports, strict=True))
+
+
+def _flags(ports: Mapping[str, int]) -> TritonFlags:
+    return TritonFlags.parse(
+        [*(f"--{name}-port={port}" for name, port in ports.items()), "--allow-metrics=false"], _KNOWN
+    )
+
+
+def _compare(
+    label: str, requests: Mapping[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
+) -> list[dict[str, object]]:
+    summaries = measure(requests, concurrency, rounds, seconds)
+    base = summaries[_DIRECT]
+    return [
+        {
+            "model": label,
+            "set-up": name,
+            "requests/s": round(summary.per_second, 1),
+            "ratio": round(summary.per_second / base.per_second, 3),
+            "spread": ratio_of(summary.rates, base.rates).spread,
+            "p50 ms": round(summary.p50_ms, 2),
+            "p50 ratio": round(summary.p50_ms / base.p50_ms, 2),
+        }
+        for name, summary in summaries.items()
+    ]
