@@ -3,6 +3,7 @@
     scripts/soak --minutes 5               a report for the terminal
     scripts/soak --minutes 30 --json FILE  the same, and everything that was seen as JSON
     scripts/soak --fuzz 20000              requests of all shapes in place of faults
+    scripts/soak --stops 20                servers stopped under 100 requests a second: no connection may be reset
     scripts/soak --tables                  writes the tables of docs/operations.md from docs/soak/*.json
 
 The exit code is 1 when an answer was wrong, a request had neither an answer nor an error by its deadline, the service
@@ -24,6 +25,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from soaking.fuzz import fuzz, fuzz_to_json, fuzz_to_text
 from soaking.report import to_json, to_text, write_tables
 from soaking.soak import soak
+from soaking.stops import check_stops
 
 
 def main() -> int:
@@ -39,6 +41,7 @@ def main() -> int:
         help="a control run: traffic without faults, or the reverse",
     )
     parser.add_argument("--fuzz", type=int, metavar="N", help="send that many generated requests instead")
+    parser.add_argument("--stops", type=int, metavar="N", help="stop so many servers under load instead")
     parser.add_argument("--seed", type=int, help="of all random choices (default: another each time; it is printed)")
     parser.add_argument("--json", type=Path, help="also write everything that was seen to this file")
     parser.add_argument("--log", type=Path, help="keep the service's log in this file")
@@ -53,6 +56,8 @@ def main() -> int:
     logging.getLogger("graphkiln.soak").setLevel(logging.INFO)
     print(f"seed {seed}", file=sys.stderr)
     try:
+        if options.stops:
+            return min(1, check_stops(options.stops))
         text, document = _run(options, seed)
     except GraphkilnError as error:
         print(f"it could not begin: {error}", file=sys.stderr)

@@ -29,6 +29,7 @@ from onnx import numpy_helper
 
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.manifest import Labels, Manifest
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.system import processes
 from graphkiln_client import Client
 from soaking.models import DIGITS, digit_labels, scaled_graph, write_version
@@ -138,6 +139,18 @@ def signal_server(signum: signal.Signals) -> Inject:
     return inject
 
 
+def signal_edge(signum: signal.Signals) -> Inject:
+    """Send a signal to HAProxy."""
+
+    @contextmanager
+    def inject(field: Field) -> Iterator[Over]:
+        (victim,) = field.service.edges()
+        victim.send_signal(signum)
+        yield lambda: is_gone(victim) and bool(field.service.edges())
+
+    return inject
+
+
 @contextmanager
 def kill_supervisor(field: Field) -> Iterator[Over]:
     """Kill the supervisor, and start it afresh as a service manager does."""
@@ -185,6 +198,10 @@ def process_faults() -> list[Fault]:
         *(
             Fault(name=f"{signum.name} to tritonserver", inject=signal_server(signum), cause=cause)
             for signum, cause in server.items()
+        ),
+        *(
+            Fault(name=f"{signum.name} to the edge", inject=signal_edge(signum))
+            for signum in ((signal.SIGKILL, signal.SIGSTOP) if find_haproxy() else ())
         ),
         Fault(name="SIGKILL to the supervisor, start", inject=kill_supervisor, begins_anew=True),
         Fault(name="SIGTERM, start", inject=terminate, begins_anew=True),

@@ -29,6 +29,7 @@ import trustme
 
 from graphkiln.story.server import free_ports
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.system.admin_key import HTTP_HEADER
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import end_with_parent, start
@@ -193,6 +194,7 @@ class Service:
             f"--metrics-port={self.metrics_port}",
             f"--admin-key-file={key_file}",
             f"--server-memory={_SERVER_MEMORY}",
+            f"--edge={'on' if find_haproxy() else 'auto'}",
             *(certificates.flags() if certificates else ()),
         )
         self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *options, *flags]
@@ -292,6 +294,10 @@ class Service:
         """Processes of instances."""
         return [process for process in self.tree() if _program(process) == _STUB]
 
+    def edges(self) -> list[psutil.Process]:
+        """Processes of HAProxy (one, or none)."""
+        return [process for process in self.tree() if _program(process) == "haproxy"]
+
     def restarts(self) -> dict[str, int]:
         """The metric `graphkiln_restarts_total` by cause, of the supervisor that runs now."""
         try:
@@ -345,7 +351,9 @@ def role_of(process: psutil.Process) -> str:
     program = _program(process)
     if program == _STUB:
         return f"instance of {'/'.join(Path(command[1]).parts[-3:-1])}"
-    return {"tritonserver": "tritonserver"}.get(program, "supervisor" if "serve" in command else "other")
+    return {"tritonserver": "tritonserver", "haproxy": "edge"}.get(
+        program, "supervisor" if "serve" in command else "other"
+    )
 
 
 def _program(process: psutil.Process) -> str:

@@ -61,9 +61,9 @@ _OTHER_FILES = 128  # of HAProxy, beside two for each connection
 _LOOK_S = 1.0
 _PAUSE_S = 0.2  # before HAProxy is started again
 _LONG_PAUSE_S = 2.0  # the same for one that has lived no longer
-_ANSWER_S = 5.0
-_PROBE_LOOKS = 5
-_SILENT_PROBES = 2  # more without a response in a row: it hangs
+_RENEWAL_LOOKS = 5  # between two looks at the certificates
+_ANSWER_S = 3.0
+_SILENT_PROBES = 2  # in a row: it hangs
 _SOFT_STOP_S = 1.0  # a client that sends nothing for so long sees its connection closed
 
 
@@ -429,12 +429,14 @@ class Edge(Closeable):
                     self._child.kill()
                 self._apply()
                 continue
+            if self._closing.is_set():
+                return
+            self._end_if_hung()
             if not self._applied:
                 self._apply()
             looks += 1
-            if looks % _PROBE_LOOKS == 0 and not self._closing.is_set():
+            if looks % _RENEWAL_LOOKS == 0:
                 self._take_up_certificates()
-                self._end_if_hung()
 
     def _end_if_hung(self) -> None:
         try:
