@@ -13,7 +13,7 @@ from graphkiln.cli.options import AsJson, Cache
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from graphkiln.doctor.finding import Examination
+    from graphkiln.doctor.examination import Examination
 
 _DEFAULT_STORE = Path("model_repository")
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
@@ -42,8 +42,7 @@ def doctor(
     Nothing is changed. Flags for tritonserver may be added as for `serve`, such as --http-port=9000.
     Exit code 1 when something would stop the server or keep a model from being served.
     """
-    from graphkiln.doctor.examination import examine
-    from graphkiln.doctor.finding import Level, Request
+    from graphkiln.doctor.examination import Level, Request, examine
     from graphkiln_backend.storage.address import parse_store
 
     named = [parse_store(text) for text in model_store or ()] or ([_DEFAULT_STORE] if _DEFAULT_STORE.is_dir() else [])
@@ -66,7 +65,7 @@ def doctor(
 def _show(examination: Examination) -> None:
     from rich.console import Console
 
-    from graphkiln.doctor.finding import Level
+    from graphkiln.doctor.examination import Level
 
     console = Console()
     console.width = max(console.width, _WIDTH) if console.is_terminal else _WIDTH

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 
-from graphkiln.doctor.finding import Fact, Finding, Level, Request
-from graphkiln.doctor.packages import installed_versions
+from graphkiln.doctor.examination import Fact, Finding, Level, Request
+from graphkiln.doctor.serving import installed_versions
 
 _GROUP = "graphkiln.engines"
 _DEFAULT = "onnxruntime"  # without this one nothing can be served

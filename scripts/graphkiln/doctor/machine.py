@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 
-from graphkiln.doctor.finding import Finding, Request, format_size, graded
+from graphkiln.doctor.examination import Finding, Request, format_size, graded
 
 # Instruction sets, by the kernel's names, that decide how fast a precision is.
 _NOTABLE = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")

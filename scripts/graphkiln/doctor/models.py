@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln.doctor.engines import read_probe, start_probe
-from graphkiln.doctor.finding import Finding, Level, Request, format_size, graded, refused
+from graphkiln.doctor.examination import Finding, Level, Request, format_size, graded, refused
 from graphkiln_backend.graph.errors import GraphkilnError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphkiln.doctor.finding import Finding, Level, Request, format_size, graded, refused
+from graphkiln.doctor.examination import Finding, Level, Request, format_size, graded, refused
 
 _RUN_BYTES = 64 << 20  # A run folder holds copies of Triton's Python backend (20 MB), and what instances share
 _SHARED_MEMORY_BYTES = 256 << 20

@@ -11,7 +11,7 @@ from commands import RunVerb
 from running import free_ports, run_command
 
 from graphkiln.doctor import examination
-from graphkiln.doctor.finding import Examination, Finding, Level, Request
+from graphkiln.doctor.examination import Examination, Finding, Level, Request
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from tiny import convert, run, write_source
 
 from graphkiln.cli.options import local_path, version_folder
-from graphkiln.doctor.finding import Request
+from graphkiln.doctor.examination import Request
 from graphkiln.doctor.models import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model

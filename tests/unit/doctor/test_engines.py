@@ -9,7 +9,7 @@ import pytest
 
 from graphkiln.doctor import engines as module
 from graphkiln.doctor.engines import check_engines, find_engine, read_probe, start_probe
-from graphkiln.doctor.finding import Level, Request
+from graphkiln.doctor.examination import Level, Request
 
 
 def run(code: str) -> subprocess.Popen[str]:

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphkiln.doctor.examination import CHECKS, examine
-from graphkiln.doctor.finding import SCHEMA, Examination, Finding, Level, Request, format_size
+from graphkiln.doctor.examination import CHECKS, SCHEMA, Examination, Finding, Level, Request, examine, format_size
 
 HERE = __name__
 RELEASE = threading.Event()

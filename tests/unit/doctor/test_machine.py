@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.doctor import machine as module
-from graphkiln.doctor.finding import Level, Request
+from graphkiln.doctor.examination import Level, Request
 from graphkiln.doctor.machine import (
     LIMITS,
     check_gpu,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.doctor import models as module
-from graphkiln.doctor.finding import Finding, Level, Request
+from graphkiln.doctor.examination import Finding, Level, Request
 from graphkiln.doctor.models import (
     Need,
     check_models,

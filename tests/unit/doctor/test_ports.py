@@ -9,8 +9,8 @@ import psutil
 import pytest
 from running import free_ports
 
-from graphkiln.doctor.finding import Level, Request
-from graphkiln.doctor.ports import check_ports, find_holder
+from graphkiln.doctor.examination import Level, Request
+from graphkiln.doctor.serving import check_ports, find_holder
 
 
 def arguments(http: int, *more: str) -> Request:

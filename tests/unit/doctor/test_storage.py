@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln.doctor import storage as module
-from graphkiln.doctor.finding import Finding, Level, Request
+from graphkiln.doctor.examination import Finding, Level, Request
 from graphkiln.doctor.storage import (
     check_cache,
     check_leftovers,

@@ -6,9 +6,10 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from graphkiln.doctor import packages as module
-from graphkiln.doctor.finding import Finding, Level, Request
-from graphkiln.doctor.packages import (
+from graphkiln.doctor import serving as module
+from graphkiln.doctor.examination import Finding, Level, Request
+from graphkiln.doctor.serving import (
+    check_edge,
     check_packages,
     check_triton,
     find_conflicts,
@@ -16,7 +17,7 @@ from graphkiln.doctor.packages import (
     installed_versions,
 )
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import installation
+from graphkiln_backend.server import edge, installation
 
 
 class Distribution:
@@ -104,3 +105,16 @@ def test_no_tritonserver_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatc
     (found,) = check_triton(Request())
     assert (found.level, found.message) == (Level.ERROR, "no tritonserver found")
     assert "graphkiln[serve]" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("host", "program", "level"),
+    [("0.0.0.0", None, Level.WARNING), ("127.0.0.1", None, Level.OK), ("0.0.0.0", "/usr/sbin/haproxy", Level.OK)],
+)
+def test_other_machines_should_meet_haproxy(
+    monkeypatch: pytest.MonkeyPatch, host: str, program: str | None, level: Level
+) -> None:
+    monkeypatch.setattr(edge, "find_haproxy", lambda: program)
+    (found,) = check_edge(Request(host=host))
+    assert found.level is level
+    assert found.facts["program"] == (program or "")
