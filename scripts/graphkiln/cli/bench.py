@@ -21,7 +21,7 @@ from graphkiln.cli.console import (
     stderr_console,
     write_html,
 )
-from graphkiln.cli.options import ModelName, ModelVersion
+from graphkiln.cli.options import AsJson, ModelName, ModelVersion
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def bench(
     batch_size: Annotated[int, typer.Option(help="Rows of random inputs, and of samples.", min=1)] = 1,
     shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
     html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure a served model under load.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json, print_table
-from graphkiln.cli.options import local_path, version_folder
+from graphkiln.cli.options import AsJson, local_path, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def inspect(
         typer.Argument(help="Version folder, model folder (its newest version), or FILE.onnx; also s3:// and others."),
     ],
     trusted_keys: TrustedKeysOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a version is.
 

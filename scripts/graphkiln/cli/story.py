@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import Html, check_html, print_json, say, stderr_console, write_html
+from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def story(
         str,
         typer.Option(help="Measure these steps only, by the keys of --json.", metavar="KEY,...", show_default="all"),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
     html: Html = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a story that was interrupted.")] = False,
 ) -> None:

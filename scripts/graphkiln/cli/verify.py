@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json
-from graphkiln.cli.options import COMPUTE_LIMIT_S, Cache, ComputeLimit, local_path, version_folder
+from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, check_signers
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.decoding import encode
@@ -34,7 +34,7 @@ def verify(
     samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
     trusted_keys: TrustedKeysOption = None,
     cache: Cache = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of lines.")] = False,
+    as_json: AsJson = False,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Prove a version again on an engine of this machine.

@@ -283,11 +283,6 @@ class RecordedTrials:
         """Number of measurements so far."""
         return len(self._asked)
 
-    @property
-    def recorded_s(self) -> float:
-        """Seconds of all measurements of the journal."""
-        return sum(took_s for _, took_s in self._known.values())
-
     def probe(self, session: Candidate) -> Bare | Failed:
         """See `Trials.probe`."""
 
