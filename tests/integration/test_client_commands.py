@@ -8,17 +8,31 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import zoo
-from running import COMMAND, Server, StartServer, run_command, run_here, settled
+from running import COMMAND, Server, Serving, StartServer, run_command, run_here, settled
 
 from graphkiln_backend.graph.errors import ProtocolError, ServerError
 from graphkiln_client import Client, ServedModel
 
 pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def partly(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of two models, one of which is broken."""
+    store = tmp_path_factory.mktemp("partly")
+    shutil.copytree(digits, store / "digits")
+    (store / "broken" / "1").mkdir(parents=True)
+    (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
+    with Serving(tmp_path_factory.mktemp("server"), "--model-store", store, "--exit-on-error=false") as running:
+        running.wait_until(lambda: running.status("/v2/health/live") == 200)
+        running.wait_until(lambda: "serving HTTP" in running.log)
+        yield running
 
 
 @pytest.fixture(params=["http", "grpc"])
@@ -40,17 +54,13 @@ class TestModels:
         assert "READY" in shown.stdout
         assert json.loads(run_here("models", "--url", url, "--json").stdout)[0]["name"] == "digits"
 
-    def test_a_model_that_failed_says_why(self, start_server: StartServer, digits: Path, tmp_path: Path) -> None:
-        store = tmp_path / "store"
-        shutil.copytree(digits, store / "digits")
-        (store / "broken" / "1").mkdir(parents=True)
-        (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
-        server = start_server("--model-store", store, "--exit-on-error=false")
-        server.wait_until(lambda: "serving HTTP" in server.log)
-        shown = run_here("models", "--url", server.url)
+    def test_a_model_that_failed_says_why_and_the_others_serve(self, partly: Server) -> None:
+        assert partly.status("/v2/health/ready") != 200
+        assert partly.status("/v2/models/digits/ready") == 200
+        shown = run_here("models", "--url", partly.url)
         assert shown.returncode == 1
         assert "UNAVAILABLE" in shown.stdout
-        with Client(server.grpc_url) as client:
+        with Client(partly.grpc_url) as client:
             broken, working = client.models()
         assert "is not an ONNX graph" in broken.reason
         assert working.ready
@@ -60,13 +70,13 @@ class TestModels:
         zoo.add(store, "plain", zoo.identity(("n", 3), 1))
         server = start_server("--model-store", store, "--model-control-mode=explicit")
         server.wait_until(lambda: server.status("/v2/health/live") == 200)
-        for address in (server.url, server.grpc_url):
-            with Client(address) as client:
-                assert not client.models()[0].ready
-                client.load("plain")
-                assert client.models()[0].ready
-                client.unload("plain")
-                server.wait_until(lambda client=client: not client.models()[0].ready, timeout_s=20)
+        with Client(server.url) as first, Client(server.grpc_url) as second:
+            assert not first.models()[0].ready
+            first.load("plain")
+            assert second.models()[0].ready
+            second.unload("plain")
+            server.wait_until(lambda: not first.models()[0].ready, timeout_s=20)
+            for client in (first, second):
                 with pytest.raises(ServerError, match="nonesuch"):
                     client.load("nonesuch")
 
@@ -184,14 +194,8 @@ class TestHealthCommand:
         assert (shown.returncode, document["live"], document["ready"], document["not_ready"]) == (0, True, True, [])
         assert document["server"].startswith("triton ")
 
-    def test_a_model_that_is_not_ready_is_named(self, start_server: StartServer, digits: Path, tmp_path: Path) -> None:
-        store = tmp_path / "store"
-        shutil.copytree(digits, store / "digits")
-        (store / "broken" / "1").mkdir(parents=True)
-        (store / "broken" / "1" / "model.onnx").write_bytes(b"nonsense")
-        server = start_server("--model-store", store, "--exit-on-error=false")
-        server.wait_until(lambda: "serving HTTP" in server.log)
-        shown = run_here("health", "--url", server.url)
+    def test_a_model_that_is_not_ready_is_named(self, partly: Server) -> None:
+        shown = run_here("health", "--url", partly.url)
         assert shown.returncode == 1
         assert "broken 1 is UNAVAILABLE" in shown.stderr
 

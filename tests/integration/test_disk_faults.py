@@ -1,15 +1,13 @@
-"""A real server starts whatever becomes of its artifact cache, and after whatever a killed one left."""
+"""A real server starts whatever becomes of its artifact cache."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
 from running import COMMAND, StartServer, free_ports, run_command
 
@@ -115,27 +113,3 @@ exec "$@"
     last = finished.stderr.strip().splitlines()[-1]
     assert "cannot make a temporary folder" in last
     assert "set TMPDIR" in last
-
-
-def test_the_next_start_removes_what_a_killed_one_left(start_server: StartServer, digits: Path) -> None:
-    """Also an instance that hangs and would never notice; a start that then fails has removed it all the same."""
-    server = start_server("--model-store", digits.parent)
-    server.wait_ready()
-    (run_folder,) = server.temporary.iterdir()
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    for child in children:
-        if "python_b" in child.name():
-            child.suspend()
-    server.process.kill()
-    server.process.wait()
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        holder.listen()
-        port = f"--http-port={holder.getsockname()[1]}"
-        finished = run_command("serve", "--model-store", digits.parent, port, env={"TMPDIR": str(server.temporary)})
-    assert finished.returncode == 2
-    assert "removed what dead runs left" in finished.stderr
-    _, alive = psutil.wait_procs(children, timeout=5)
-    assert not alive
-    assert list(server.temporary.iterdir()) == []
-    assert list(Path("/dev/shm").glob(f"*{run_folder.name}*")) == []

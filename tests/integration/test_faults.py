@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from running import COMMAND, Server, StartServer
+from running import COMMAND, Server, StartServer, run_command
 
 from graphkiln_backend.graph.errors import ClientError
+from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_client import Client
 
@@ -80,9 +82,18 @@ def test_a_server_that_crashes_is_started_again_each_time(start_server: StartSer
     assert server.stop()[0] == 0
 
 
-def test_a_killed_tritonserver_is_started_again(start_server: StartServer, digits: Path) -> None:
+def test_a_killed_tritonserver_is_started_again_and_ends_with_a_killed_supervisor(
+    start_server: StartServer, digits: Path
+) -> None:
     server = start_server("--model-store", digits.parent)
     check_recovery(server, lambda server: triton(server).kill(), "tritonserver was killed by SIGKILL: restarting")
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    assert children
+    server.process.kill()
+    server.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=40)
+    assert not alive
+    remove_leftovers([server.temporary])  # as the next start does
 
 
 @pytest.mark.slow
@@ -177,27 +188,38 @@ def test_clients_that_keep_sending_are_all_answered_while_the_server_stops(
     assert not [failure for failure in failures if not failure.startswith(("ConnectionFailed", "ModelNotReady"))]
 
 
-def test_everything_ends_with_a_killed_supervisor_and_the_ports_are_free_at_once(
+def test_the_next_start_removes_what_a_killed_one_left_and_has_its_ports_at_once(
     start_server: StartServer, digits: Path
 ) -> None:
+    """Also an instance that hangs and would never notice; a start that then fails has removed it all the same."""
     server = start_server("--model-store", digits.parent)
     server.wait_until(lambda: serves(server))
+    (run_folder,) = server.temporary.iterdir()
     children = psutil.Process(server.process.pid).children(recursive=True)
     stub(server).suspend()
     server.process.kill()
     server.process.wait()
+    environment = {"TMPDIR": str(server.temporary)}
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = f"--http-port={holder.getsockname()[1]}"
+        finished = run_command("serve", "--model-store", digits.parent, port, env=environment)
+    assert finished.returncode == 2
+    assert "removed what dead runs left" in finished.stderr
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert not alive
+    assert list(server.temporary.iterdir()) == []
+    assert list(Path("/dev/shm").glob(f"*{run_folder.name}*")) == []
     command = [*COMMAND, "serve", "--model-store", str(digits.parent), "--allow-metrics=false"]
     ports = [f"--http-port={server.http_port}", f"--grpc-port={server.grpc_port}"]
-    environment = {**os.environ, "TMPDIR": str(server.temporary)}
-    with subprocess.Popen([*command, *ports], env=environment, stdout=subprocess.DEVNULL) as again:
+    with subprocess.Popen([*command, *ports], env={**os.environ, **environment}, stdout=subprocess.DEVNULL) as again:
         try:
             deadline = time.monotonic() + 60
             while server.status("/v2/health/ready") != 200:
                 assert again.poll() is None
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
-            _, alive = psutil.wait_procs(children, timeout=10)
-            assert not alive
         finally:
             again.terminate()
     assert again.returncode == 0

@@ -38,17 +38,6 @@ def answers(server: Server) -> bool:
     return True
 
 
-def test_a_killed_instance_is_noticed_and_service_restored(start_server: StartServer, digits: Path) -> None:
-    """How soon is what `scripts/soak` measures (docs/operations.md): here other tests keep the machine busy."""
-    server = start_server("--model-store", digits.parent)
-    server.wait_ready()
-    noticed_s, restored_s = restoration(server)
-    assert noticed_s < restored_s < 60
-    assert answers(server)
-    assert "an instance of digits version 1 died: restarting the server" in server.log
-    assert server.stop()[0] == 0
-
-
 _DYING_ONCE = """#!/bin/sh
 mkdir "$0.died" 2> /dev/null && kill -9 $$
 exec /bin/bash "$@"
@@ -79,25 +68,21 @@ def restoration(server: Server) -> tuple[float, float]:
     (stub,) = stubs(server)
     killed = time.monotonic()
     stub.kill()
-    seen: list[int | None] = []
-
-    def is_now(status: int) -> bool:
-        seen.append(server.status("/v2/health/ready"))
-        return seen[-1] == status
-
-    server.wait_until(lambda: is_now(503))
+    server.wait_until(lambda: server.status("/v2/health/ready") != 200)
     noticed = time.monotonic() - killed
-    server.wait_until(lambda: is_now(200))
-    assert set(seen) <= {None, 200, 503}
-    assert seen.count(None) <= 2, "health checks were refused while the server restarted"
+    server.wait_ready()
     return noticed, time.monotonic() - killed
 
 
-def test_requests_in_flight_of_a_killed_instance_get_an_error_and_do_not_hang(
+def test_a_killed_instance_is_noticed_service_restored_and_requests_in_flight_get_an_error(
     start_server: StartServer, slow_store: Path
 ) -> None:
+    """How soon is what `scripts/soak` measures (docs/operations.md): here other tests keep the machine busy."""
     server = start_server("--model-store", slow_store)
     server.wait_ready()
+    noticed_s, restored_s = restoration(server)
+    assert noticed_s < restored_s < 60
+    assert "an instance of slow version 1 died: restarting the server" in server.log
     errors: list[BaseException] = []
 
     def ask() -> None:
@@ -115,7 +100,11 @@ def test_requests_in_flight_of_a_killed_instance_get_an_error_and_do_not_hang(
     thread.join(60)
     assert not thread.is_alive()
     assert isinstance(errors[0], ConnectionFailed | ServerError)
+    server.wait_until(lambda: server.log.count("serving HTTP") == 3)
     server.wait_ready()
+    with Client(server.url) as client:
+        assert client.model("slow").infer({"ROUNDS": np.array([[3]])})["SUM"][0, 0] == 256.0
+    assert server.stop()[0] == 0
 
 
 @pytest.mark.slow

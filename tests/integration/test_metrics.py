@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-from running import Server, StartServer
+from running import Server
 
 from graphkiln_client import Client
 
@@ -28,9 +27,7 @@ def settled_metrics(server: Server) -> dict[str, float]:
     return now
 
 
-def test_every_metric_is_there_and_true(start_server: StartServer, digits: Path) -> None:
-    server = start_server("--model-store", digits.parent)
-    server.wait_ready()
+def test_every_metric_is_there_and_true(server: Server) -> None:
     server.wait_until(lambda: bool(server.metrics()))  # this port opens last
     before = settled_metrics(server)
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+import tritonclient.grpc
 from running import Server, StartServer, run_command
 
-from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -60,10 +60,19 @@ def test_prints_one_table_of_what_is_served(server: Server) -> None:
     assert max(len(line) for line in server.log.splitlines() if "│" in line) <= 80
 
 
-def test_sigterm_with_idle_keep_alive_clients_ends_at_once_with_code_0(start_server: StartServer, digits: Path) -> None:
-    """In five seconds on a machine that does nothing else: `tests/image`."""
-    server = start_server("--model-store", digits.parent, "--drain=60")
+def test_sigterm_with_idle_keep_alive_clients_ends_at_once_and_leaves_nothing_behind(
+    start_server: StartServer, digits: Path, tmp_path: Path
+) -> None:
+    """Of the working directory's `model_repository`. In five seconds on an idle machine: `tests/image`."""
+    shutil.copytree(digits, tmp_path / "model_repository" / "digits")
+    server = start_server("--drain=60", cwd=tmp_path)
     server.wait_ready()
+    assert server.status("/v2/models/digits/ready") == 200
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    run_folder = next(server.temporary.iterdir())
+    regions = list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_{run_folder.name}-*"))
+    assert children
+    assert regions, "the prefix of the run's shared memory has changed: the check below would see nothing"
     idle = [http.client.HTTPConnection("127.0.0.1", server.http_port) for _ in range(3)]
     for connection in idle:
         connection.request("GET", "/v2")
@@ -73,21 +82,25 @@ def test_sigterm_with_idle_keep_alive_clients_ends_at_once_with_code_0(start_ser
     assert seconds < 30
     for connection in idle:
         connection.close()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert not alive
+    assert not run_folder.exists()
+    assert not [region for region in regions if region.exists()]
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_request_in_flight_is_answered_before_the_server_ends(
-    start_server: StartServer, slow_store: Path, protocol: str
-) -> None:
+def test_requests_in_flight_are_answered_before_the_server_ends(start_server: StartServer, slow_store: Path) -> None:
     server = start_server("--model-store", slow_store, "--drain=60")
     server.wait_ready()
-    asker = Asker(server.url if protocol == "http" else server.grpc_url, slow_rounds(server, seconds=4))
+    rounds = slow_rounds(server, seconds=1.5)
+    askers = [Asker(url, rounds) for url in (server.url, server.grpc_url)]  # one is computed, one waits
     computed_s = server.computed_s()
-    asker.start()
+    for asker in askers:
+        asker.start()
     server.wait_computing(computed_s)
     code, seconds = server.stop()
-    asker.join(60)
-    assert asker.answer == 256.0, server.log
+    for asker in askers:
+        asker.join(60)
+    assert [asker.answer for asker in askers] == [256.0, 256.0], server.log
     assert code == 0, server.log
     assert seconds > 1
 
@@ -108,48 +121,6 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, slow_store: Pat
     assert isinstance(asker.answer, Exception)
 
 
-def test_leaves_no_process_folder_or_shared_memory_behind(start_server: StartServer, digits: Path) -> None:
-    server = start_server("--model-store", digits.parent)
-    server.wait_ready()
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    run_folder = next(server.temporary.iterdir())
-    regions = list(SHARED_MEMORY.glob(f"triton_python_backend_shm_region_{run_folder.name}-*"))
-    assert children
-    assert regions, "the prefix of the run's shared memory has changed: the check below would see nothing"
-    assert server.stop()[0] == 0
-    _, alive = psutil.wait_procs(children, timeout=30)
-    assert not alive
-    assert not run_folder.exists()
-    assert not [region for region in regions if region.exists()]
-
-
-def test_a_killed_supervisor_takes_the_server_with_it(start_server: StartServer, digits: Path) -> None:
-    server = start_server("--model-store", digits.parent)
-    server.wait_ready()
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    server.process.kill()
-    server.process.wait()
-    _, alive = psutil.wait_procs(children, timeout=40)
-    assert not alive
-    remove_leftovers([server.temporary])  # as the next start does
-
-
-def test_is_ready_only_when_every_model_is_loaded(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    shutil.copytree(digits, store / "digits")
-    shutil.copytree(digits, store / "broken")
-    config = store / "broken" / "config.pbtxt"
-    config.write_text(config.read_text().replace('name: "digits"', 'name: "broken"'))
-    graph = store / "broken" / "1" / "model.onnx"
-    graph.write_bytes(graph.read_bytes()[:1000])
-    server = start_server("--model-store", store, "--exit-on-error=false")
-    server.wait_until(lambda: server.status("/v2/health/live") == 200)
-    server.wait_until(lambda: "serving HTTP" in server.log)
-    assert server.status("/v2/health/ready") != 200
-    assert server.status("/v2/models/digits/ready") == 200
-    assert "SHA-256" in server.log
-
-
 def test_a_model_that_cannot_load_ends_the_server_where_that_is_asked_for(
     start_server: StartServer, digits: Path, tmp_path: Path
 ) -> None:
@@ -163,41 +134,19 @@ def test_a_model_that_cannot_load_ends_the_server_where_that_is_asked_for(
     assert "unknown key 'signatur' (did you mean 'signature'?)" in server.log
 
 
-def test_serves_stores_with_spaces_in_their_paths_and_several_of_them(
+def test_several_stores_a_path_with_spaces_no_http_and_flags_of_triton(
     start_server: StartServer, slow_store: Path, digits: Path
 ) -> None:
     assert " " in str(slow_store)
-    server = start_server("--model-store", slow_store, f"--model-store={digits.parent}")
-    server.wait_ready()
-    with Client(server.url) as client:
-        assert client.model("slow").infer({"ROUNDS": np.array([[3]])})["SUM"][0, 0] == 256.0
-    assert server.status("/v2/models/digits/ready") == 200
-
-
-def test_the_default_store_is_model_repository_of_the_working_directory(
-    start_server: StartServer, repository: Path
-) -> None:
-    server = start_server(cwd=repository)
-    server.wait_ready()
-    assert server.status("/v2/models/digits/ready") == 200
-
-
-def test_forwards_flags_untouched(start_server: StartServer, digits: Path) -> None:
-    server = start_server("--model-store", digits.parent, "--model-control-mode", "explicit", "--id=kiln 7, a=b")
-    server.wait_ready()
-    server.wait_until(lambda: "no model is loaded" in server.log or "digits" in server.log)
-    assert server.status("/v2/models/digits/ready") != 200
-    connection = http.client.HTTPConnection("127.0.0.1", server.http_port)
-    connection.request("GET", "/v2")
-    assert json.loads(connection.getresponse().read())["name"] == "kiln 7, a=b"
-    connection.close()
-
-
-def test_serves_without_http(start_server: StartServer, digits: Path) -> None:
-    server = start_server("--model-store", digits.parent, "--allow-http=false")
+    flags = ("--allow-http=false", "--id=kiln 7, a=b")
+    server = start_server("--model-store", slow_store, f"--model-store={digits.parent}", *flags)
     server.wait_until(lambda: "serving gRPC" in server.log)
     with Client(server.grpc_url) as client:
         assert client.ready()
+        assert client.model("slow").infer({"ROUNDS": np.array([[3]])})["SUM"][0, 0] == 256.0
+        assert sorted(model.name for model in client.models()) == ["digits", "slow"]
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as plain:
+        assert plain.get_server_metadata().name == "kiln 7, a=b"
     assert server.stop()[0] == 0
 
 
