@@ -79,10 +79,11 @@ def test_a_killed_instance_is_noticed_service_restored_and_requests_in_flight_ge
 ) -> None:
     """How soon is what `scripts/soak` measures (docs/operations.md): here other tests keep the machine busy."""
     server = start_server("--model-store", slow_store)
-    server.wait_ready()
+    server.wait_until(lambda: "serving HTTP" in server.log)
     noticed_s, restored_s = restoration(server)
     assert noticed_s < restored_s < 60
     assert "an instance of slow version 1 died: restarting the server" in server.log
+    server.wait_until(lambda: server.log.count("serving HTTP") == 2)
     errors: list[BaseException] = []
 
     def ask() -> None:
@@ -100,7 +101,7 @@ def test_a_killed_instance_is_noticed_service_restored_and_requests_in_flight_ge
     thread.join(60)
     assert not thread.is_alive()
     assert isinstance(errors[0], ConnectionFailed | ServerError)
-    server.wait_until(lambda: server.log.count("serving HTTP") == 3)
+    server.wait_until(lambda: server.log.count("serving HTTP") == 3, timeout_s=60)
     server.wait_ready()
     with Client(server.url) as client:
         assert client.model("slow").infer({"ROUNDS": np.array([[3]])})["SUM"][0, 0] == 256.0
