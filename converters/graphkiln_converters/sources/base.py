@@ -304,6 +304,21 @@ def synthetic_samples(
     return feeds
 
 
+def image_shape(recipe: Recipe, usual: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return `(channels, height, width)` of an image that is an input: as requested, or the usual one of the model.
+
+    Raises:
+        ConversionError: The requested sizes are those of no such image.
+    """
+    shape = recipe.shapes.get("", usual)
+    if len(shape) != 3 or shape[0] != usual[0]:
+        raise ConversionError(
+            f"the model takes images of {usual[0]} channels, --shape gives {list(shape)}",
+            hint=f"--shape {'x'.join(map(str, usual))}",
+        )
+    return shape[0], shape[1], shape[2]
+
+
 def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
     """Sizes of all dimensions of an input, the batch among them.
 

@@ -17,7 +17,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.preprocess import Interpolation, Letterbox, Preprocess
 from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.base import InputSpec, image_shape
 from graphkiln_converters.sources.huggingface_tasks import (
     check_takes_images_alone,
     image_task,
@@ -190,12 +190,12 @@ def _inputs(model: Any, config: Any, location: str, recipe: Recipe) -> tuple[tup
     if model.main_input_name == "pixel_values" and takes_images_of_any_size(model):
         processor = _processor(location)
         height, width = fitted_size(config, processor)
-        fitted = _image_shape(recipe.shapes.get("", (3, height, width)))
+        fitted = image_shape(recipe, (3, height, width))
         return (InputSpec(name="pixel_values", shape=fitted),), fitted_preprocess(processor, fitted[1:])
     if model.main_input_name == "pixel_values":
         side = getattr(config, "image_size", 224)
         height, width = side if isinstance(side, (list, tuple)) else (side, side)
-        shape = recipe.shapes.get("", (getattr(config, "num_channels", 3), height, width))
+        shape = image_shape(recipe, (getattr(config, "num_channels", 3), height, width))
         processor = _processor(location)
         preprocess = preprocess_from_processor(processor) if processor is not None else None
         return (InputSpec(name="pixel_values", shape=shape),), preprocess
@@ -212,12 +212,6 @@ def _inputs(model: Any, config: Any, location: str, recipe: Recipe) -> tuple[tup
         f"'{location}' takes '{model.main_input_name}', which is neither an image nor a text",
         hint="wrap it in a module of your own: python:FILE:FACTORY",
     )
-
-
-def _image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(shape) != 3:
-        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x640x640")
-    return shape[0], shape[1], shape[2]
 
 
 def _most_tokens(model: Any, config: Any) -> int:

@@ -12,7 +12,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.base import InputSpec, image_shape
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes
@@ -53,7 +53,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     config = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
     )
-    shape = recipe.shapes.get("", tuple(config["input_size"]))
+    shape = image_shape(recipe, tuple(config["input_size"]))
     classes = 0 if recipe.features_only else getattr(module, "num_classes", 0)
     return TorchModel(
         module=freeze(module),

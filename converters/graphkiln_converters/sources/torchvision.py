@@ -17,7 +17,7 @@ from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_converters.detection.candidates import DETECTION
 from graphkiln_converters.detection.torchvision import ByLevel, LibraryPipeline, Ssd, TwoStage
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec
+from graphkiln_converters.sources.base import InputSpec, image_shape
 from graphkiln_converters.sources.pytorch import TorchModel, freeze
 from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights, not_downloaded, trained_classes, trained_shapes
@@ -56,7 +56,8 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
             module = torchvision.models.get_model(location, num_classes=classes)
         load_weights(module, recipe.weights)
     transforms = published.transforms()
-    shape = recipe.shapes.get("", (3, *transforms.crop_size * 2))
+    side = transforms.crop_size[0]
+    shape = image_shape(recipe, (3, side, side))
     return TorchModel(
         module=freeze(module),
         description=f"torchvision:{location}",
@@ -74,12 +75,7 @@ def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Prepr
     Args:
         transforms: `torchvision.transforms._presets.ImageClassification`.
         shape: `(channels, height, width)` of the input.
-
-    Raises:
-        ConversionError: The shape is not that of an image.
     """
-    if len(shape) != 3:
-        raise ConversionError(f"an image has three dimensions, --shape gives {list(shape)}", hint="--shape 3x224x224")
     _, height, width = shape
     published = transforms.crop_size[0]
     return Preprocess(
@@ -214,9 +210,7 @@ def open_segmenter(location: str, recipe: Recipe) -> TorchModel:
     model, _, names = build_model(location, recipe)
     transforms = torchvision.models.get_model_weights(location).DEFAULT.transforms()
     side = int(transforms.resize_size[0])
-    shape = recipe.shapes.get("", (3, side, side))
-    if len(shape) != 3 or shape[0] != 3:
-        raise ConversionError(f"a segmenter takes images, --shape gives {list(shape)}", hint="--shape 3x520x520")
+    shape = image_shape(recipe, (3, side, side))
     return TorchModel(
         module=freeze(_Scores(model)),
         description=f"torchvision:{location}",
@@ -308,14 +302,11 @@ def _task(model: Any) -> Detection:
 
 def _size(transform: Any, recipe: Recipe) -> tuple[int, int]:
     """`(height, width)` of the input: the requested one, or the model's usual one as a square."""
-    if shape := recipe.shapes.get(""):
-        if len(shape) != 3 or shape[0] != 3:
-            raise ConversionError(f"a detector takes images, --shape gives {list(shape)}", hint="--shape 3x640x640")
-        height, width = shape[1:]
-    elif transform.fixed_size:
+    if transform.fixed_size:
         width, height = transform.fixed_size
     else:
         height = width = -(-int(transform.min_size[-1]) // _STRIDE) * _STRIDE
+    _, height, width = image_shape(recipe, (3, height, width))
     if not transform.fixed_size and (height % _STRIDE or width % _STRIDE):
         raise ConversionError(
             f"torchvision pads images to multiples of {_STRIDE} pixels, --shape gives {height}x{width}",
