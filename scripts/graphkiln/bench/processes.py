@@ -41,11 +41,7 @@ def measure_load(
 
 
 def record_load(
-    target: Target,
-    samples: Sequence[Feeds],
-    load: Load,
-    at_start: Callable[[], None] = lambda: None,
-    when_ready: Callable[[], None] = lambda: None,
+    target: Target, samples: Sequence[Feeds], load: Load, at_start: Callable[[], None] = lambda: None
 ) -> Recording:
     """Load a model from several processes, and keep every request.
 
@@ -54,7 +50,6 @@ def record_load(
         samples: Inputs; each request has the next ones.
         load: How much.
         at_start: Called between warm-up and measurement, beside the running load.
-        when_ready: Called once every process can send its requests; the load begins when it returns.
 
     Raises:
         MeasurementError: A process cannot send its requests, or has ended.
@@ -66,7 +61,6 @@ def record_load(
         for worker in workers:
             if problem := _receive(worker):
                 raise MeasurementError(f"the load generator cannot send its requests: {problem}")
-        when_ready()
         start = time.perf_counter() + _AHEAD_S  # of the machine's clock, which all processes share
         for worker in workers:
             _send(worker, start)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import Html, check_html, command_line, ending_in_order, print_json, say, write_html
+from graphkiln.cli.console import (
+    Html,
+    check_html,
+    command_line,
+    ending_in_order,
+    print_json,
+    say,
+    stderr_console,
+    write_html,
+)
 from graphkiln.cli.options import AsJson
 from graphkiln.tuning.target import Objective, Target, parse_rate, parse_share
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
@@ -204,14 +212,14 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
     from graphkiln.tuning.report import line_of
 
     today = tuning.space.today
-    if not sys.stderr.isatty():
+    console = stderr_console()
+    if not console:
         yield lambda progress: say(line_of(progress, today, tuning.budget_s))
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=tuning.budget_s)
         yield lambda progress: bar.update(
             task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
