@@ -27,6 +27,9 @@ import threading
 import time
 from pathlib import Path
 
+if "--help" in sys.argv:
+    print("  --http-port <integer>")
+    sys.exit()
 told = json.loads(os.environ["FAKE_TRITON"])
 flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
 folder = Path(os.environ["GRAPHKILN_RUN_FOLDER"])

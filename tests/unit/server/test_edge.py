@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -135,33 +136,43 @@ class Front:
 OpenFront = Callable[..., Front]
 
 
+def start(
+    stack: ExitStack, *flags: str, key: str = KEY, tls: TlsFiles | None = None, rate: int = 0, admit: bool = True
+) -> Front:
+    """Starts an edge in front of a plain server for HTTP and metrics."""
+    ports = free_ports(3)
+    arguments = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
+    users = parse(*arguments, *flags)
+    access = Access.plan(users, AdminKey(key) if key else None)
+    plan = EdgePlan.choose("on", users, access, tls, rate=rate)
+    assert plan is not None
+    for service in ("http", "metrics"):
+        if address := plan.inner.listen_address(service):
+            server = InnerServer((address.host, address.port), Inner)
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+    edge = stack.enter_context(Edge(plan))
+    if admit:
+        edge.admit()
+    return Front(plan, edge)
+
+
 @pytest.fixture
 def open_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenFront]:
-    """Starts edges in front of a plain server for HTTP and metrics; nothing may be left of them."""
+    """Starts edges, of which nothing may be left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "_LONG_PAUSE_S", 0.05)
     with ExitStack() as stack:
-
-        def start(*flags: str, key: str = KEY, tls: TlsFiles | None = None, rate: int = 0, admit: bool = True) -> Front:
-            ports = free_ports(3)
-            arguments = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), ports, strict=True)]
-            users = parse(*arguments, *flags)
-            access = Access.plan(users, AdminKey(key) if key else None)
-            plan = EdgePlan.choose("on", users, access, tls, rate=rate)
-            assert plan is not None
-            for service in ("http", "metrics"):
-                if address := plan.inner.listen_address(service):
-                    server = InnerServer((address.host, address.port), Inner)
-                    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-                    stack.callback(server.server_close)
-                    stack.callback(server.shutdown)
-            edge = stack.enter_context(Edge(plan))
-            if admit:
-                edge.admit()
-            return Front(plan, edge)
-
-        yield start
+        yield partial(start, stack)
     assert list(tmp_path.glob("graphkiln-*")) == []
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    """One that tests leave as it is."""
+    with ExitStack() as stack:
+        yield start(stack)
 
 
 def kill(pid: int) -> None:
@@ -313,8 +324,8 @@ class TestRequests:
         front = open_front("--allow-http=false")
         assert front.call("ModelInfer")[0] == grpc.StatusCode.UNAVAILABLE, "nothing listens behind it"
 
-    def test_clients_and_request_headers_are_passed_on(self, open_front: OpenFront) -> None:
-        status, body, _ = open_front().ask(
+    def test_clients_and_request_headers_are_passed_on(self, front: Front) -> None:
+        status, body, _ = front.ask(
             "/v2/models/m/infer", b"{}", **{"Inference-Header-Content-Length": "2", "Accept-Encoding": "gzip"}
         )
         assert status == 200
@@ -323,8 +334,7 @@ class TestRequests:
         assert headers["accept-encoding"] == "gzip"
         assert headers["x-forwarded-for"] == "127.0.0.1"
 
-    def test_metrics_of_both(self, open_front: OpenFront) -> None:
-        front = open_front()
+    def test_metrics_of_both(self, front: Front) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", front.ports["metrics"], timeout=30)
         for path, expected in (("/metrics", b'"/metrics"'), ("/edge/metrics", b"haproxy_frontend_http_requests_total")):
             connection.request("GET", path)
@@ -344,15 +354,13 @@ class TestRequests:
             "/v2/logging",
         ],
     )
-    def test_what_changes_the_server_needs_the_key(self, open_front: OpenFront, path: str) -> None:
-        front = open_front()
+    def test_what_changes_the_server_needs_the_key(self, front: Front, path: str) -> None:
         for headers in ({}, {HTTP_HEADER: "another"}, {HTTP_HEADER: f"{KEY},{KEY}"}):
             status, body, _ = front.ask(path, b"{}", **headers)
             assert (status, body) == (403, {"error": f"This API is restricted, expecting header '{HTTP_HEADER}'"})
         assert front.ask(path, b"{}", **{HTTP_HEADER: KEY})[0] == 200
 
-    def test_what_does_not_needs_none(self, open_front: OpenFront) -> None:
-        front = open_front()
+    def test_what_does_not_needs_none(self, front: Front) -> None:
         for path in ("/v2", "/v2/models/trace/infer", "/v2/models/m/config", "/v2/health/ready", "/v2/models/stats"):
             assert front.ask(path, b"{}")[0] == 200
         assert front.ask("/v2/health/ready", b"", **{HTTP_HEADER: "another"})[0] == 200
@@ -360,8 +368,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         "method", ["RepositoryModelLoad", "SystemSharedMemoryStatus", "TraceSetting", "LogSettings"]
     )
-    def test_nor_over_grpc(self, open_front: OpenFront, method: str) -> None:
-        front = open_front()
+    def test_nor_over_grpc(self, front: Front, method: str) -> None:
         code, reason = front.call(method)
         assert code == grpc.StatusCode.UNAVAILABLE
         assert reason == f"This protocol is restricted, expecting header '{GRPC_HEADER}'"
@@ -387,11 +394,10 @@ class TestRequests:
     @pytest.mark.parametrize(
         "head", [b"GET / HTTP/1.1\r\nHost: a\r\nBad header: 1\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nX\r\n\r\n"]
     )
-    def test_malformed_headers_do_not_pass(self, open_front: OpenFront, head: bytes) -> None:
-        assert open_front().send(head).startswith(b"HTTP/1.1 400")
+    def test_malformed_headers_do_not_pass(self, front: Front, head: bytes) -> None:
+        assert front.send(head).startswith(b"HTTP/1.1 400")
 
-    def test_headers_without_end_are_refused(self, open_front: OpenFront) -> None:
-        front = open_front()
+    def test_headers_without_end_are_refused(self, front: Front) -> None:
         answer = b""
         with socket.create_connection(("127.0.0.1", front.ports["http"]), timeout=30) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n")
@@ -404,9 +410,8 @@ class TestRequests:
         assert psutil.Process(front.edge.pid).memory_info().rss < 200 << 20
         assert front.ask()[0] == 200
 
-    def test_chunks(self, open_front: OpenFront) -> None:
+    def test_chunks(self, front: Front) -> None:
         """Few bytes pass, in however many chunks; many need a length."""
-        front = open_front()
 
         def chunked(size: int, count: int) -> bytes:
             chunk = b"%x\r\n%s\r\n" % (size, b"x" * size)
@@ -425,8 +430,7 @@ class TestRequests:
             assert front.send(head).startswith(b"HTTP/1.1 408")
         assert front.ask("/wait/1.2")[0] == 200, "a server may take its time"
 
-    def test_many_connections(self, open_front: OpenFront) -> None:
-        front = open_front()
+    def test_many_connections(self, front: Front) -> None:
         with ExitStack() as stack:
             for _ in range(300):
                 stack.enter_context(socket.create_connection(("127.0.0.1", front.ports["http"]), timeout=30))

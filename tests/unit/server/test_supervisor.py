@@ -628,7 +628,7 @@ def test_an_error_of_the_listener_of_events_kills_the_server(setup: Setup) -> No
 
 def test_a_program_that_cannot_be_started(setup: Setup, installation: Installation) -> None:
     shutil.rmtree(installation.binary.parent)
-    with pytest.raises(ServerSetupError, match=r"cannot start the server: .*tritonserver.*graphkiln doctor"):
+    with pytest.raises(ServerSetupError, match="tritonserver does not run here"):
         setup.run()
 
 
