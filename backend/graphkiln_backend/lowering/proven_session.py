@@ -214,7 +214,7 @@ class _Proof:
         with measure(WARM_UP):
             warmed = self._warm_up(trial.synthetic, replayed=self_test is not None)
         with measure("replays"):
-            replays = self._prepare_replays(trial.synthetic, limits)
+            replays = self._prepare_replays(trial, limits)
         with measure("rows"):
             why_separate = self._find_mixed_rows(trial.synthetic, limits)
         if not self.known.complete:
@@ -272,7 +272,7 @@ class _Proof:
         sizes, on_gpu = self.requirements.batch_sizes, self.config.device.is_gpu
         return warm_up(self.session, sizes, samples, everything=on_gpu, already=replayed)
 
-    def _prepare_replays(self, synthetic: SyntheticInputs | None, limits: Limits) -> Replay | None:
+    def _prepare_replays(self, trial: Trial, limits: Limits) -> Replay | None:
         """Prepare to prove the session again while it serves."""
         version, numbers = self.artifacts.version, self.config.parallel
         if not self.requirements.self_test:
@@ -283,10 +283,12 @@ class _Proof:
         together = self.requirements.largest_batch if splits and not whole else 1
         if version.golden:
             return Replay.of_golden(self.session, version.golden, limits, version.reading, together=together)
+        synthetic = trial.synthetic
         if synthetic is None or (self.known.complete and not self.known.repeats):
             return None
         feeds = synthetic.feeds(self.session.signature, together)
-        return Replay.recorded(self.session, limits, feeds, runs=2 if self.known.complete else 3)
+        earlier = trial.outputs if together == 1 else None
+        return Replay.recorded(self.session, limits, feeds, runs=2 if self.known.complete else 3, earlier=earlier)
 
     def _find_mixed_rows(self, synthetic: SyntheticInputs | None, limits: Limits) -> str:
         """Find out why the rows of several requests are computed one by one; empty where they may share a batch.

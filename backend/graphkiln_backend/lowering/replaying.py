@@ -76,7 +76,9 @@ class Replay:
         )
 
     @classmethod
-    def recorded(cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3) -> Replay | None:
+    def recorded(
+        cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3, earlier: Arrays | None = None
+    ) -> Replay | None:
         """Record what the session computes now for a request that was made up, without golden samples.
 
         It may be wrong, but later it must be the same. None where the graph does not run on it, or does not compute the
@@ -87,9 +89,11 @@ class Replay:
             limits: Largest differences of the outputs.
             feeds: The request.
             runs: Number of runs that must give the same bits.
+            earlier: Outputs of the first of them, where it was made before.
         """
         try:
-            first, *others = (session.run(feeds) for _ in range(runs))
+            made = [earlier] if earlier else []
+            first, *others = made + [session.run(feeds) for _ in range(runs - len(made))]
             replay = cls(session=session, samples=(feeds,), reference=first, limits=limits)
             replay.judge([first])
         except (GraphkilnError, TypeError, ValueError):

@@ -348,7 +348,7 @@ def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
         parallel=requests.parse("execution_mode", parse_flag, default=False),
         inter_threads=requests.parse("inter_op_thread_count", parse_count, 0),
         memory_arena=requests.parse("enable_mem_arena", parse_flag, default=True),
-        memory_pattern=requests.parse("enable_mem_pattern", parse_flag, default=True),
+        memory_pattern=requests.parse("enable_mem_pattern", parse_flag, default=False),
         arena_shrinkage=requests.get("memory.enable_memory_arena_shrinkage"),
         config_entries={key: value for key, (value, _) in requests.values.items() if key.startswith(SESSION_PREFIX)},
     )

@@ -127,10 +127,12 @@ class Trial:
     Attributes:
         synthetic: Inputs that the session computes; None where none are known.
         note: Why there are none, or what could not be compared; may be empty.
+        outputs: What the session computed for one row of them; None where only the comparison has it.
     """
 
     synthetic: SyntheticInputs | None
     note: str = ""
+    outputs: Arrays | None = None
 
 
 def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReference) -> Trial:
@@ -147,11 +149,11 @@ def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReferen
     failures: list[tuple[SyntheticInputs, GraphkilnError]] = []
     for inputs in synthetic_inputs(session.signature):
         try:
-            session.run(inputs.feeds(session.signature))
+            outputs = session.run(inputs.feeds(session.signature))
         except GraphkilnError as error:
             failures.append((inputs, error))
         else:
-            return Trial(inputs)
+            return Trial(inputs, outputs=outputs)
     with _opened(open_reference, graph_path) as reference:
         for inputs, failure in failures:
             if reference and _outputs(reference, inputs.feeds(reference.signature)) is not None:

@@ -131,11 +131,9 @@ def _warm_what_pays(runs: _Runs, largest: int, *, already: bool) -> tuple[int, .
     if one > _LONG_S:
         return ()
     paid = _climb(runs, largest)
-    if one * largest < _LONG_S and largest > runs.largest:  # cheap, and it takes the most memory
-        again = (largest,) if already else (largest, largest)
-        for size in again:
-            runs.run(size)
-        paid += again
+    if one * largest < _LONG_S and largest > runs.largest and not already:  # cheap, and it takes the most memory
+        runs.run(largest)
+        paid += (largest,)
     return paid
 
 

@@ -194,7 +194,7 @@ _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
 _NEVER_TUNED = {
     "execution_mode, inter_op_thread_count": "stay as they are: instances and streams fill the same cores",
     "optimization.graph.level": "stays as it is: the default rewrites the graph as far as it can be",
-    "enable_mem_arena, enable_mem_pattern": "stay as they are: on by default, for speed",
+    "enable_mem_arena, enable_mem_pattern": "stay as they are: the arena is on for speed, patterns cost memory alone",
     "self_test": "what is not proven is not served",
     "response_cache": "answers equal requests only: it does not speed up the model",
     "rate_limiter, priorities": "share a machine between models; here one is measured",

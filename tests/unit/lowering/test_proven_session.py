@@ -186,7 +186,7 @@ class TestBuilding:
         assert proven.session is engine.sessions[0]
         assert proven.config == engine.config
         assert proven.self_test.batch_sizes == (1, 4)
-        replayed, warmed = [1, 1, 1, 4], [1, 2, 2, 4]
+        replayed, warmed = [1, 1, 1, 4], [1, 2, 2]
         assert engine.sessions[0].batches == [*replayed, *warmed]
         assert (proven.notes, proven.failures, proven.slower) == ((), (), ())
         assert proven.warmup_s >= 0
@@ -266,14 +266,14 @@ class TestLaterStarts:
         assert [session.placements for session in engine.sessions] == [1, 0]
         assert later.placement == first.placement
         # It is compared with the saved graph all the same; two runs are kept for replays.
-        assert engine.sessions[1].batches == [*[1] * 4, *[4, 4], *[1] * 2]
+        assert engine.sessions[1].batches == [*[1] * 4, 4, *[1] * 2]
         assert later.replay is not None
 
     def test_golden_samples_are_replayed_all_the_same(self, add_engine: Any, start: Any, version: ModelVersion) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         start(engine, version, batch_sizes=(1, 4))
         start(engine, version, batch_sizes=(1, 4))
-        assert engine.sessions[1].batches == [*[1, 1, 1, 4], 4]
+        assert engine.sessions[1].batches == [1, 1, 1, 4]
         engine.factor = 3.0
         with pytest.raises(VerificationError):
             start(engine, version, batch_sizes=(1, 4))

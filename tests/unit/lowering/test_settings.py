@@ -40,7 +40,7 @@ def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> S
         ("execution_mode", "0", "parallel", False),
         ("inter_op_thread_count", "3", "inter_threads", 3),
         ("enable_mem_arena", "0", "memory_arena", False),
-        ("enable_mem_pattern", "0", "memory_pattern", False),
+        ("enable_mem_pattern", "1", "memory_pattern", True),
         ("memory.enable_memory_arena_shrinkage", "cpu:0", "arena_shrinkage", "cpu:0"),
         ("session.dynamic_block_base", "4", "config_entries", {"session.dynamic_block_base": "4"}),
     ],
@@ -185,10 +185,10 @@ def test_every_value_counts_or_is_rejected_with_a_reason(sources: list[tuple[str
 
 def test_the_options_reach_onnx_runtime() -> None:
     parameters = {"execution_mode": "1", "inter_op_thread_count": "3", "intra_op_thread_count": "2", "session.x": "y"}
-    settings = read(config({**parameters, "enable_mem_arena": "0", "enable_mem_pattern": "0"}, graph={"level": 2}))
+    settings = read(config({**parameters, "enable_mem_arena": "0", "enable_mem_pattern": "1"}, graph={"level": 2}))
     options = session_options(plan(settings, cpu(8)).configs[0])
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (2, 3)
-    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, False)
+    assert (options.enable_cpu_mem_arena, options.enable_mem_pattern) == (False, True)
     assert options.execution_mode.name == "ORT_PARALLEL"
     assert options.graph_optimization_level.name == "ORT_DISABLE_ALL"
     assert options.get_session_config_entry("session.x") == "y"

@@ -45,7 +45,8 @@ class OnnxRuntimeEngine:
             return {}
         operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
         sums = {"products of int8": "exact"} if saturates_products_of_bytes() else {}
-        return {"onnxruntime": onnxruntime.__version__, "tuning": str(config.tuning), **operators, **sums}
+        tuning = replace(config.tuning, memory_pattern=True)  # changes no graph; as in the keys of caches that exist
+        return {"onnxruntime": onnxruntime.__version__, "tuning": str(tuning), **operators, **sums}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Write the optimized graph, its weights beside it so that they are mapped and not copied.

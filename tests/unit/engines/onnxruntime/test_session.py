@@ -60,7 +60,7 @@ class TestOptions:
             parallel=True,
             inter_threads=3,
             memory_arena=False,
-            memory_pattern=False,
+            memory_pattern=True,
             config_entries={"session.set_denormal_as_zero": "1"},
         )
         options = session_options(replace(CONFIG, threads=5, spin=True, tuning=tuning))
@@ -69,7 +69,7 @@ class TestOptions:
         assert options.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL
         assert options.graph_optimization_level == onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
         assert not options.enable_cpu_mem_arena
-        assert not options.enable_mem_pattern
+        assert options.enable_mem_pattern
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
         assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
 
