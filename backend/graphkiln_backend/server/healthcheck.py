@@ -1,7 +1,7 @@
 """The image's health check: the server in this container is live, at whatever address it listens.
 
 It asks for the same as the liveness probe of deploy/kubernetes: while models load there is no response, and a model
-that is not ready is no reason to end the others. HTTPS is served by another process; tritonserver behind it is asked.
+that is not ready is no reason to end the others. Behind HAProxy, which the supervisor watches, tritonserver is asked.
 """
 
 from __future__ import annotations
