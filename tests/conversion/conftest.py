@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx_ir
 import pytest
+import skops.io  # noqa: F401 - looks at all attributes of all modules: before those of transformers, which are lazy
 from converting import MODULES, Convert
 
 from graphkiln_converters.convert import convert

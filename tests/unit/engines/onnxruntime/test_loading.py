@@ -21,7 +21,7 @@ CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, 
 
 def test_an_optimized_graph_of_ir_version_3_keeps_its_inputs(tmp_path: Path) -> None:
     """ONNX Runtime saves what it folds as inputs there: every request would lack them."""
-    light = Path(DATA_DIR, "light", "light_vgg19.onnx")
+    light = Path(DATA_DIR, "light", "light_squeezenet.onnx")
     save_optimized(light, session_options(CONFIG), tmp_path / "optimized.onnx")
     with (
         OnnxRuntimeEngine().build(tmp_path / "optimized.onnx", CONFIG) as optimized,
