@@ -21,6 +21,7 @@ from graphkiln_backend.repository.config import BACKEND
 from graphkiln_backend.server import installation
 from graphkiln_backend.server import run_folder as module
 from graphkiln_backend.server.installation import Installation
+from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.run_folder import (
     BACKEND_NAMES,
     RunFolder,
@@ -368,6 +369,16 @@ def test_models_that_were_sent_go_with_their_run(tmp_path: Path, noting: str) ->
         remove_sent_models(tmp_path)
         assert not sent.exists()
         assert Path(kept).is_dir()
+
+
+def test_a_placeholder_that_was_killed_before_it_noted_its_folder_goes_with_its_run(tmp_path: Path) -> None:
+    sent = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
+    for run, left in ((tmp_path / "another", True), (tmp_path / "run", False)):
+        (sent / "1").mkdir(parents=True, exist_ok=True)
+        code = Mirror(tmp_path / "run" / "overlay").forget([2], serving=[1]).files["1/model.py"]
+        (sent / "1" / "model.py").write_text(code)
+        remove_sent_models(run)
+        assert sent.exists() == left
 
 
 # The names of our backend, where Triton is installed and where it is not.
