@@ -12,9 +12,10 @@ import time
 
 
 def plant() -> None:
-    from graphkiln_backend.scoring import worker
+    from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
+    from graphkiln_backend.scoring.worker import Worker
 
-    load, run = worker.Worker._load, worker.SharedSession.run
+    load, run = Worker._load, OnnxRuntimeSession.run
     wrong = []
 
     def planted(*arguments, **options):
@@ -36,7 +37,7 @@ def plant() -> None:
         found = run(session, feeds, outputs)
         return {name: array + 1 for name, array in found.items()} if wrong else found
 
-    worker.Worker._load, worker.SharedSession.run = planted, computed
+    Worker._load, OnnxRuntimeSession.run = planted, computed
 
 
 def plant_disk() -> None:

@@ -266,7 +266,7 @@ def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
     """The same request with a model folder of this node, and the number of its version.
 
     Where the request names no version, the driver takes the newest one, and every worker the one that the driver took,
-    also when another one appears meanwhile. `graphkiln.scoring.running` has named one before: see `with_version` there.
+    also when another one appears meanwhile.
 
     Args:
         request: The run.
@@ -275,26 +275,18 @@ def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
     Raises:
         RepositoryError: There is no such model or version, or the store cannot be read.
     """
+    request = with_version(request)
     address = RemoteAddress.parse(str(request.model))
-    if address is None:
-        return _with_version_of(request, Path(request.model).absolute())
-    fetched = fetch_model(_version_address(address, request.version), folder)
-    version = fetched if request.version else newest_version(fetched)
-    return replace(request, model=version.parent, version=int(version.name))
-
-
-def _with_version_of(request: ScoreRequest, model: Path) -> ScoreRequest:
-    newest = int(newest_version(model).name)  # or says what is wrong with the model
-    if request.version and not (model / str(request.version)).is_dir():
+    if address:
+        version = f"{address.root}/{request.version}"
+        fetched = fetch_model(replace(address, root=version, text=f"{address}/{request.version}"), folder)
+        return replace(request, model=fetched.parent)
+    model = Path(request.model).absolute()
+    newest_version(model)  # or says what is wrong with the model
+    if not (model / str(request.version)).is_dir():
         there = ", ".join(map(str, version_folders(model.iterdir())))
         raise RepositoryError(f"model '{model.name}' has no version {request.version}", hint=f"it has {there}")
-    return replace(request, model=model, version=request.version or newest)
-
-
-def _version_address(model: RemoteAddress, version: int | None) -> RemoteAddress:
-    if version is None:
-        return model
-    return replace(model, root=f"{model.root}/{version}", text=f"{model}/{version}")
+    return replace(request, model=model)
 
 
 def check_session(replay: Replay | None) -> None:

@@ -42,16 +42,13 @@ class Scorer(Closeable):
         reader: Prepares them; owned.
 
     Attributes:
-        rows_done: Rows that have an answer or an error, of all units so far.
+        computing: Held while the session runs: it has one caller at a time.
     """
 
     def __init__(self, computation: Computation, reader: Reader) -> None:
-        self.rows_done = 0
         self._returned_at = time.monotonic()
         self._computation, self._reader = computation, reader
-        # Batches and checks take turns. A worker's proofs before a commit do not take it: they run on the same session,
-        # which therefore is a `worker.SharedSession` there, with a lock for each single run.
-        self._computing = threading.Lock()
+        self.computing = threading.Lock()
 
     def close(self) -> None:
         """End the threads."""
@@ -69,12 +66,11 @@ class Scorer(Closeable):
             SourceUnavailable: The input cannot be read just now.
             GraphkilnError: The session failed, and no row is to blame.
         """
-        unit = _Unit(self._computation, self._computing)
+        unit = _Unit(self._computation, self.computing)
         with self._reader.prepare(rows, quarantined or {}, _BATCHES_AHEAD * self.batch_size) as preparation:
             for batch in unit.batches(preparation):
                 unit.compute(batch)
                 preparation.release(batch)
-                self.rows_done += len(batch)
         scored = Scored(table=unit.answers.table(), times=StageTimes(**unit.seconds))
         self._return_memory()
         return scored

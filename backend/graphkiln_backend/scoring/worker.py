@@ -17,13 +17,10 @@ from importlib.metadata import version
 from itertools import islice
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.engines.base import Placement, Session
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import joined
-from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.errors import (
@@ -184,10 +181,10 @@ class Worker(Closeable):
         self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
         cores = request.cores_per_worker or usable_cores()
         model = read_model(with_local_model(request, self._vanishing.path), self._cache, cores)
-        proven, encoder = share(model.build(self._cache)), model.encoder(request)
+        proven, encoder = model.build(self._cache), model.encoder(request)
         self._scorer = model.scorer(proven, request, cores, self._cache)
         self._session = proven.session
-        self._prover = Prover(proven.replay, encoder.outputs)
+        self._prover = Prover(proven.replay, encoder.outputs, self._scorer.computing)
         self.facts = WorkerFacts(
             node=socket.gethostname(),
             pid=os.getpid(),
@@ -339,20 +336,21 @@ class Prover:
     Args:
         replay: The golden samples on the session; None where nothing can be replayed.
         outputs: Those that are used; None for all.
+        computing: Held while the session runs: it has one caller at a time.
 
     Raises:
         VerificationError: It does not compute the golden samples now.
     """
 
-    def __init__(self, replay: Replay | None, outputs: Sequence[str] | None) -> None:
-        self._replay = replay
+    def __init__(self, replay: Replay | None, outputs: Sequence[str] | None, computing: threading.Lock) -> None:
+        self._replay, self._computing = replay, computing
         self._outputs = tuple(outputs or (replay.reference if replay else ()))
         self._proving = threading.Lock()
         self._good_since = float("-inf")
         self._proven: list[Mapping[str, AnyArray]] = []
         self._next = 0
         if replay:
-            self._proven = [replay.run(sample, self._outputs) for sample in range(len(replay.samples))]
+            self._proven = self._compute(replay)
             replay.judge(self._proven)
 
     def prove(self, computed_at: float, rows: int = _SAMPLES * _ROWS_PER_SAMPLE) -> None:
@@ -381,43 +379,13 @@ class Prover:
         samples, proven = [replay.samples[each] for each in chosen], [self._proven[each] for each in chosen]
         part = replace(replay, samples=tuple(samples), reference=joined(proven))
         try:
-            part.judge([part.run(sample, self._outputs) for sample in range(len(chosen))])
+            part.judge(self._compute(part))
         except GraphkilnError as error:
             raise WorkerUnfit(f"it no longer computes the golden samples as it did: {error}") from error
 
-
-class SharedSession(Closeable):
-    """A session that several threads may use, one after the other: those that compute units, and those that prove it.
-
-    `Scorer` has a lock of its own around it, which proofs before a commit do not take.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._lock = threading.Lock()
-
-    @property
-    def signature(self) -> Signature:
-        """Signature of the session."""
-        return self._session.signature
-
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Run the session."""
-        with self._lock:
-            return self._session.run(feeds, outputs)
-
-    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Read the placement back from the session."""
-        with self._lock:
-            return self._session.placement(feeds)
-
-    def close(self) -> None:
-        """Close the session, once it does not run."""
-        with self._lock:
-            self._session.close()
-
-
-def share(proven: ProvenSession) -> ProvenSession:
-    """Make a session usable by several threads; requests and replays take turns on it. The result owns it."""
-    session = SharedSession(proven.session)
-    return replace(proven, session=session, replay=proven.replay and replace(proven.replay, session=session))
+    def _compute(self, replay: Replay) -> list[Mapping[str, AnyArray]]:
+        computed: list[Mapping[str, AnyArray]] = []
+        for sample in range(len(replay.samples)):
+            with self._computing:  # batches of units may come between two samples
+                computed.append(replay.run(sample, self._outputs))
+        return computed

@@ -54,10 +54,13 @@ def test_a_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypat
     assert with_local_model(request("store/m"), tmp_path).model == model
 
 
-def test_what_lies_in_a_remote_store_is_fetched(fetched: list[str], model: Path, tmp_path: Path) -> None:
+def test_what_is_in_a_remote_store_is_fetched(
+    fetched: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: ["2/model.onnx", "10/model.onnx"])
     newest = with_local_model(request("s3://bucket/store/m"), tmp_path)
     named = with_local_model(request("s3://bucket/store/m", 2), tmp_path)
-    assert fetched == ["s3://bucket/store/m bucket/store/m", "s3://bucket/store/m/2 bucket/store/m/2"]
+    assert fetched == [f"s3://bucket/store/m/{number} bucket/store/m/{number}" for number in (10, 2)]
     assert [(each.model, each.version) for each in (newest, named)] == [(model, 10), (model, 2)]
 
 

@@ -14,7 +14,7 @@ from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.scoring.errors import WorkerUnfit
-from graphkiln_backend.scoring.worker import Prover, SharedSession
+from graphkiln_backend.scoring.worker import Prover
 
 RIGHT = {"scores": np.array([[1.0, 2.0]], np.float32)}
 
@@ -41,7 +41,7 @@ class Session:
 
 def prover(session: Session) -> Prover:
     replay = Replay(session=session, samples=({},), reference=RIGHT, limits=EXPORT)  # type: ignore[arg-type]
-    return Prover(replay, ["scores"])
+    return Prover(replay, ["scores"], threading.Lock())
 
 
 def test_what_was_computed_before_the_last_proof_needs_no_other() -> None:
@@ -72,7 +72,7 @@ def test_all_golden_samples_have_their_turn() -> None:
     reference = {"scores": np.repeat(RIGHT["scores"], 6, axis=0)}
     session = Numbered()
     replay = Replay(session=session, samples=samples, reference=reference, limits=EXPORT)  # type: ignore[arg-type]
-    proofs = Prover(replay, None)
+    proofs = Prover(replay, None, threading.Lock())
     for _ in range(3):
         proofs.prove(time.monotonic())
     assert seen == [*range(6), 0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
@@ -92,15 +92,22 @@ def test_a_session_that_computes_otherwise_than_before_is_unfit() -> None:
 
 
 def test_without_anything_to_replay_nothing_is_proven() -> None:
-    Prover(None, None).prove(time.monotonic())
+    Prover(None, None, threading.Lock()).prove(time.monotonic())
 
 
-def test_threads_take_turns_on_a_session() -> None:
-    session = Session()
-    shared = SharedSession(session)  # type: ignore[arg-type]
-    threads = [threading.Thread(target=shared.run, args=({},)) for _ in range(8)]
+def test_a_session_has_one_caller_at_a_time() -> None:
+    computing, session = threading.Lock(), Session()
+    replay = Replay(session=session, samples=({},), reference=RIGHT, limits=EXPORT)  # type: ignore[arg-type]
+    proofs = Prover(replay, None, computing)
+
+    def compute() -> None:
+        with computing:
+            session.run({})
+
+    threads = [threading.Thread(target=compute) for _ in range(4)]
+    threads += [threading.Thread(target=proofs.prove, args=(time.monotonic() + 1,)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (session.runs, session.most_inside) == (8, 1)
+    assert session.most_inside == 1
