@@ -63,11 +63,10 @@ class Killer:
 def test_workers_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", 4, address=cluster.address)
     killer = Killer(cluster, every=12, seed=5)
-    summary = score_data_set(request, killer)
-    assert (summary.scored, summary.errors) == (400, 0)
+    score_data_set(request, killer)
     assert check_each_once(tmp_path / "out", 400) == {}
     assert len(killer.kills) >= 5
-    assert summary.workers_ended > 0
+    assert any(isinstance(each, WorkerEnded) for each in killer.told)
     assert sum(isinstance(each, NodeLost) for each in killer.told) <= killer.kills.count("node")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,30 @@ from onnx import TensorProto, helper
 from scored_images import gray, row
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, RepositoryError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.lowering.remembered import Measurement
 from graphkiln_backend.lowering.settings import Override
+from graphkiln_backend.lowering.trial import SyntheticInputs
+from graphkiln_backend.scoring import model as model_fetch
+from graphkiln_backend.scoring import model as module
+from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.model import ScoringModel, read_model
+from graphkiln_backend.scoring.model import (
+    ScoringModel,
+    choose_batch_size,
+    measure_sizes,
+    read_model,
+    with_local_model,
+    with_version,
+)
 from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.storage.address import RemoteAddress
 
 SPEC = Preprocess(crop=(4, 4), color="L")
 RAW = f'parameters {{ key: "preprocess" value {{ string_value: {json.dumps(SPEC.to_json())} }} }}\n'
@@ -173,3 +193,194 @@ class TestRefusals:
         zoo.add(store, "sums", sums("batch", 1, 4, 4, dtype=TensorProto.UINT8), f"{RAW}max_batch_size: 4")
         with pytest.raises(ScoringError, match="they are FP32, it is x UINT8"):
             read_model(request(store / "sums"), cache, 1)
+
+
+# The model of a run is found on each node, and every node takes the same version.
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for version in ("2", "10"):
+        (tmp_path / "store" / "m" / version).mkdir(parents=True)
+    return tmp_path / "store" / "m"
+
+
+@pytest.fixture
+def fetched(model: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was asked of the remote store, which has the same model."""
+    asked: list[str] = []
+
+    def fetch(address: RemoteAddress, _: Path) -> Path:
+        asked.append(f"{address} {address.root}")
+        name = address.root.rpartition("/")[2]
+        return model / name if name.isdigit() else model
+
+    monkeypatch.setattr(model_fetch, "fetch_model", fetch)
+    return asked
+
+
+def request_of_model_fetch(model: Path | str, version: int | None = None) -> ScoreRequest:
+    return ScoreRequest(source="photos", destination="answers", model=model, version=version)
+
+
+def test_the_newest_version_becomes_the_one_that_every_worker_takes(model: Path, tmp_path: Path) -> None:
+    found = with_local_model(request_of_model_fetch(model), tmp_path)
+    assert (found.model, found.version) == (model, 10)
+    assert with_local_model(request_of_model_fetch(model, 2), tmp_path).version == 2
+
+
+def test_a_version_that_is_not_there_is_told_with_those_that_are(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError, match=r"model 'm' has no version 7 \(it has 2, 10\)"):
+        with_local_model(request_of_model_fetch(model, 7), tmp_path)
+
+
+def test_a_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert with_local_model(request_of_model_fetch("store/m"), tmp_path).model == model
+
+
+def test_what_is_in_a_remote_store_is_fetched(
+    fetched: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: ["2/model.onnx", "10/model.onnx"])
+    newest = with_local_model(request_of_model_fetch("s3://bucket/store/m"), tmp_path)
+    named = with_local_model(request_of_model_fetch("s3://bucket/store/m", 2), tmp_path)
+    assert fetched == [f"s3://bucket/store/m/{number} bucket/store/m/{number}" for number in (10, 2)]
+    assert [(each.model, each.version) for each in (newest, named)] == [(model, 10), (model, 2)]
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError):
+        with_local_model(request_of_model_fetch(tmp_path / "nothing"), tmp_path)
+
+
+def test_the_version_that_a_record_names(model: Path) -> None:
+    assert with_version(request_of_model_fetch(model)).version == 10
+    assert with_version(request_of_model_fetch(model, 2)).version == 2
+
+
+def test_of_a_remote_store_only_the_listing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = ["config.pbtxt", "2/model.onnx", "10/model.onnx", "old/model.onnx"]
+    monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: listed)
+    assert with_version(request_of_model_fetch("s3://bucket/store/m")).version == 10
+    listed[:] = ["config.pbtxt"]
+    with pytest.raises(RepositoryError, match="no model at s3://bucket/store/m"):
+        with_version(request_of_model_fetch("s3://bucket/store/m"))
+
+
+# The smallest of the fastest batch sizes, remembered.
+
+CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="")
+
+
+class Timed:
+    """A session that takes the time that a test says for a batch.
+
+    Args:
+        row_s: Seconds of a row by batch size.
+        most: It fails at larger batches.
+    """
+
+    def __init__(self, row_s: dict[int, float], most: int = 100) -> None:
+        self.row_s, self.most, self.now_s, self.runs = row_s, most, 0.0, 0
+        self.signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 1)),), outputs=())
+
+    def run(self, feeds: Mapping[str, AnyArray], _: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        size = len(feeds["x"])
+        if size > self.most:
+            raise ExecutionError("too large")
+        self.runs += 1
+        self.now_s += size * self.row_s[size]
+        return {}
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
+    session = Timed({1: 2.0, 2: 1.0, 4: 0.99, 8: 1.5})
+    monkeypatch.setattr(module, "time", session)
+    return session
+
+
+def test_of_equally_fast_sizes_the_smallest(timed: Any) -> None:
+    measured = measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
+    assert measured.chosen == "2"
+    assert measured.rates == {"1": 0.5, "2": 1.0, "4": 1.01, "8": 0.6667}
+
+
+def test_sizes_that_fail_are_left_out(timed: Any) -> None:
+    timed.most = 1
+    assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).chosen == "1"
+    timed.most = 0
+    assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).rates == {}
+
+
+class Memory:
+    """Artifacts that remember one choice."""
+
+    value: Measurement | None = None
+    conditions: Mapping[str, str]
+
+    @contextmanager
+    def recall_choice(self, _: object, conditions: Mapping[str, str]) -> Iterator[Memory]:
+        self.conditions = conditions
+        yield self
+
+    def keep(self, value: Measurement) -> None:
+        self.value = value
+
+
+def test_measures_once(timed: Any) -> None:
+    memory: Any = Memory()
+    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
+    assert "threads" in memory.conditions
+    runs = timed.runs
+    assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
+    assert timed.runs == runs
+
+
+def test_nothing_to_measure(timed: Any) -> None:
+    never: Any = None
+    assert choose_batch_size(never, timed, CONFIG, [1], SyntheticInputs()) == 1
+    assert choose_batch_size(never, timed, CONFIG, [1, 8], None) == 8
+    assert timed.runs == 0
+
+
+# What the driver knows of a model, and mistakes in it.
+
+
+def request_of_run_model(model: Path) -> ScoreRequest:
+    return ScoreRequest(source="a", destination="b", model=str(model), backends=frozenset({"graphkiln"}))
+
+
+def test_its_version_and_what_changes_an_answer(digits: Path, tmp_path: Path) -> None:
+    found = read_run_model(request_of_run_model(digits), tmp_path)
+    assert (found.request.version, found.request.model) == (1, str(digits))
+    other = read_run_model(replace(request_of_run_model(digits), top_k=2), tmp_path)
+    assert found.configuration != other.configuration
+
+
+def test_one_that_takes_no_images(digits: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(digits, tmp_path / "digits")
+    for path in model.rglob("*.*"):
+        if path.suffix != ".onnx":
+            path.unlink()
+    with pytest.raises(GraphkilnError, match="does not say how an image becomes its input"):
+        read_run_model(request_of_run_model(model), tmp_path)
+
+
+def test_an_output_that_it_does_not_have(digits: Path, tmp_path: Path) -> None:
+    with pytest.raises(ScoringError, match="the model has no output 'nothing'"):
+        read_run_model(replace(request_of_run_model(digits), outputs=("nothing",)), tmp_path)
+
+
+@pytest.mark.parametrize(("columns", "name"), [({}, "labels"), ({"scores": True}, "scores")])
+def test_a_column_of_the_input_that_is_called_like_an_answer(
+    digits: Path, tmp_path: Path, columns: dict[str, Any], name: str
+) -> None:
+    """Told before workers are started, each of which would refuse its first unit."""
+    taken = replace(request_of_run_model(digits), keep_columns=("price", name), **columns)
+    with pytest.raises(ScoringError, match=f"the input has a column '{name}', and so has the output"):
+        read_run_model(taken, tmp_path)

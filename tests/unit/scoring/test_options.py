@@ -9,7 +9,6 @@ import pytest
 
 from graphkiln.scoring.options import ScoreOptions, absolute, build_request, parse_model
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.scoring.errors import ScoringError
 
 
 def test_paths_mean_the_same_on_every_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +82,6 @@ def test_mistakes(options: Any, words: str) -> None:
         build_request("a", "/s/m", "b", options)
     assert words in str(caught.value)
     assert caught.value.exit_code == 2
-
-
-def test_an_error_of_ours_is_a_scoring_error() -> None:
-    with pytest.raises(ScoringError):
-        build_request("a", "/s/m", "b", {"workers": -1})
 
 
 def test_one_text_is_no_list_of_its_letters() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from score_events import ENDED, FACTS, PLANNED, RUN, Clock, committed
 
 from graphkiln.scoring.run_state import Progress, RunState
+from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.scoring.messages import (
     NodeLost,
     NodeRefused,
@@ -108,3 +111,13 @@ def test_a_run_that_scores_nothing_but_errors_says_so_once(state: RunState) -> N
 
 def test_rows_that_are_partly_errors_are_nothing_to_say(state: RunState) -> None:
     assert not state.observe(committed("a", rows=1000, errors=999)).message
+
+
+# A line of `--progress json` can be read back.
+
+
+def test_every_line_is_a_progress() -> None:
+    state = RunState(Clock())
+    for event in RUN:
+        progress = state.observe(event)
+        assert decode(Progress, json.loads(json.dumps(encode(progress)))) == progress

@@ -71,13 +71,6 @@ def test_each_unit_is_committed_once_and_the_guilty_rows_are_those_planted(
     assert fleet.most_in_flight <= UNITS_PER_WORKER
 
 
-def test_the_row_that_ends_its_worker_is_named_with_what_it_does() -> None:
-    told: list[Event] = []
-    run(FakeFleet(guilty={unit(2).id: {17}}), 5, told)
-    (found,) = [each for each in told if isinstance(each, RowQuarantined)]
-    assert (found.path, found.position, found.reason) == ("/images/2", 17, "ended its worker")
-
-
 def ready(schedule: Schedule, *workers: str) -> None:
     for worker in workers:
         schedule.handle(Ready(worker=worker, facts=facts()), 0.0)
@@ -263,17 +256,6 @@ def test_a_search_finds_one_of_the_guilty_rows(data: st.DataObject) -> None:
     assert search.guilty in guilty
 
 
-def test_a_row_is_guilty_only_when_it_ends_its_worker_alone_twice() -> None:
-    search = RowSearch(100)
-    run_search(search, set())
-    assert (search.inconclusive, search.guilty) == (True, None)
-    search = RowSearch(1)
-    search.ended()
-    assert not search.is_over
-    search.survived()
-    assert search.inconclusive
-
-
 def test_patience_follows_the_slowest_of_the_last_units() -> None:
     schedule = schedule_of([unit(number) for number in range(60)])
     ready(schedule, "a")
@@ -307,12 +289,6 @@ def test_a_store_may_fail_for_a_while() -> None:
             number, _ = begin(schedule, "a", now + 10.0 * later)
             schedule.handle(Failed(worker="a", attempt=number, cause=Cause.STORE, reason="busy"), float(now))
         schedule.handle(done("a", begin(schedule, "a", now + 90.0)), float(now))
-
-
-def test_a_run_without_units_needs_no_worker() -> None:
-    fleet = FakeFleet(size=1)
-    drive(Schedule(iter([]), lambda _: None), fleet, lambda: None, fleet.clock)
-    assert fleet.most_in_flight == 0
 
 
 def test_a_run_that_lost_its_lock_stops_at_once() -> None:

@@ -6,19 +6,25 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from scored_images import SIDE, SPEC, FakeSession, gray, grays, row
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.scoring import scorer as module
-from graphkiln_backend.scoring.encoders import Encoder, Size, raw_outputs
-from graphkiln_backend.scoring.errors import InputChanged
+from graphkiln_backend.scoring.encoders import Encoder, Size, all_scores, best_classes, raw_outputs, vectors
+from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, StageTimes
+from graphkiln_backend.scoring.scorer import Answers, BatchBuffer, Computation, ImageInput, Scorer, StageTimes
 from graphkiln_backend.scoring.units import Row
 
 
@@ -191,3 +197,152 @@ def test_says_what_each_stage_took() -> None:
     assert times.commit_s == 0
     assert (times + StageTimes(commit_s=2)).commit_s == 2
     assert (times + times).decode_s == 2 * times.decode_s
+
+
+# A table with a row for each row, whose types do not depend on what happens to stand in them.
+
+SCHEMA = pa.schema([pa.field("score", pa.list_(pa.float32(), 2))])
+
+
+def scores(*rows: list[float]) -> pa.Array:
+    return pa.array(rows, SCHEMA.field("score").type)
+
+
+def test_rows_with_errors_have_no_answers() -> None:
+    answers = Answers(SCHEMA, "digits", 3)
+    answers.add_columns([scores([1, 2])])
+    answers.add([row("a", b""), row("b", b"")], ["broken", None])
+    answers.add_columns([scores([3, 4])])
+    answers.add([row("c", b""), row("d", b"")], [None, "gone"])
+    table = answers.table()
+    assert table.schema.names == ["id", "score", "model", "version", "error"]
+    assert table.column("id").to_pylist() == ["a", "b", "c", "d"]
+    assert table.column("score").to_pylist() == [None, [1, 2], [3, 4], None]
+    assert table.column("error").to_pylist() == ["broken", None, None, "gone"]
+    assert table.column("model").to_pylist() == ["digits"] * 4
+    assert table.column("version").to_pylist() == [3] * 4
+    table.validate(full=True)
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones((1, *shape), np.float32)
+
+
+SPEC_OF_ANSWERS = TensorSpec(name="y", dtype=DType.FP32, shape=("batch", 2, 3))
+ENCODERS = [
+    (all_scores(replace(SPEC_OF_ANSWERS, shape=("batch", 3))), ones(3)),
+    (raw_outputs([SPEC_OF_ANSWERS]), ones(2, 3)),
+    (raw_outputs([replace(SPEC_OF_ANSWERS, shape=("batch", "many"))]), ones(4)),
+    (best_classes(replace(SPEC_OF_ANSWERS, shape=("batch", 3)), 2), ones(3)),
+    (vectors(Embedding(vectors="y"), replace(SPEC_OF_ANSWERS, shape=("batch", 3))), ones(3)),
+]
+
+
+@pytest.mark.parametrize(("encoder", "output"), ENCODERS, ids=["scores", "fixed", "varying", "top", "vector"])
+def test_a_file_with_errors_is_read_by_arrow(encoder: Encoder, output: np.ndarray, tmp_path: Path) -> None:
+    """It cannot read lists of a fixed size of which one is null, though it writes them."""
+    answers = Answers(encoder.schema, "m", 1)
+    answers.add_columns(encoder.encode({"y": output}, []))
+    answers.add([row("a", b""), row("b", b"")], [None, "broken"])
+    pq.write_table(answers.table(), tmp_path / "rows.parquet")
+    read = pq.read_table(tmp_path / "rows.parquet")
+    assert read.to_pylist() == answers.table().to_pylist()
+    assert read.column(1).null_count == 1
+
+
+@pytest.mark.parametrize("errors", [[], ["broken"], ["broken", "gone"]])
+def test_types_are_the_same_without_any_answer(errors: list[str]) -> None:
+    answers = Answers(SCHEMA, "digits", 1)
+    answers.add([row(error, b"") for error in errors], errors)
+    table = answers.table()
+    assert len(table) == len(errors)
+    assert table.schema.field("score") == SCHEMA.field("score")
+    assert table.schema.field("version").type == pa.int64()
+
+
+def test_kept_columns_keep_their_types() -> None:
+    answers = Answers(pa.schema([]), "digits", 1)
+    answers.add([row("a", b"", price=pa.nulls(1, pa.decimal128(5, 2)), tag=pa.array(["x"]))], [None])
+    table = answers.table()
+    assert table.schema.field("price").type == pa.decimal128(5, 2)
+    assert table.select(["id", "price", "tag"]).to_pylist() == [{"id": "a", "price": None, "tag": "x"}]
+
+
+@pytest.mark.parametrize("name", ["id", "score", "error"])
+def test_a_kept_column_cannot_have_the_name_of_another(name: str) -> None:
+    answers = Answers(SCHEMA, "digits", 1)
+    answers.add_columns([scores([1, 2])])
+    answers.add([row("a", b"", **{name: pa.array([1])})], [None])
+    with pytest.raises(ScoringError, match=f"column '{name}'"):
+        answers.table()
+
+
+# What graphs take of images, and what they do not.
+
+RGB = Preprocess(crop=(8, 6))
+
+
+def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
+    output = TensorSpec(name="y", dtype=DType.FP32, shape=(*shape[:-3], 10))
+    return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=(output,))
+
+
+class TestForms:
+    def test_batches(self) -> None:
+        found = ImageInput.of(signature("batch", 3, 8, 6), RGB, 4)
+        assert (found.batched, found.most_rows) == (True, 4)
+        samples = [np.full((3, 8, 6), number, np.float32) for number in range(2)]
+        batches = BatchBuffer()
+        assert found.feeds(samples, batches)["x"].tolist() == np.stack(samples).tolist()
+        assert found.feeds(samples[:1], batches)["x"].shape == (1, 3, 8, 6)
+
+    @pytest.mark.parametrize("first", [1, "batch"])
+    def test_without_batches_one_by_one(self, first: int | str) -> None:
+        found = ImageInput.of(signature(first, 3, 8, 6), RGB, 0)
+        assert (found.batched, found.most_rows) == (True, 1)
+
+    def test_without_a_batch_dimension(self) -> None:
+        graph = signature(3, 8, 6)
+        found = ImageInput.of(graph, RGB, 0)
+        assert (found.batched, found.most_rows) == (False, 1)
+        assert found.feeds([np.zeros((3, 8, 6), np.float32)], BatchBuffer())["x"].shape == (3, 8, 6)
+        assert found.rows({"y": np.zeros(10)}, 1)["y"].shape == (1, 10)
+        assert found.signature_of_rows(graph).outputs[0].shape == ("batch", 10)
+
+    def test_raw_pixels_and_half_precision(self) -> None:
+        raw = Preprocess(crop=(8, 6), layout="HWC", dtype=DType.UINT8)
+        assert ImageInput.of(signature("batch", 8, 6, 3, dtype=DType.UINT8), raw, 2).most_rows == 2
+        half = replace(RGB, dtype=DType.FP16)
+        assert ImageInput.of(signature("batch", 3, 8, 6, dtype=DType.FP16), half, 2).most_rows == 2
+
+    def test_images_of_any_size(self) -> None:
+        assert ImageInput.of(signature("batch", 3, "height", "width"), Preprocess(), 2).batched
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("graph", "spec"),
+        [
+            (signature("batch", 3, 8, 6, dtype=DType.UINT8), RGB),
+            (signature("batch", 3, 8, 8), RGB),
+            (signature("batch", 3, 8, 6), Preprocess(resize=(8, 8))),
+            (signature("batch", 8, 6, 3), RGB),
+            (signature("batch", 10), RGB),
+            (signature(4, 3, 8, 6), RGB),
+            (signature("batch", 1, 8, 6), Preprocess()),
+        ],
+    )
+    def test_what_images_do_not_become(self, graph: Signature, spec: Preprocess) -> None:
+        with pytest.raises(ScoringError, match="does not take what images become"):
+            ImageInput.of(graph, spec, 0)
+
+    def test_two_inputs(self) -> None:
+        (image,) = signature("batch", 3, 8, 6).inputs
+        graph = Signature(inputs=(image, replace(image, name="mask")), outputs=())
+        with pytest.raises(ScoringError, match="one input, the image; it has 2: x, mask"):
+            ImageInput.of(graph, RGB, 4)
+
+    def test_an_output_that_has_not_a_row_for_each_image(self) -> None:
+        found = ImageInput.of(signature("batch", 3, 8, 6), RGB, 4)
+        with pytest.raises(ExecutionError, match=r"shape \[3, 10\] for 2 images"):
+            found.rows({"y": np.zeros((3, 10))}, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import threading
 import pytest
 
 from graphkiln_backend.scoring.driver import interruptible
-from graphkiln_backend.scoring.errors import RunInterrupted
+from graphkiln_backend.scoring.errors import RunInterrupted, StoreError
 
 PROGRAM = """
 import signal, sys
@@ -65,3 +66,17 @@ def test_a_signal_within_compiled_code_is_told_as_one() -> None:
         raise SystemError("returned a result with an exception set") from RunInterrupted(signal.SIGTERM)
     with pytest.raises(SystemError, match="another"), interruptible():
         raise SystemError("another")
+
+
+# What can go wrong with a whole data set.
+
+
+def test_a_run_that_is_ended_exits_as_a_shell_tells_it() -> None:
+    found = [(RunInterrupted(number).exit_code, str(RunInterrupted(number))) for number in (signal.SIGINT, 15)]
+    assert [status for status, _ in found] == [130, 143]
+    assert found[1][1].startswith("ended by SIGTERM (what was committed stays; run the same command")
+
+
+def test_an_error_of_a_worker_keeps_what_it_says_on_its_way() -> None:
+    error = pickle.loads(pickle.dumps(StoreError("the disk is full", hint="free some", passing=True)))  # noqa: S301
+    assert (str(error), error.passing) == ("the disk is full (free some)", True)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from fake_fleet import facts
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from graphkiln_backend.scoring import fleet as module
 from graphkiln_backend.scoring.cluster import Node
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.fleet import MOST_LOST, RayFleet
-from graphkiln_backend.scoring.messages import Attempt, Blame, Done, Ended, Event, NodeRefused, Ready
+from graphkiln_backend.scoring.messages import Blame, Ended, Event, NodeRefused
 from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import Unit
 from graphkiln_backend.scoring.worker import WorkerActor
 
 NODE = Node(id="n", name="node", cores=1, gpus=0)
@@ -48,17 +45,6 @@ def test_after_many_in_a_row_the_node_is_refused_with_the_reason(fleet: RayFleet
     assert told == [NodeRefused(node="node", reason=reason)]
     with pytest.raises(ScoringError, match="no node can take part: node: 10 workers in a row"):
         fleet._check_not_empty(0.0)
-
-
-def test_a_worker_that_was_ready_counts_anew(fleet: RayFleet, told: list[Event]) -> None:
-    lose(fleet, MOST_LOST - 1)
-    fleet._members["worker"] = module._Member(actor=None, node=NODE, heartbeat_call=None, calls={})
-    ready = Ready(worker="worker", facts=replace(facts("node"), configuration="configuration"))
-    fleet._greet(fleet._members["worker"], ready)
-    assert fleet._members["worker"].ready
-    lose(fleet, MOST_LOST - 1)
-    lose(fleet, MOST_LOST, ready=True)
-    assert told == []
 
 
 def test_workers_whose_cores_others_use_are_told_once(fleet: RayFleet, caplog: pytest.LogCaptureFixture) -> None:
@@ -106,23 +92,6 @@ def test_what_ray_says_of_a_worker_becomes_a_reason(fleet: RayFleet, monkeypatch
         ended = fleet._collect("w", "one")
         assert ended == Ended(worker="w", blame=blame, reason=reason, committing=frozenset([2]))
         assert fleet._members == {}
-
-
-def test_what_is_computed_is_committed_in_a_call_of_its_own(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = Done(worker="w", attempt=7, report=None)
-    returned = {"compute call": None, "commit call": done, "progress call": 5}
-    monkeypatch.setattr(module.ray, "get", returned.__getitem__)
-    fleet._members["w"] = module._Member(
-        actor=Actor(), node=NODE, heartbeat_call="progress call", calls={}, since=0.0, ready=True
-    )
-    fleet.assign("w", 7, Attempt(unit=Unit(id="u", path="p", part="", rows=1)))
-    assert fleet._collect("w", "compute call") is None
-    assert fleet._members["w"].calls == {"commit call": module._Call(module._Stage.COMMIT, 7)}
-    assert fleet._collect("w", "commit call") == done
-    assert fleet._members["w"].calls == {}
-    fleet._members["w"].since = 0.0
-    assert fleet._collect("w", "progress call") is None
-    assert (fleet._members["w"].progress, fleet._members["w"].since > 0) == (5, True)
 
 
 def test_a_worker_that_stands_still_is_ended_and_one_that_goes_on_is_not(

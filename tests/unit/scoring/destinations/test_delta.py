@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +66,6 @@ def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:
     destination._write([_add_action(result(unit(0)), f"{unit(0).id}-{'0' * 32}.parquet", 1)], None)  # as a restore does
     with pytest.raises(ScoringError, match=f"has two results of unit {unit(0).id}: was an older version"):
         destination.committed_ids()
-
-
-def test_a_removed_unit_can_be_committed_anew(destination: Destination, tmp_path: Path) -> None:
-    destination.commit(result(unit(0)))
-    destination.commit(result(unit(1)))
-    destination.remove([unit(0).id, unit(7).id])
-    assert list(destination.committed_ids()) == [unit(1).id]
-    assert DeltaTable(tmp_path / "out").to_pyarrow_table().num_rows == 2
-    with pytest.raises(ScoringError, match="has no result"):
-        destination.read(unit(0).id, ["id"])
-    destination.commit(result(unit(0)))
-    assert verify(destination, [unit(0), unit(1)]).ok
 
 
 def test_a_commit_whose_answer_was_lost_is_no_twin(destination: Destination, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,9 +143,49 @@ def test_a_table_and_files_that_are_in_none_do_not_share_a_folder(tmp_path: Path
             ask()
 
 
-def test_a_result_that_is_refused_leaves_no_file(destination: Destination, tmp_path: Path) -> None:
-    destination.commit(result(unit(0)))
-    other = Result(unit_id=unit(1).id, configuration="model", table=result(unit(1)).table.drop_columns(["kept"]))
-    with pytest.raises(ScoringError, match="has other columns"):
-        destination.commit(other)
-    assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
+# What is written into a Delta table is read by others with the same values.
+
+UNIT = "0" * 32
+COLUMNS: dict[str, tuple[pa.DataType, Any]] = {
+    "u8": (pa.uint8(), 200),
+    "u16": (pa.uint16(), 60_000),
+    "u32": (pa.uint32(), 4_000_000_000),
+    "u64": (pa.uint64(), 2**64 - 1),
+    "list": (pa.list_(pa.uint8()), [200, 1]),
+    "fixed": (pa.list_(pa.float32(), 2), [0.5, 0.25]),
+    "struct": (pa.struct([("n", pa.uint16()), ("t", pa.large_string())]), {"n": 60_000, "t": "x"}),
+    "bytes": (pa.binary(2), b"ab"),
+    "word": (pa.dictionary(pa.int8(), pa.string()), "x"),
+    "nothing": (pa.null(), None),
+}
+
+
+def committed(folder: Path, table: pa.Table) -> pa.Table:
+    destination = destination_at(str(folder), format="delta")
+    destination.prepare()
+    table = table.append_column("error", pa.nulls(len(table), pa.string()))
+    destination.commit(Result(unit_id=UNIT, configuration="model", table=table))
+    return DeltaTable(folder).to_pyarrow_table()
+
+
+def test_other_readers_see_the_same_values(tmp_path: Path) -> None:
+    table = pa.table({name: pa.array([value], kind) for name, (kind, value) in COLUMNS.items()})
+    (row,) = committed(tmp_path / "out", table).to_pylist()
+    expected = {name: value for name, (_, value) in COLUMNS.items()} | {"u64": Decimal(2**64 - 1), "error": None}
+    assert row == expected
+
+
+def test_times_have_microseconds(tmp_path: Path) -> None:
+    table = pa.table(
+        {"here": pa.array([1_007], pa.timestamp("ns")), "there": pa.array([5], pa.timestamp("s", "+02:00"))}
+    )
+    read = committed(tmp_path / "out", table)
+    assert read.column("here").cast(pa.int64()).to_pylist() == [1]
+    assert read.column("there").cast(pa.int64()).to_pylist() == [5_000_000]
+
+
+def test_what_delta_lacks_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ScoringError, match=r"Delta has no column for this: .*Time64.*--keep-columns") as raised:
+        committed(tmp_path / "out", pa.table({"t": pa.array([1], pa.time64("us"))}))
+    assert "\n" not in str(raised.value)
+    assert list((tmp_path / "out").iterdir()) == []

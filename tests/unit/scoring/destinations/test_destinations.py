@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from graphkiln.scoring.record import collect_errors
@@ -93,7 +94,7 @@ def destination(open_it: Open) -> Destination:
     return made
 
 
-def test_what_is_committed_is_read_back_and_whole(destination: Destination, open_it: Open) -> None:
+def test_what_is_committed_is_read_back_and_whole(destination: Destination, open_it: Open, tmp_path: Path) -> None:
     assert list(destination.committed_ids()) == []
     units = [unit(number) for number in range(3)]
     for each in units:
@@ -103,6 +104,9 @@ def test_what_is_committed_is_read_back_and_whole(destination: Destination, open
     found = verify(open_it(), units)
     assert (found.ok, found.scored, found.errors) == (True, 6, 3)
     assert collect_errors(destination, destination.committed_ids()) == 3
+    assert destination.notes.fetch("_errors.parquet", tmp_path / "errors")
+    errors = {(row["id"], row["unit"]): row["reason"] for row in pq.read_table(tmp_path / "errors").to_pylist()}
+    assert errors == {(f"row/{each.path}/1", each.id): "no image: \t\\N \n'" for each in units}
     open_it().prepare()
 
 

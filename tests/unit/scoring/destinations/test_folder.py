@@ -35,11 +35,6 @@ def refusing(number: int) -> Any:
     return fail
 
 
-def test_preparing_leaves_an_empty_folder(store: FolderStore, tmp_path: Path) -> None:
-    assert list((tmp_path / "out").iterdir()) == []
-    assert list(store.names()) == []
-
-
 def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     synced = []
     original = os.fsync
@@ -164,12 +159,6 @@ def test_a_folder_that_is_not_mounted_here_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="must be the same on all nodes"):
         FolderStore(tmp_path / "out").create("a", CONTENT)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    (tmp_path / "out").touch()
-    with pytest.raises(StoreError, match="out cannot be written or read"):
-        FolderStore(tmp_path / "out").prepare()
 
 
 def test_what_killed_writers_left_is_removed_by_age(store: FolderStore, tmp_path: Path) -> None:

@@ -69,15 +69,6 @@ def wait_for_loss(lock: Lock, act: Callable[[], None] = lambda: None) -> None:
         time.sleep(0.005)
 
 
-def test_the_second_driver_is_refused_until_the_first_has_released_it(take: Callable[..., Lock]) -> None:
-    first = take("first")
-    with pytest.raises(DestinationBusy, match=r"is being written by run first \(process \d+ on .*expires in \d+ s"):
-        take("second")
-    first.close()
-    first.close()
-    take("second").check()
-
-
 def test_a_process_that_is_gone_holds_nothing(take: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch) -> None:
     take("first")
     monkeypatch.setattr(Holder, "is_gone", True)

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
-from graphkiln_backend.scoring.destinations.table import TableDestination
-from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError
+from graphkiln_backend.scoring.destinations.table import (
+    TableDestination,
+    parse_table,
+    resolve_table,
+    sql_type,
+    sql_values,
+)
+from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
@@ -50,36 +60,12 @@ def destination(database: Database) -> TableDestination:
     return made
 
 
-def test_rows_come_back_as_they_were(destination: TableDestination) -> None:
-    expected = result(unit(0, 50))
-    destination.commit(expected)
-    read = destination.read(unit(0, 50).id, expected.table.column_names)
-    for name in expected.table.column_names:
-        values = read.column(name).to_pylist()
-        assert values == expected.table.column(name).to_pylist() or name == "scores"
-    scores = [None if row is None else np.float32(row).tolist() for row in read.column("scores").to_pylist()]
-    assert scores == expected.table.column("scores").to_pylist()
-
-
 def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, database: Database) -> None:
     destination.commit(result(unit(0)))
     with database.transaction() as connection:
         connection.execute("DELETE FROM answers WHERE unit_row = 0")
     (finding,) = verify(destination, [unit(0)]).findings
     assert "the ledger has 2 answers and 1 errors, the table 1 and 1" in finding.message
-
-
-@pytest.mark.parametrize("other", ["public.answers", 'public."answers"'])
-def test_another_spelling_is_the_same_table(destination: TableDestination, database: Database, other: str) -> None:
-    same = TableDestination(database, other)
-    held = destination.claim("first")  # before there is a table
-    with pytest.raises(DestinationBusy):
-        same.claim("second")
-    held.close()
-    destination.commit(result(unit(0)))
-    with pytest.raises(CommitConflict):
-        same.commit(result(unit(0)))
-    assert list(same.committed_ids()) == [unit(0).id]
 
 
 def test_names_with_dots_are_tables_of_their_own(database: Database) -> None:
@@ -213,3 +199,93 @@ def test_what_the_server_cannot_hold_keeps_no_unit_from_its_table(database: Data
         "more": [{"t": "\\x00", "x": "NaN"}, None],
         "error": [None, "no\\x00 image"],
     }
+
+
+# A table's name has parts, which quotations keep together; what a server makes of it needs one.
+
+if TYPE_CHECKING:
+    from graphkiln_backend.scoring.destinations.database import Database
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("answers", ("answers",)),
+        ('"answers"', ("answers",)),
+        ("Sales.Answers", ("Sales", "Answers")),
+        ('"a.b"', ("a.b",)),
+        ('sales."2024.q1 ""new"""', ("sales", '2024.q1 "new"')),
+    ],
+)
+def test_parts(text: str, parts: tuple[str, ...]) -> None:
+    assert parse_table(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "a.b.c", "a b", "a;b", 'a"b', '"', '""', ".a", "a" * 64, '"a\0"'])
+def test_what_is_no_name(text: str) -> None:
+    with pytest.raises(ScoringError, match=r"names no table.*\?table=NAME"):
+        parse_table(text)
+
+
+@pytest.mark.slow
+def test_a_table_has_one_name_whatever_a_user_writes(database: Database) -> None:
+    def names(*texts: str) -> set[str]:
+        with database.transaction() as connection:
+            return {str(resolve_table(connection, parse_table(text))) for text in texts}
+
+    assert names("t", '"t"', "public.t", 'public."t"') == {"public.t"}  # before it is made
+    with database.transaction() as connection:
+        connection.execute("CREATE SCHEMA app; CREATE TABLE app.t (); SET LOCAL search_path = nowhere, app, public")
+        assert str(resolve_table(connection, ("t",))) == "app.t"
+        assert str(resolve_table(connection, ("new",))) == "app.new"
+        connection.execute("SET LOCAL search_path = nowhere")
+        with pytest.raises(ScoringError, match="search_path"):
+            resolve_table(connection, ("t",))
+        connection.execute("DROP SCHEMA app CASCADE")
+
+
+# Arrow's types have PostgreSQL's, and values arrive as they are.
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (pa.string(), "text"),
+        (pa.null(), "text"),
+        (pa.uint32(), "bigint"),
+        (pa.float32(), "real"),
+        (pa.list_(pa.float32()), "real[]"),
+        (pa.list_(pa.float32(), 4), "real[]"),
+        (pa.list_(pa.list_(pa.float32())), "jsonb"),
+        (pa.struct([("x", pa.int32())]), "jsonb"),
+        (pa.list_(pa.struct([("x", pa.int32())])), "jsonb"),
+        (pa.dictionary(pa.int8(), pa.string()), "text"),
+        (pa.timestamp("us", "UTC"), "timestamp with time zone"),
+        (pa.timestamp("us"), "timestamp without time zone"),
+        (pa.time64("ns"), "time without time zone"),
+        (pa.duration("s"), "interval"),
+        (pa.binary(4), "bytea"),
+        (pa.string_view(), "text"),
+    ],
+)
+def test_types(kind: pa.DataType, name: str) -> None:
+    assert sql_type(kind) == name
+
+
+def test_times_have_the_microseconds_that_the_database_keeps() -> None:
+    whole = datetime(2026, 1, 2, 3, 4, 5, 6)
+    for kind, expected in (
+        (pa.timestamp("ns"), whole),
+        (pa.timestamp("ns", "UTC"), whole.replace(tzinfo=UTC)),
+        (pa.time64("ns"), whole.time()),
+        (pa.duration("ns"), timedelta(microseconds=6)),
+    ):
+        finer = pc.add(pa.array([expected], kind).cast(pa.int64()), 7).cast(kind)  # by 7 ns
+        assert sql_values(pa.chunked_array([finer])) == [expected]
+
+
+def test_what_json_lacks_is_text() -> None:
+    kind = pa.struct([("b", pa.binary()), ("t", pa.timestamp("s")), ("d", pa.decimal128(4, 2))])
+    row = {"b": b"\xff", "t": datetime(2026, 1, 2), "d": Decimal("1.50")}
+    (value,) = sql_values(pa.chunked_array([pa.array([row], kind)]))
+    assert json.loads(value.dumps(value.obj)) == {"b": "\\xff", "t": "2026-01-02 00:00:00", "d": "1.50"}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.sources.places import LocalStorage, ObjectStorage, locate
+from graphkiln_backend.scoring.sources.places import (
+    LocalStorage,
+    ObjectStorage,
+    PathPattern,
+    locate,
+)
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -37,3 +43,35 @@ def test_what_cannot_be_read_is_refused(text: str) -> None:
 def test_an_address_is_named_without_its_secrets() -> None:
     with pytest.raises(GraphkilnError, match=r"'https://host/a\.jpg' cannot be read \(paths, s3://"):
         locate("https://me:secret@host/a.jpg")
+
+
+# Patterns mean what a shell's do.
+
+FILES = ("a.jpg", "b.png", "x/a.jpg", "x/y/a.jpg", "x/y/10.jpg", "z.d/c.jpg", "x/a*b.jpg")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "*.jpg",
+        "**/*.jpg",
+        "x/*",
+        "x/**",
+        "x/**/*.jpg",
+        "?/a.jpg",
+        "*/*/*.jpg",
+        "[az]*/*.jpg",
+        "**/y/*",
+        "[!x]*",
+        "x/a[*]b.jpg",
+    ],
+)
+def test_a_pattern_matches_what_glob_finds(tmp_path: Path, pattern: str) -> None:
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = glob.glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207 - Path has no such thing
+    expected = {name for name in found if (tmp_path / name).is_file()}
+    assert expected
+    matcher = PathPattern(pattern)
+    assert {name for name in FILES if matcher.matches(name)} == expected
