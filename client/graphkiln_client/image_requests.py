@@ -12,6 +12,7 @@ Three recoveries are on this way, the innermost first:
   caller wants them encoded, one by one.
 - `answer`, where the version was replaced since its contract was read: every request holds the digest of that
   contract, the server refuses it where another contract holds by now, and the images are prepared again for that.
+  Where a server publishes no contracts, the number of the version that answers tells.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _BETWEEN_VERSIONS_S = 0.05
 
 
 class _StaleVersion(Exception):
-    """The server refuses a request that was made for the contract of another version."""
+    """Another version answers, or refuses, than the one that a request was made for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +94,7 @@ class ImageRequests:
         self._fetch_timeout_s = remote.connection.timeout_s if fetch_urls else None
         self._form = form
         self._served: ServedVersion | None = None
+        self._answering = ""  # the version that has answered since `_served` was read
         self._image_model: RemoteModel | None = None
 
     async def preprocess(self) -> Preprocess:
@@ -128,7 +130,7 @@ class ImageRequests:
             except _StaleVersion:
                 if self._served is served:  # else another task has seen to it
                     self._remote.forget()
-                    self._served, self._image_model = None, None
+                    self._served, self._image_model, self._answering = None, None, ""
                 await self._transport.sleep(attempt * _BETWEEN_VERSIONS_S)
         raise ModelNotReady(
             f"'{self._remote.name}' refused requests by the contract that it publishes, {_MOST_VERSIONS} in a row",
@@ -284,11 +286,16 @@ class ImageRequests:
                 served.image_model(expected=self._form == "encoded")
             )
         try:
-            return await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
+            response = await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
         except InvalidInput as error:
             if ContractChanged.MARK in error.message or await self._has_changed(served, error):
                 raise _StaleVersion from error
             raise
+        if not served.digest and self._served is served:
+            if self._answering not in {"", response.version}:
+                raise _StaleVersion
+            self._answering = response.version
+        return response
 
     async def _has_changed(self, served: ServedVersion, error: InvalidInput) -> bool:
         """True if a server that refuses an input publishes something else by now.

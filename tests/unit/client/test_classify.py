@@ -347,6 +347,26 @@ class TestVersions:
         assert classified(one, 9, 1, 2) == ("1", "ant")
         assert len(transport.inferred()) == 5
 
+    def test_a_version_that_comes_to_a_server_without_contracts(self) -> None:
+        """Nothing is refused there: only the number of the version that answers tells that labels may be others."""
+
+        class Upgraded(Pixels):
+            live = "7"
+
+            def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+                response = super().infer(request, timeout_s)
+                response.version = self.live
+                if self.live == "8" and any(output.class_count for output in request.outputs.values()):
+                    texts = [b"%d:%d:%s" % (9 - index, index, label) for index, label in enumerate(LABELS[::-1])]
+                    response.outputs = dict.fromkeys(response.outputs, np.array([texts], object))
+                return response
+
+        transport = Upgraded()
+        one = model(transport)
+        assert classified(one, 0, 0, 9) == ("7", "cat")
+        transport.live = "8"
+        assert classified(one, 0, 0, 9) == ("8", "ant")
+
     def test_a_version_that_is_replaced_under_its_number(self) -> None:
         transport = Versions("1")
         one = model(transport)
