@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -96,12 +95,3 @@ def events(path: Path) -> list[dict[str, Any]]:
 def measured(found: list[dict[str, Any]]) -> list[str]:
     """Which measurements were done."""
     return [json.dumps(event["done"], sort_keys=True) for event in found if "done" in event]
-
-
-def copy_model(model: Path, store: Path, name: str) -> Path:
-    """A copy of a model under another name."""
-    folder = store / name
-    shutil.copytree(model, folder)
-    config = folder / "config.pbtxt"
-    config.write_text(config.read_text().replace(f'name: "{model.name}"', f'name: "{name}"', 1))
-    return folder
