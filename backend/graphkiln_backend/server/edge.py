@@ -54,6 +54,7 @@ _OPEN = (
     "no edge: %s can be reached by other machines without limits for slow senders, and a stop or restart refuses their "
     "connections (%s)"
 )
+_FURTHER = {"http": "http-1.0", "grpc": "streams"}  # backends of a service beside the one of its name
 _SLOW_S = 10  # for a request's header, and for the first 64 kB of its body
 _MOST_THREADS = 4
 _MOST_CONNECTIONS, _LEAST_CONNECTIONS = 16_384, 64
@@ -292,13 +293,13 @@ class Edge(Closeable):
         self._apply()
 
     def in_flight(self) -> dict[str, int]:
-        """The number of requests that tritonserver has begun: of `http`, `grpc` and `streams`.
+        """The number of requests that tritonserver has begun, by backend of the configuration.
 
         Raises:
             OSError: HAProxy does not respond.
         """
         rows = csv.DictReader(self._ask("show stat").lstrip("# ").splitlines())
-        counted = {"http", "grpc", "streams"}
+        counted = {"http", "grpc", *_FURTHER.values()}
         return {
             row["pxname"]: int(row["scur"]) for row in rows if row["svname"] == "BACKEND" and row["pxname"] in counted
         }
@@ -393,7 +394,8 @@ class Edge(Closeable):
         if self._closing.is_set():
             return
         state = "ready" if self._admits else "maint"
-        backends = [*self._plan.services(), *(("streams",) if "grpc" in self._plan.services() else ())]
+        services = self._plan.services()
+        backends = [*services, *(backend for service, backend in _FURTHER.items() if service in services)]
         self._applied = False
         with suppress(OSError):
             self._ask("; ".join(f"set server {backend}/triton state {state}" for backend in backends))

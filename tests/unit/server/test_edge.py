@@ -334,6 +334,14 @@ class TestRequests:
         assert headers["accept-encoding"] == "gzip"
         assert headers["x-forwarded-for"] == "127.0.0.1"
 
+    def test_a_connection_to_the_server_ends_with_a_request_of_http_1_0(self, front: Front) -> None:
+        """Triton answers it without a length."""
+        with socket.create_connection(("127.0.0.1", front.ports["http"]), timeout=30) as connection:
+            connection.sendall(b"GET /v2 HTTP/1.0\r\n\r\n")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert b"keep-alive" not in answer.lower()
+        assert front.edge.in_flight()["http-1.0"] == 0
+
     def test_metrics_of_both(self, front: Front) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", front.ports["metrics"], timeout=30)
         for path, expected in (("/metrics", b'"/metrics"'), ("/edge/metrics", b"haproxy_frontend_http_requests_total")):
