@@ -64,7 +64,16 @@ class ServedProcess:
         """Start the next one and wait until it is ready."""
         names = ("http", "grpc", "metrics")
         ports = [f"--{name}-port={port}" for name, port in zip(names, self._ports, strict=True)]
-        command = [sys.executable, "-m", "graphkiln.cli", "serve", f"--model-store={self._store}", "--drain=20", *ports]
+        command = [
+            sys.executable,
+            "-m",
+            "graphkiln.cli",
+            "serve",
+            f"--model-store={self._store}",
+            "--drain=20",
+            "--edge=on",
+            *ports,
+        ]
         with self._log.open("ab") as log:
             self._process = processes.start(command, log=log)
         wait(lambda: is_ready(self.http_port), "graphkiln serve", lambda: self._process.poll() is not None)
