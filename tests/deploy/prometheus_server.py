@@ -42,8 +42,9 @@ class PrometheusServer:
         settings = yaml.safe_load(configuration.read_text())
         settings["global"] = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "1s"}
         settings["rule_files"] = [str(configuration.parent / each) for each in settings["rule_files"]]
-        (job,) = settings["scrape_configs"]
+        job, _edge = settings["scrape_configs"]
         job["static_configs"] = [{"targets": [target]}]
+        settings["scrape_configs"] = [job]  # rules and dashboard ask nothing of the edge's own metrics
         (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
 
     def __enter__(self) -> PrometheusServer:

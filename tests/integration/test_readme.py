@@ -67,10 +67,13 @@ def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subp
 
 
 def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> None:
-    quickstart, classify = shown("README.md", "")[-2:]
+    quickstart, classify = shown("README.md", r"^(\./|\.venv|graphkiln )")
     assert quickstart == "./scripts/quickstart --keep"
     assert classify == ".venv/bin/graphkiln classify docs/digits --model digits --top-k 3"
-    assert shown("README.md", r"^(\./|\.venv|graphkiln )") == [quickstart, classify]
+    build, start = shown("README.md", "^docker ")
+    assert build == "docker build --target triton -t graphkiln-triton ."  # scripts/test-image --triton
+    assert start.endswith(":/models:ro\" graphkiln-triton")
+    assert shown("README.md", "") == [quickstart, classify, build, start]
 
 
 def test_it_takes_two_minutes(readme: str) -> None:

@@ -102,7 +102,7 @@ class TestOpenLoop:
 
     def test_what_could_not_be_sent_is_told_and_charged(self) -> None:
         seen = open_loop(lambda: sleeping(0.5), 2000, 1.0, warmup_s=0, at_start=nothing)
-        assert seen.unsent > 500
+        assert seen.unsent > 100
         assert seen.latency_ms["p50"] > 250
 
 
