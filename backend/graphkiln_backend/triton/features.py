@@ -21,7 +21,7 @@ class Feature(Enum):
     """A behaviour: the release that brought it, and what holds before."""
 
     NUMPY_2 = "24.11", "stubs know numpy 1 alone: with numpy 2 the tensors of responses are empty; `serve` refuses"
-    LIMITS_CHUNKS = "25.07", "a body in many chunks can end the server: the edge lets none through"
+    LIMITS_CHUNKS = "25.07", "chunked bodies have no limits: the edge passes none of more than 32 kB"
     GIVES_UP_SILENT_STUBS = "25.08", "a stub that dies at once is waited for without an end: the watchdog restarts"
     TEXTS_IN_CPP = "25.10", "the stub makes arrays of texts in Python: `text_shapes` checks their shapes"
 
