@@ -72,7 +72,7 @@ def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> No
     assert classify == ".venv/bin/graphkiln classify docs/digits --model digits --top-k 3"
     build, start = shown("README.md", "^docker ")
     assert build == "docker build --target triton -t graphkiln-triton ."  # scripts/test-image --triton
-    assert start.endswith(":/models:ro\" graphkiln-triton")
+    assert start.endswith(':/models:ro" graphkiln-triton')
     assert shown("README.md", "") == [quickstart, classify, build, start]
 
 
