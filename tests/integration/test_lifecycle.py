@@ -192,7 +192,7 @@ def test_a_version_that_fails_to_load_leaves_the_old_one_serving(start_server: S
     status, text = zoo_load(server, "swap")
     assert status == 400
     assert "cut short" in text
-    assert "cut short" in server.log
+    server.wait_until(lambda: "cut short" in server.log)
     with Client(server.url) as client:
         assert client.model("swap").infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0] == 1.0
 
