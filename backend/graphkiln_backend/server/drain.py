@@ -1,8 +1,8 @@
 """The end of a server: the requests that it has begun are answered before it ends.
 
-With an edge, new requests get 503 (UNAVAILABLE over gRPC) at once and those in flight go on. When all are answered,
-tritonserver is ended, and the edge stops listening; it goes on for a moment to close each connection after a response:
-none is reset.
+With an edge, new requests get 503 (UNAVAILABLE over gRPC) at once and those in flight go on. When all are answered, the
+edge stops listening, and closes each connection after its next response, for a moment: none is reset. Meanwhile
+tritonserver is ended.
 
 Without one, on the loopback interface, new requests are served until no instance has computed for a moment; then
 tritonserver is ended, and what it has just begun to read is lost.

@@ -257,6 +257,8 @@ class Edge(Closeable):
         self._admits = False
         self._applied = True
         self._silent = 0
+        self._started_at = time.monotonic()
+        self._lock = threading.Lock()
         self._leave_until = 0.0
         self._closing = threading.Event()
         self._stamp = plan.tls.stamp() if plan.tls else ()
@@ -313,8 +315,9 @@ class Edge(Closeable):
         self._child.send_signal(signal.SIGUSR1)
 
     def close(self) -> None:
-        """End HAProxy and its connections."""
-        self._closing.set()
+        """End HAProxy and its connections; in order where `leave` has not begun that."""
+        if not self._closing.is_set():
+            self.leave()
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(max(0.0, self._leave_until - time.monotonic()))
         self._child.kill()
@@ -393,11 +396,11 @@ class Edge(Closeable):
         """Open or close the way; `_watch` tries again where HAProxy is just being replaced."""
         if self._closing.is_set():
             return
-        state = "ready" if self._admits else "maint"
         services = self._plan.services()
         backends = [*services, *(backend for service, backend in _FURTHER.items() if service in services)]
-        self._applied = False
-        with suppress(OSError):
+        with self._lock, suppress(OSError):  # locked, so that the newest state is the last one that HAProxy hears
+            self._applied = False
+            state = "ready" if self._admits else "maint"
             self._ask("; ".join(f"set server {backend}/triton state {state}" for backend in backends))
             self._applied = True
 
@@ -415,30 +418,41 @@ class Edge(Closeable):
 
     def _watch(self) -> None:
         """Start HAProxy again where it ends or hangs, and hand it certificates that have changed."""
-        looks, started_at = 0, time.monotonic()
+        looks = 0
         while not self._closing.is_set():
-            with suppress(subprocess.TimeoutExpired, OSError):
+            try:
                 code = self._child.wait(_LOOK_S)
-                lived_s = time.monotonic() - started_at
-                if self._closing.wait(_PAUSE_S if lived_s > _LONG_PAUSE_S else _LONG_PAUSE_S):
-                    return
-                _log.warning("the edge (HAProxy) ended with code %s: starting it again", code)
-                self._silent, started_at = 0, time.monotonic()
-                with suppress(OSError):  # a full disk: the state before is set below
-                    self._write_configuration()
-                self._child = self._start()
+            except subprocess.TimeoutExpired:  # it runs
                 if self._closing.is_set():
-                    self._child.kill()
-                self._apply()
-                continue
-            if self._closing.is_set():
-                return
-            self._end_if_hung()
-            if not self._applied:
-                self._apply()
-            looks += 1
-            if looks % _RENEWAL_LOOKS == 0:
-                self._take_up_certificates()
+                    break
+                self._end_if_hung()
+                if not self._applied:
+                    self._apply()
+                looks += 1
+                if looks % _RENEWAL_LOOKS == 0:
+                    self._take_up_certificates()
+            else:
+                self._start_again(code)
+        # The kernel ends a child with the thread that started it (PR_SET_PDEATHSIG in prctl(2)): an HAProxy that this
+        # thread started must reach the end of its soft stop.
+        self._child.wait()
+
+    def _start_again(self, code: int) -> None:
+        lived_s = time.monotonic() - self._started_at
+        if self._closing.wait(_PAUSE_S if lived_s > _LONG_PAUSE_S else _LONG_PAUSE_S):
+            return
+        _log.warning("the edge (HAProxy) ended with code %s: starting it again", code)
+        self._silent, self._started_at = 0, time.monotonic()
+        with suppress(OSError):  # a full disk: the state before is set below
+            self._write_configuration()
+        try:
+            self._child = self._start()
+        except OSError as error:
+            _log.error("the edge (HAProxy) cannot be started, trying again: %s", error)
+            return
+        if self._closing.is_set():
+            self._child.kill()
+        self._apply()
 
     def _end_if_hung(self) -> None:
         try:

@@ -136,7 +136,7 @@ def open_page(
     Args:
         address: Address of the page; None for no page.
         flags: The user's, with the public address of the server.
-        inner: tritonserver's own (see `behind_tls`).
+        inner: tritonserver's own (see `behind_edge`).
         tls: Certificate and key, which the page uses, too.
         stores: Folders of models that are served.
         names: Host names by which the page may be called, beside the one of its address.

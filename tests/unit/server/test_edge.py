@@ -528,13 +528,16 @@ class TestLife:
         assert front.ask()[0] == 200
         assert any("does not respond" in line for line in logged)
 
-    def test_requests_in_flight_are_counted_and_end_before_it_leaves(self, open_front: OpenFront) -> None:
+    @pytest.mark.parametrize("killed", [False, True], ids=["the first", "one that was started again"])
+    def test_requests_in_flight_are_counted_and_end_before_it_leaves(self, open_front: OpenFront, killed: bool) -> None:
         front = open_front()
+        if killed:
+            kill(front.edge.pid)
         idle = http.client.HTTPConnection("127.0.0.1", front.ports["http"], timeout=30)
         idle.request("GET", "/v2")
         idle.getresponse().read()
         answers: list[int] = []
-        asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/1.5")[0]))
+        asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/2")[0]))
         asking.start()
         TestTls().wait(lambda: front.edge.in_flight()["http"] == 1)
         front.edge.refuse()
@@ -545,6 +548,21 @@ class TestLife:
         assert (response.status, response.will_close) == (503, True)
         with pytest.raises(ConnectionRefusedError):
             front.ask()
+        asking.join(30)
+        assert answers == [200]
+        idle.close()
+
+    def test_closing_leaves_in_order(self, open_front: OpenFront) -> None:
+        """As where a signal comes while tritonserver is started again: idle clients see their connection closed."""
+        front = open_front()
+        idle = socket.create_connection(("127.0.0.1", front.ports["http"]), timeout=30)
+        idle.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert idle.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        answers: list[int] = []
+        asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/0.5")[0]))
+        asking.start()
+        TestTls().wait(lambda: front.edge.in_flight()["http"] == 1)
+        front.edge.close()
         asking.join(30)
         assert answers == [200]
         idle.close()
