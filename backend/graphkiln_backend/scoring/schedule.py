@@ -217,6 +217,9 @@ class Schedule:
         busy = self._busy[worker]
         if any(self._running[number].alone for number in busy):
             return None
+        # A suspect waits like any other after a failure of its source or the store.
+        while self._retries and self._retries[0][0] <= now and self._retries[0][2].suspect:
+            self._suspects.append(heapq.heappop(self._retries)[2])
         if self._suspects and self._reserve_if_needed(worker, busy=bool(busy)):
             return None if busy else self._begin(self._suspects.popleft(), worker, alone=True)
         self._reserved.discard(worker)
@@ -333,10 +336,7 @@ class Schedule:
             self._queue(state, now)
 
     def _queue(self, state: _UnitState, due: float) -> None:
-        if state.suspect:
-            self._suspects.append(state)
-        else:
-            heapq.heappush(self._retries, (due, next(self._numbers), state))
+        heapq.heappush(self._retries, (due, next(self._numbers), state))
 
     def _report_retry(self, state: _UnitState, reason: str) -> None:
         self._report(UnitRetried(unit_id=state.unit.id, path=state.unit.path, reason=reason))

@@ -29,6 +29,7 @@ from graphkiln_backend.scoring.schedule import (
     FIRST_S,
     FLOOR_S,
     MOST_FAILED_UNITS,
+    LONGEST_WAIT_S,
     MOST_STORE_FAILURES,
     UNITS_PER_WORKER,
     RowSearch,
@@ -99,6 +100,18 @@ def test_a_suspect_shares_its_worker_with_nothing() -> None:
     alone = begin(schedule, "b", 2.0)
     assert alone[1].unit in (first[1].unit, second[1].unit)
     assert schedule.take("b", 2.0) is None
+
+
+def test_a_suspect_waits_for_a_store_that_fails_like_any_other() -> None:
+    schedule = schedule_of([unit(1)])
+    ready(schedule, "a")
+    begin(schedule, "a")
+    schedule.handle(Ended(worker="a", blame=Blame.ROWS, reason="hung for 60 s"), 1.0)
+    ready(schedule, "a")
+    number, _ = begin(schedule, "a", 1.0)
+    schedule.handle(Failed(worker="a", attempt=number, cause=Cause.STORE, reason="busy"), 2.0)
+    assert schedule.take("a", 2.5) is None
+    begin(schedule, "a", 2.0 + LONGEST_WAIT_S)
 
 
 def test_a_node_that_goes_away_makes_no_suspects() -> None:
