@@ -28,8 +28,8 @@ from graphkiln_backend.scoring.messages import (
 from graphkiln_backend.scoring.schedule import (
     FIRST_S,
     FLOOR_S,
-    MOST_FAILED_UNITS,
     LONGEST_WAIT_S,
+    MOST_FAILED_UNITS,
     MOST_STORE_FAILURES,
     UNITS_PER_WORKER,
     RowSearch,
