@@ -70,9 +70,9 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         Folder of the new version.
 
     Raises:
-        ConversionError: The source cannot be converted. Nothing is written.
-        EngineUnavailable: A library that the recipe needs is not installed. Nothing is written.
-        VerificationError: The outputs changed. Nothing is written.
+        ConversionError: The source cannot be converted. No version is written.
+        EngineUnavailable: A library that the recipe needs is not installed. No version is written.
+        VerificationError: The outputs changed. No version is written.
     """
     begun = time.perf_counter()
     folder = recipe.model_store / recipe.name

@@ -83,7 +83,7 @@ class LoweringPlan:
 
     @property
     def configs(self) -> tuple[SessionConfig, ...]:
-        """All sessions, in the order in which they are tried."""
+        """All sessions, in the order of the explanation; `selection` measures the baselines first."""
         return (*self.candidates, *self.baselines, *self.fallback)
 
     def explain(self) -> str:

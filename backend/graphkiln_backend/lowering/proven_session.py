@@ -1,4 +1,4 @@
-"""Build one session and prove it: its tensors, what really ran, the golden outputs, every batch size.
+"""Build one session and prove it: its tensors, what really ran, the golden outputs alone and in the largest batch.
 
 The golden samples are replayed, or a request is made, at every start. What follows from the graph, the engine's release
 and the processor alone is found out once and remembered (`remembered.OBSERVATIONS`): which kernels run, which takes a

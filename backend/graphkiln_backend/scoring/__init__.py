@@ -7,6 +7,7 @@ changes an answer, and its result is committed under that id in one step: an att
 result, and the same command goes on where it was interrupted. Ray places and starts the workers; only `cluster` and
 `fleet` import it.
 
-To be read in this order: `driver`, `plan`, `schedule`, `fleet`, `worker`, `scorer`, `destinations.base`. The caller is
+To be read in this order: `driver`, `sources.base` (units of files: `sources.names`), `plan`, `schedule`, `fleet`,
+`worker`, `scorer`, `destinations.base` and `.lock`; `verify` reads contents back where it is asked for. The caller is
 `graphkiln.scoring.running`, which looks for mistakes in the request first and writes the record of the run at its end.
 """

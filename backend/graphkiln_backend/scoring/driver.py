@@ -1,6 +1,11 @@
 """A run: read the model, lock the destination, plan, score what is left, account for every row.
 
 `graphkiln.scoring.running` calls `score_data_set`, after it has looked for mistakes in the request.
+
+A driver that is killed takes its workers along: they are actors of its Ray job. The next run waits until the lock has
+expired (`destinations.lock`; not for a process of this machine that is gone), removes scratch folders of dead runs
+(`scratch`), plans anew and skips the units that are committed (`plan`). A commit that is still under way then harms
+nothing: a result is written under the unit's id once, and the second of two attempts is refused.
 """
 
 from __future__ import annotations

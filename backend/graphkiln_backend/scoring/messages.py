@@ -97,7 +97,7 @@ class UnitReport:
     Attributes:
         errors: How many of the rows have an error.
         seconds: From reading to the commit.
-        twin: Whether another attempt had committed it before.
+        twin: Whether it was committed before: by another attempt, or by this one, whose first write failed at its end.
         quarantined: Reasons by the ids of rows that were not touched.
         example: The first of the errors; empty without any.
     """
@@ -285,7 +285,7 @@ class UnitFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The destination was checked: each row of the input is accounted for."""
+    """The destination was checked: each unit of the plan is committed, or has failed. Contents are not read."""
 
 
 Event = (

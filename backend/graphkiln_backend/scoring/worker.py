@@ -261,7 +261,8 @@ class Worker(Closeable):
         """Write a result, patiently.
 
         Returns:
-            Whether it has a twin: a result that an earlier attempt had written without living to report it.
+            Whether it has a twin: the result of an attempt that did not live to report it, or of a try of this one
+            whose error came after the write.
         """
         for wait_s in (*_COMMIT_WAITS_S, 0.0):
             self.progress += 1

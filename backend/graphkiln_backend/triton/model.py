@@ -244,8 +244,8 @@ def _read_deployment(
         instance=instance,
     )
     model = Path(args["model_repository"])
-    graph = convert_if_needed(model / args["model_version"], cache)
-    deployment = Deployment.read(graph, config, resources, overrides_for(args["model_name"]))
+    folder = convert_if_needed(model / args["model_version"], cache)
+    deployment = Deployment.read(folder, config, resources, overrides_for(args["model_name"]))
     check_published(document, model, int(args["model_version"]), deployment.version)
     return deployment
 

@@ -66,7 +66,7 @@ class SourceModel(Closeable):
         inputs: Its inputs, in order.
         preprocess: How an image becomes its input, or None.
         labels: Class names; empty for none.
-        task: Its image task by its own names of outputs; None where it has none or does not know.
+        task: Its image task by its own names of outputs; None for classification, or not known.
         classes: Number of classes where no output has a dimension for them; 0 where not known.
         notes: Remarks for the log and the manifest.
         batch_size: The fixed batch that it was saved with and that was made to vary, or that of exports.
