@@ -10,6 +10,12 @@
 4. A server that ends by itself is started again, too: a request can abort Triton (24.10) while it is parsed. Only what
    ends before a server was ever live is an error of the setup, and is not tried again, unless a signal killed it.
 5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run is left behind.
+
+    process                  started by                            ends
+    HAProxy, the edge        `cli.serve` (`server.edge`), before   after tritonserver
+    page                     `cli.serve` (`graphkiln.page`)        with the supervisor
+    tritonserver and stubs   `Launch.start`, anew after a fault    at a fault or a stop, as one process group
+    guard (a shell)          `_serve`, beside each tritonserver    kills that group where the supervisor was killed
 """
 
 from __future__ import annotations
@@ -102,7 +108,7 @@ class Supervisor:
         self._reaper = Reaper()
         self._versions: VersionController | None = None
         self._live_at: float | None = None
-        self._was_live = False
+        self._ever_live = False
         self.last_words = ""
 
     def run(self) -> int:
@@ -140,7 +146,7 @@ class Supervisor:
                 _log.warning("not every model can be loaded: starting again, to serve the others")
                 continue
             except (ServerSetupError, OSError) as error:  # such as a disk that is full by now
-                if not self._was_live:
+                if not self._ever_live:
                     raise _to_setup_error(error) from error
                 if str(error) != reported:
                     _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
@@ -165,7 +171,7 @@ class Supervisor:
                     return self._supervise(server, folder, signals)
                 finally:
                     if self._edge:
-                        self._edge.refuse()  # before clients see a dead server
+                        self._edge.refuse()  # whatever ended it; after a drain, this changes nothing
                     kill_group(server)
                     if self._versions:
                         self._versions.end()
@@ -210,7 +216,7 @@ class Supervisor:
     def _announce(self, folder: RunFolder) -> None:
         """Begin to serve: the server is live. The report follows at once, or once failed versions have a successor."""
         self._live_at = time.monotonic()
-        self._was_live = True
+        self._ever_live = True
         if self._edge:
             self._edge.admit()
         self._versions = self._launch.version_controller(folder)
@@ -259,7 +265,7 @@ class Supervisor:
             if may_serve_a_part:
                 return _SERVE_A_PART
         fault = describe_exit(code)
-        if code >= 0 and not self._was_live:
+        if code >= 0 and not self._ever_live:
             self.last_words = fault.what if code else ""
             return code
         return fault
