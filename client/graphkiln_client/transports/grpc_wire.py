@@ -16,6 +16,7 @@ from graphkiln_backend.graph.contract import REQUEST_PARAMETER as CONTRACT
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
     ClientError,
+    ConnectionFailed,
     DeadlineExceeded,
     InvalidInput,
     ModelNotFound,
@@ -351,8 +352,14 @@ _BY_STATUS: dict[grpc.StatusCode, type[ClientError]] = {
 }
 
 
+# A proxy resets a stream when the server behind it has ended, HAProxy (2.6) with the code CANCEL: no one has cancelled.
+_RESET = "RST_STREAM"
+
+
 def grpc_error(code: grpc.StatusCode, details: str, request_id: str | None) -> ClientError:
     """One table from gRPC status to the error tree; what only a transport can tell apart stays with it."""
     message = f"the server returned {code.name}: {without_traceback(details)}"
     kind = Unauthorized if needs_admin_key(details) else _BY_STATUS.get(code, ServerError)
+    if code is grpc.StatusCode.CANCELLED and _RESET in details:
+        kind = ConnectionFailed
     return kind(message, status=code.name, body=details, request_id=request_id, hint=hint_for(kind, details))

@@ -24,6 +24,7 @@ from wire_arrays import ARRAYS
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import (
     ClientError,
+    ConnectionFailed,
     DeadlineExceeded,
     InvalidInput,
     ModelNotFound,
@@ -514,6 +515,10 @@ class TestErrors:
         error = grpc_error(code, "because", "7")
         assert type(error) is self.KINDS.get(code.name, ServerError)
         assert (error.status, error.body, error.request_id) == (code.name, "because", "7")
+
+    def test_a_stream_that_a_proxy_resets_is_a_connection_that_failed(self) -> None:
+        details = "Stream removed (RST_STREAM (Received RST_STREAM with error code 8))"
+        assert type(grpc_error(grpc.StatusCode.CANCELLED, details, "7")) is ConnectionFailed
 
 
 KEYS = ["outputs", "name", "shape", "datatype", "parameters", "binary_data_size", "data", "id", "model_name"]
