@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
 from inputs import add_model
-from measurement import measure, ratio_of
+from measurement import Summary, measure, ratio_of
 from onnx import TensorProto, helper
 
 from graphkiln.story.server import start_server
@@ -34,6 +34,14 @@ def write_mean_graph(path: Path, elements: int) -> None:
     ]
     graph = helper.make_graph([node], "mean", declared[:1], declared[1:])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8), path)
+
+
+def write_mean_models(folder: Path) -> Path:
+    """Write a store of a model `mean<elements>` for each of `SIZES` into a folder; return the store."""
+    for elements in SIZES.values():
+        write_mean_graph(folder / f"{elements}.onnx", elements)
+        add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
+    return folder / "store"
 
 
 def _tritonclient_request(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
@@ -58,10 +66,7 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for elements in SIZES.values():
-            write_mean_graph(folder / f"{elements}.onnx", elements)
-            add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
-        urls = stack.enter_context(start_server(folder / "store")).urls
+        urls = stack.enter_context(start_server(write_mean_models(folder))).urls
         clients = {url: stack.enter_context(Client(url)) for url in urls}
         shared = {url: stack.enter_context(clients[url].shared_memory()) for url in urls}
         for name, elements in SIZES.items():
@@ -75,16 +80,29 @@ def benchmark_client(rounds: int, seconds: float) -> list[dict[str, object]]:
                     "graphkiln": partial(clients[url].model(model).infer, feeds),
                     "shared memory": partial(shared[url].model(model).infer, feeds),
                 }
-                for concurrency in (1, 8):
-                    rows += _compare(f"{name} {protocol}, {concurrency}", requests, concurrency, rounds, seconds)
+                rows += compare(f"{name} {protocol}", requests, rounds, seconds, percentile="p99")
     return rows
 
 
-def _compare(
-    label: str, requests: dict[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
+def compare(
+    label: str,
+    requests: Mapping[str, Callable[[], object]],
+    rounds: int,
+    seconds: float,
+    *,
+    percentile: Literal["p50", "p99"],
 ) -> list[dict[str, object]]:
-    summaries = measure(requests, concurrency, rounds, seconds)
-    base = summaries["tritonclient"]
+    """Rates and a latency of set-ups with 1 and with 8 callers, beside the first set-up; a row for each."""
+    return [
+        row
+        for callers in (1, 8)
+        for row in _compared(f"{label}, {callers}", measure(requests, callers, rounds, seconds), percentile)
+    ]
+
+
+def _compared(label: str, summaries: Mapping[str, Summary], percentile: str) -> list[dict[str, object]]:
+    base = next(iter(summaries.values()))
+    of_base_ms = getattr(base, f"{percentile}_ms")
     return [
         {
             "model": label,
@@ -92,8 +110,8 @@ def _compare(
             "requests/s": round(summary.per_second, 1),
             "ratio": round(summary.per_second / base.per_second, 3),
             "spread": ratio_of(summary.rates, base.rates).spread,
-            "p99 ms": round(summary.p99_ms, 2),
-            "p99 ratio": round(summary.p99_ms / base.p99_ms, 2),
+            f"{percentile} ms": round(getattr(summary, f"{percentile}_ms"), 2),
+            f"{percentile} ratio": round(getattr(summary, f"{percentile}_ms") / of_base_ms, 2),
         }
         for name, summary in summaries.items()
     ]

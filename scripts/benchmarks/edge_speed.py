@@ -11,9 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import trustme
-from client_speed import SIZES, write_mean_graph
-from inputs import add_model
-from measurement import measure, ratio_of
+from client_speed import SIZES, compare, write_mean_models
 
 from graphkiln.story.server import LocalServer, free_ports, start_server
 from graphkiln_backend.graph.errors import MeasurementError
@@ -24,7 +22,6 @@ from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_client import Client
 
 _KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-metrics"), True)
-_DIRECT, _PLAIN, _TLS = "direct", "edge", "edge, TLS"
 
 
 def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
@@ -36,17 +33,14 @@ def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for elements in SIZES.values():
-            write_mean_graph(folder / f"{elements}.onnx", elements)
-            add_model(folder / "store", f"mean{elements}", folder / f"{elements}.onnx")
-        server = stack.enter_context(start_server(folder / "store", flags=("--edge=off",)))
+        server = stack.enter_context(start_server(write_mean_models(folder), flags=("--edge=off",)))
         files = _issue(folder)
         plain, secured = (_open_edge(stack, server, tls) for tls in (None, files))
         for protocol in ("http", "grpc"):
             clients = {
-                _DIRECT: stack.enter_context(Client(getattr(server, f"{protocol}_url"))),
-                _PLAIN: stack.enter_context(Client(f"{protocol}://127.0.0.1:{plain[protocol]}")),
-                _TLS: stack.enter_context(
+                "direct": stack.enter_context(Client(getattr(server, f"{protocol}_url"))),
+                "edge": stack.enter_context(Client(f"{protocol}://127.0.0.1:{plain[protocol]}")),
+                "edge, TLS": stack.enter_context(
                     Client(f"{protocol}s://127.0.0.1:{secured[protocol]}", ca_file=folder / "ca.pem")
                 ),
             }
@@ -56,8 +50,7 @@ def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
                     route: partial(client.model(f"mean{elements}").infer, {"X": sample})
                     for route, client in clients.items()
                 }
-                for concurrency in (1, 8):
-                    rows += _compare(f"{name} {protocol}, {concurrency}", requests, concurrency, rounds, seconds)
+                rows += compare(f"{name} {protocol}", requests, rounds, seconds, percentile="p50")
     return rows
 
 
@@ -91,22 +84,3 @@ def _flags(ports: Mapping[str, int]) -> TritonFlags:
     return TritonFlags.parse(
         [*(f"--{name}-port={port}" for name, port in ports.items()), "--allow-metrics=false"], _KNOWN
     )
-
-
-def _compare(
-    label: str, requests: Mapping[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
-) -> list[dict[str, object]]:
-    summaries = measure(requests, concurrency, rounds, seconds)
-    base = summaries[_DIRECT]
-    return [
-        {
-            "model": label,
-            "set-up": name,
-            "requests/s": round(summary.per_second, 1),
-            "ratio": round(summary.per_second / base.per_second, 3),
-            "spread": ratio_of(summary.rates, base.rates).spread,
-            "p50 ms": round(summary.p50_ms, 2),
-            "p50 ratio": round(summary.p50_ms / base.p50_ms, 2),
-        }
-        for name, summary in summaries.items()
-    ]

@@ -215,7 +215,7 @@ def add_resnet(store: Path, precision: str) -> Path:
 
 
 def write_photographs(folder: Path, count: int, size: tuple[int, int] = (_WIDTH, _HEIGHT)) -> Path:
-    """Write a folder of JPEGs: some photographs, again and again, each a file of its own."""
+    """Write a folder of JPEG files: a few photographs, copied as often as needed."""
     contents = [synthetic_photograph(*size, seed) for seed in range(_PHOTOGRAPHS)]
     folder.mkdir(parents=True)
     for number in range(count):

@@ -127,9 +127,8 @@ def build_subset(
         LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
         GraphkilnError: The session fails its proof.
     """
-    from graphkiln_backend.passes.edge_passes import (
-        keep_outputs,
-    )  # a second of imports, which most servers need not pay
+    # A second of imports, which most servers need not pay.
+    from graphkiln_backend.passes.edge_passes import keep_outputs
 
     with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
         path = Path(folder) / graph.name

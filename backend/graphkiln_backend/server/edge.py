@@ -76,7 +76,7 @@ def find_haproxy() -> Path | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EdgePlan:
-    """What the edge does.
+    """Plan of an edge: its addresses, TLS, limits and guarded endpoints.
 
     Attributes:
         program: HAProxy.
@@ -85,7 +85,7 @@ class EdgePlan:
         access: Which endpoints need the admin key.
         tls: Certificate, key and authorities of clients; None for plain connections.
         rate: Most requests a second from one address; 0 for any number.
-        whole_bodies: Let no request through whose body comes in many chunks.
+        whole_bodies: Refuse bodies of more than 32 kB that come without Content-Length.
     """
 
     program: Path

@@ -114,5 +114,5 @@ def remove_regions(run: str) -> None:
 
 
 def _regions(run: str) -> set[Path]:
-    """What a run has in /dev/shm; before 28 November 2026 no region had the reserved prefix."""
+    """Regions and folders of a run in /dev/shm, with the reserved prefix or, as before 28 November 2026, without it."""
     return {*SHARED_MEMORY.glob(f"{run}-*"), *SHARED_MEMORY.glob(f"{RESERVED_PREFIX}{run}-*")}

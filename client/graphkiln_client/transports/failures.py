@@ -18,7 +18,7 @@ _ALLOW_SHARED_MEMORY = "start it with --allow-client-shm=true, as graphkiln serv
 
 
 def hint_for(kind: type[ClientError], reason: str) -> str:
-    """What to do about an error that the server gave a reason for; empty where that says it all."""
+    """Advice for an error, by the server's own reason; empty where the reason needs none."""
     if needs_admin_key(reason):
         return HOW_TO_GIVE_IT
     if _NO_SHARED_MEMORY in reason:

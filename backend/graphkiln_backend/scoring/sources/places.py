@@ -1,4 +1,4 @@
-"""Where files are: paths of this machine, or of a file system that every node mounts, and objects of buckets."""
+"""Files by their addresses: paths of this machine or of a shared file system, and objects of buckets."""
 
 from __future__ import annotations
 
@@ -336,10 +336,7 @@ def _look_at(path: bytes, name: str) -> StoredFile:
     try:
         return _described(name, os.stat(path))  # noqa: PTH116
     except OSError as error:
-        if error.errno in {
-            errno.ENOENT,
-            errno.ELOOP,
-        }:  # a link that leads nowhere, or it has just gone: its row says so
+        if error.errno in {errno.ENOENT, errno.ELOOP}:  # a broken link, or it has just gone: its row says so
             return StoredFile(path=name, size=0, stamp="")
         raise _failure(os.fsdecode(path), error) from error
 

@@ -38,7 +38,7 @@ _SETTINGS = """
 SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1;
 SET LOCAL idle_in_transaction_session_timeout = '1h'
 """
-# Classes of SQLSTATE that a value of a row is the reason of: it is none of its type, or its page is damaged.
+# Classes of SQLSTATE for errors of a single row: a value that its type does not allow, or a damaged page.
 _OF_ROWS = ("22", "XX001", "XX002")
 _TIMEOUTS = ("25P03", "25P04")  # of SQLSTATE: a transaction took too long for the server
 
