@@ -48,7 +48,8 @@ what to do. Catch `GraphkilnError` for all errors and `ClientError` for those of
 | 2 | wrong usage, file or configuration; one line says what to change |
 | 129, 130, 143 | a closed terminal (SIGHUP), Ctrl-C, SIGTERM; `serve` exits with 0 |
 
-Errors of the operating system (full disk, missing permission, too little memory) keep the system's message, with code 1.
+Errors of the operating system (full disk, missing permission, too little memory) keep the system's message, with
+code 1.
 
 An instance reports an error to Triton with the code in the table, which becomes the HTTP and gRPC status beside it.
 
