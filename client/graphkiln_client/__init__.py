@@ -1,8 +1,8 @@
-"""The thin client: an image or tensors in, labeled classes or tensors out, over HTTP or gRPC.
+"""Client library for image and tensor inference over HTTP or gRPC.
 
-For example `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
+Example: `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
 
-Every name below is imported at its first use (PEP 562): the command line reads the defaults without paying for numpy.
+Public names are imported lazily (PEP 562), so that the command line can read the defaults without importing numpy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.images.masks import Mask
     from graphkiln_client.async_client import AsyncClient, AsyncModel
     from graphkiln_client.client import Client, Model
-    from graphkiln_client.results import Classification, Health, Result, ServedModel
+    from graphkiln_client.tasks import Classification, Health, Result, ServedModel
 
 __all__ = [
     "AsyncClient",
@@ -32,19 +32,23 @@ __all__ = [
     "ServedModel",
 ]
 
+DEFAULT_URL = "http://localhost:8000"
+DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_MAX_RETRIES = 2
+
 _HOMES = {
     "AsyncClient": f"{__name__}.async_client",
     "AsyncModel": f"{__name__}.async_client",
     "Client": f"{__name__}.client",
     "Mask": "graphkiln_backend.images.masks",
     "Model": f"{__name__}.client",
-    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), f"{__name__}.results"),
+    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), f"{__name__}.tasks"),
     **dict.fromkeys(("Box", "Detection", "SegmentedImage"), "graphkiln_backend.images.answers"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
+    """Import a public name on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     value = getattr(import_module(_HOMES[name]), name)
@@ -53,5 +57,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """List the public names."""
     return __all__

@@ -1,47 +1,77 @@
-"""`AsyncClient` and `AsyncModel`: a connection to a server and a model there, as event loops use them.
+"""`AsyncClient` and `AsyncModel`: the client for event loops.
 
-`image_requests` holds what happens between an image and its answer.
+`image_requests` turns images into requests and responses into answers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from copy import copy
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from itertools import islice
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, get_args
+
+import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, Unauthorized
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
+from graphkiln_client import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.connection import Connection
-from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from graphkiln_client.image_requests import ImageRequests
-from graphkiln_client.many import Many, ManyOptions, OnError, Progress, map_in_tasks
-from graphkiln_client.preparing import Form
-from graphkiln_client.published import check_statistics
-from graphkiln_client.remote_model import RemoteModel, new_request_id
-from graphkiln_client.results import Health, Result, ServedModel
+from graphkiln_client.image_requests import Form, ImageRequests
+from graphkiln_client.remote_model import RemoteModel, check_statistics, new_request_id
 from graphkiln_client.shared_memory import RegionPool
-from graphkiln_client.tasks import Classify, Detect, Detections, Embed, ImageTask, Segment, Vector
-from graphkiln_client.transports import open_async
+from graphkiln_client.tasks import (
+    Classify,
+    Detect,
+    Detections,
+    Embed,
+    Health,
+    ImageTask,
+    Result,
+    Segment,
+    ServedModel,
+    Vector,
+)
 from graphkiln_client.transports.base import PLAIN, InferResponse, Transport
 from graphkiln_client.transports.endpoint import Compression, Endpoint, Security
 
 T = TypeVar("T")
+R = TypeVar("R")
+OnError = Literal["raise", "return"]
+Progress = Callable[[int], None]
 
-_DIED = "is not healthy"  # Triton's words for an instance whose process ended
-_ITS_LOG = "a process was killed while it loaded the model; the server's log says by which signal and what to try"
-_LONGEST_S = 2e6  # for infinity, too: the system's calls take milliseconds in 32 bits, which are 24 days
+_INSTANCE_DIED = "is not healthy"  # Triton's message if the process of a model instance has ended
+_INSTANCE_DIED_HINT = "a process was killed while loading the model; the server's log has the signal and advice"
+_MAX_TIMEOUT_S = 2e6  # replaces larger values and infinity: system calls take a 32-bit number of milliseconds
+
+
+def open_async(endpoint: Endpoint, compression: Compression) -> Transport:
+    """Open a transport for an event loop; each protocol imports a heavy library.
+
+    Raises:
+        InvalidInput: The CA file or the client certificate cannot be read.
+    """
+    if endpoint.scheme in ("http", "https"):
+        from graphkiln_client.transports.http_async import AsyncHttpTransport
+
+        return AsyncHttpTransport(endpoint, compression)
+    from graphkiln_client.transports.grpc_transport import AsyncGrpcTransport
+
+    return AsyncGrpcTransport(endpoint, compression)
 
 
 class AsyncClient:
-    """A connection to one server, for an event loop: `Client` with `await`. Task-safe.
+    """A connection to one server for an event loop: `Client` with `await`. Task-safe.
 
-    `transport_for` opens the transport; the synchronous client passes one that blocks.
+    `transport_for` opens the transport; the synchronous client passes one for blocking transports.
     """
 
     def __init__(
@@ -60,8 +90,8 @@ class AsyncClient:
         endpoint = Endpoint.parse(url, **security)
         self.url = str(endpoint)
         self._fetch_urls = fetch_urls
-        self._connection = Connection(transport_for(endpoint, compression), min(timeout_s, _LONGEST_S), max_retries)
-        self._regions: RegionPool | None = None  # in the context of `shared_memory`
+        self._connection = Connection(transport_for(endpoint, compression), min(timeout_s, _MAX_TIMEOUT_S), max_retries)
+        self._regions: RegionPool | None = None  # set by `shared_memory`
 
     def model(self, name: str, version: str = "", **options: Unpack[ModelOptions]) -> AsyncModel:
         """See `Client.model`."""
@@ -94,7 +124,7 @@ class AsyncClient:
         return check_statistics(await self._connection.call(self._connection.wire.model_statistics("", "")))
 
     async def _not_ready(self) -> tuple[ServedModel, ...]:
-        """Empty where only the server's administrator may list its models: whether it is ready is still known."""
+        """List the models that are not ready; empty without permission to read the repository index."""
         try:
             return tuple(model for model in await self.models() if not model.ready)
         except Unauthorized:
@@ -105,8 +135,8 @@ class AsyncClient:
         try:
             await self._connection.call(self._connection.wire.load(name, json.dumps(config) if config else ""))
         except ClientError as error:
-            if _DIED in error.message:
-                error.hint = _ITS_LOG
+            if _INSTANCE_DIED in error.message:
+                error.hint = _INSTANCE_DIED_HINT
             raise
 
     async def unload(self, name: str) -> None:
@@ -117,7 +147,7 @@ class AsyncClient:
     async def shared_memory(self) -> AsyncIterator[Self]:
         """See `Client.shared_memory`."""
         shared = copy(self)
-        shared._regions = regions = RegionPool(self._connection)  # noqa: SLF001 - its own class
+        shared._regions = regions = RegionPool(self._connection)  # noqa: SLF001 - a copy of self
         try:
             yield shared
         finally:
@@ -141,10 +171,10 @@ class ModelOptions(TypedDict, total=False):
     """Options of a client for one model.
 
     Attributes:
-        preprocess: In place of the spec that the server publishes.
-        labels: In place of the labels that the server knows; by class index.
-        images: `"encoded"` sends images encoded, `"tensor"` decodes them here; `"auto"` (default) sends them encoded
-            where that is smaller and the server takes them.
+        preprocess: Overrides the preprocess spec published by the server.
+        labels: Overrides the server's labels; by class index.
+        images: `"encoded"` sends encoded images, `"tensor"` decodes them in the client. `"auto"` (default) sends
+            encoded images if they are smaller than the tensor and the server accepts them.
     """
 
     preprocess: Preprocess | None
@@ -152,8 +182,61 @@ class ModelOptions(TypedDict, total=False):
     images: Form
 
 
+class ManyOptions(TypedDict, total=False):
+    """Keyword arguments of `detect_many`, `segment_many` and `embed_many`; see `Client.classify_many`."""
+
+    batch_size: int
+    concurrency: int
+    on_error: OnError
+    progress: Progress | None
+
+
+@dataclass(kw_only=True)
+class Many:
+    """Options of a request for many images, and the number of answers so far.
+
+    Raises:
+        InvalidInput: `batch_size` or `concurrency` is less than 1, or `on_error` is unknown.
+    """
+
+    batch_size: int = 16
+    concurrency: int = 8
+    on_error: OnError = "raise"
+    progress: Progress | None = None
+    _done: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.concurrency < 1:
+            sizes = f"{self.batch_size} and {self.concurrency}"
+            raise InvalidInput(f"batch_size and concurrency must be at least 1, got {sizes}")
+        if self.on_error not in get_args(OnError):
+            raise InvalidInput(f"on_error must be 'raise' or 'return', got {self.on_error!r}")
+
+    def report(self, answer: T | ClientError) -> T | ClientError:
+        """Count an answer and return it; raise an error if `on_error` is `"raise"`."""
+        if isinstance(answer, ClientError) and self.on_error == "raise":
+            raise answer
+        self._done += 1
+        if self.progress:
+            self.progress(self._done)
+        return answer
+
+
+def _is_single_image(images: object) -> bool:
+    """Return True for a single image. `[images, height, width]` and 4-D arrays are several."""
+    if isinstance(images, np.ndarray):
+        return images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (3, 4))
+    return isinstance(images, str | bytes) or not isinstance(images, Iterable)
+
+
+def _split(images: Iterable[ImageLike], size: int) -> Iterator[list[ImageLike]]:
+    remaining = iter(images)
+    while batch := list(islice(remaining, size)):
+        yield batch
+
+
 class AsyncModel:
-    """A model on a server. Task-safe; metadata, labels and preprocess spec are kept until the server has others."""
+    """A model on a server. Task-safe; metadata, labels and preprocess spec are cached until the version changes."""
 
     def __init__(
         self,
@@ -228,26 +311,26 @@ class AsyncModel:
         on_error: OnError = "raise",
         progress: Progress | None = None,
     ) -> AsyncIterator[Result | ClientError]:
-        """See `Model.classify_many`; `progress` is called in the consumer's task."""
+        """See `Model.classify_many`. `progress` is called in the consumer's task."""
         many = Many(batch_size=batch_size, concurrency=concurrency, on_error=on_error, progress=progress)
         return self._many(images, Classify(top_k=top_k, softmax=softmax, ranked=tuple(outputs)), many)
 
     def detect_many(
         self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
     ) -> AsyncIterator[Detections | ClientError]:
-        """As `detect`, several batches at a time; options and order as for `classify_many`."""
+        """See `Model.detect_many`."""
         return self._many(images, Detect(score_threshold=score_threshold), Many(**options))
 
     def segment_many(
         self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
     ) -> AsyncIterator[SegmentedImage | ClientError]:
-        """As `segment`, likewise."""
+        """See `Model.segment_many`."""
         return self._many(images, Segment(), Many(**options))
 
     def embed_many(
         self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
     ) -> AsyncIterator[Vector | ClientError]:
-        """As `embed`, likewise."""
+        """See `Model.embed_many`."""
         return self._many(images, Embed(normalize=normalize), Many(**options))
 
     async def _one(self, image: ImageLike, task: ImageTask[T]) -> T:
@@ -271,9 +354,32 @@ class AsyncModel:
         return await self._requests.answer(images, task)
 
     async def batches(self, images: Iterable[ImageLike], task: ImageTask[T], many: Many) -> Iterable[list[ImageLike]]:
-        """The images in lists of what goes into one request, read lazily.
+        """Split images lazily into the lists that fit into one request.
 
         Raises:
-            InvalidInput: It is one image, or the model takes no images, or has another task.
+            InvalidInput: A single image was passed, the model takes no images, or it has another task.
         """
-        return many.split(images, await self._requests.max_batch_size(task))
+        if _is_single_image(images):
+            raise InvalidInput(
+                f"expected several images, got one {type(images).__name__}",
+                hint="pass a list, [image], or use the method for a single image",
+            )
+        return _split(images, min(many.batch_size, await self._requests.max_batch_size(task)))
+
+
+async def map_in_tasks(
+    work: Callable[[T], Coroutine[Any, Any, R]], items: Iterable[T], concurrency: int
+) -> AsyncGenerator[R]:
+    """Map items in concurrent tasks, in order. Items are read lazily; an error ends the map."""
+    pending: deque[asyncio.Task[R]] = deque()
+    try:
+        for item in items:
+            pending.append(asyncio.create_task(work(item)))
+            if len(pending) >= concurrency:
+                yield await pending.popleft()
+        while pending:
+            yield await pending.popleft()
+    finally:
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)

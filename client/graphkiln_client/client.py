@@ -1,11 +1,14 @@
-"""`Client` and `Model`: the asynchronous client, driven to the end of each call in the caller's thread.
+"""`Client` and `Model`: the synchronous client.
 
-`image_requests` holds what happens between an image and its answer.
+The client is written once, as coroutines in `async_client`. `run` drives such a coroutine in the caller's thread over a
+blocking transport, which never suspends it. `image_requests` turns images into requests and responses into answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from copy import copy
 from typing import Any, Self, TypeVar, Unpack
@@ -16,33 +19,71 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_client.async_client import AsyncClient, AsyncModel, ModelOptions
-from graphkiln_client.defaults import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
-from graphkiln_client.many import Many, ManyOptions, OnError, Progress, map_in_threads
-from graphkiln_client.results import Health, Result, ServedModel
-from graphkiln_client.runner import run
-from graphkiln_client.tasks import Classify, Detect, Detections, Embed, ImageTask, Segment, Vector
-from graphkiln_client.transports import open_blocking
-from graphkiln_client.transports.base import InferResponse
-from graphkiln_client.transports.endpoint import Compression, Security
+from graphkiln_client import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client.async_client import AsyncClient, AsyncModel, Many, ManyOptions, ModelOptions, OnError, Progress
+from graphkiln_client.tasks import (
+    Classify,
+    Detect,
+    Detections,
+    Embed,
+    Health,
+    ImageTask,
+    Result,
+    Segment,
+    ServedModel,
+    Vector,
+)
+from graphkiln_client.transports.base import InferResponse, Transport
+from graphkiln_client.transports.endpoint import Compression, Endpoint, Security
 
 T = TypeVar("T")
+R = TypeVar("R")
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a blocking transport to its end, without an event loop.
+
+    Raises:
+        RuntimeError: The coroutine was suspended.
+    """
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    coroutine.close()
+    raise RuntimeError("a coroutine on a blocking transport was suspended")
+
+
+def open_blocking(endpoint: Endpoint, compression: Compression) -> Transport:
+    """Open a transport that blocks the calling thread; each protocol imports a heavy library.
+
+    Raises:
+        InvalidInput: The CA file or the client certificate cannot be read.
+    """
+    if endpoint.scheme in ("http", "https"):
+        from graphkiln_client.transports.http_blocking import HttpTransport
+
+        return HttpTransport(endpoint, compression)
+    from graphkiln_client.transports.grpc_transport import GrpcTransport
+
+    return GrpcTransport(endpoint, compression)
 
 
 class Client(Closeable):
-    """A connection to one server. Thread-safe; keeps its connections until closed.
+    """A connection to one server. Thread-safe; connections are kept open until `close`.
 
     Args:
-        url: `http://`, `https://`, `grpc://` or `grpcs://`, then `host:port`; `user:password@` is sent as a header.
-        timeout_s: Seconds that one request to the server may take, its retries together; also sent to the server.
-            `classify` and the like may make several, each with this time.
-        max_retries: Further attempts after a failure that may pass: no connection, overload, not ready.
-        compression: How requests are compressed; worth it over slow networks only.
+        url: `http://`, `https://`, `grpc://` or `grpcs://` and `host:port`. `user:password@` is sent as a header.
+        timeout_s: Deadline in seconds of one request, including its retries; also sent to the server. `classify` and
+            similar methods may send several requests, each with this deadline.
+        max_retries: Retries after connection failures, overload and "not ready" errors.
+        compression: Compression of requests; useful only over slow networks.
         fetch_urls: Allow images to be given as `https://` URLs.
         **security: `headers`, `ca_file`, `client_cert`, `client_key` and `admin_key`: see `Security`.
 
     Raises:
-        InvalidInput: The URL, a header, a file or the admin key cannot be used.
+        InvalidInput: The URL, a header, a certificate file or the admin key is invalid.
     """
 
     def __init__(
@@ -67,17 +108,17 @@ class Client(Closeable):
         self.url = self._client.url
 
     def model(self, name: str, version: str = "", **options: Unpack[ModelOptions]) -> Model:
-        """A model of the server; no request is sent before the first use.
+        """Return a model of the server. Sends no request.
 
         Args:
             name: Model name.
-            version: Version, or empty for the one that the server's version policy prefers.
+            version: Version, or empty for the server's choice.
             **options: `preprocess`, `labels` and `images`: see `ModelOptions`.
         """
         return Model(self._client.model(name, version, **options))
 
     def ready(self) -> bool:
-        """True if every model of the server is ready.
+        """Check that every model of the server is ready.
 
         Raises:
             ClientError: The request failed.
@@ -85,7 +126,7 @@ class Client(Closeable):
         return run(self._client.ready())
 
     def health(self) -> Health:
-        """The state of the server, and the models that are not ready.
+        """Return the state of the server and the models that are not ready.
 
         Raises:
             ClientError: The request failed.
@@ -93,7 +134,7 @@ class Client(Closeable):
         return run(self._client.health())
 
     def models(self) -> tuple[ServedModel, ...]:
-        """Every model version that the server knows, by name and version.
+        """List all model versions in the server's repository index, sorted by name and version.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
@@ -102,7 +143,7 @@ class Client(Closeable):
         return run(self._client.models())
 
     def statistics(self) -> list[dict[str, Any]]:
-        """The statistics of every version that is loaded, which need no admin key (Triton's statistics extension).
+        """Return the statistics of all loaded versions (Triton's statistics extension). Needs no admin key.
 
         Raises:
             ClientError: The request failed.
@@ -112,42 +153,45 @@ class Client(Closeable):
     def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """Load or reload a model.
 
-        With `--model-control-mode=explicit`, new versions are served by this call; in its other modes `graphkiln serve`
-        loads again what it serves.
+        With `--model-control-mode=explicit` this also serves new versions; in the other modes `graphkiln serve`
+        reloads the versions that it already serves.
 
         Args:
             name: Model name.
-            config: In place of its config.pbtxt until it is loaded again, in the form of `Model.config`; only in
-                explicit mode.
+            config: Configuration that replaces config.pbtxt until the next load, in the form of `Model.config`; only
+                in explicit mode.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
-            ServerError: The model cannot be loaded; the message says why.
-            ModelNotReady: The server does not load on demand.
+            ServerError: The model cannot be loaded; the message has the reason.
+            ModelNotReady: The server does not allow loading on demand.
             ClientError: The request failed.
         """
         run(self._client.load(name, config))
 
     def unload(self, name: str) -> None:
-        """Unload a model; return before the server has finished the model's requests.
+        """Unload a model. Returns before the server has finished the model's pending requests.
 
         Raises:
             Unauthorized: The server's admin key is missing or wrong.
-            ModelNotReady: The server does not unload on demand.
+            ModelNotReady: The server does not allow unloading on demand.
             ClientError: The request failed.
         """
         run(self._client.unload(name))
 
     @contextmanager
     def shared_memory(self) -> Iterator[Self]:
-        """A context with this client, whose models exchange tensors with a server on this machine by shared memory.
+        """Exchange tensors with a server on this machine through shared memory.
+
+        Yields:
+            A client whose models use shared memory.
 
         Raises:
             InvalidInput: Shared memory is not available.
         """
         context = self._client.shared_memory()
         shared = copy(self)
-        shared._client = run(context.__aenter__())  # noqa: SLF001 - its own class
+        shared._client = run(context.__aenter__())  # noqa: SLF001 - a copy of self
         try:
             yield shared
         finally:
@@ -162,7 +206,7 @@ class Client(Closeable):
 
 
 class Model:
-    """A model on a server. Thread-safe; metadata, labels and preprocess spec are kept until the server has others."""
+    """A model on a server. Thread-safe; metadata, labels and preprocess spec are cached until the version changes."""
 
     def __init__(self, model: AsyncModel) -> None:
         self._model = model
@@ -171,7 +215,7 @@ class Model:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """The model's KServe v2 metadata: names, datatypes and shapes (-1 where they may vary).
+        """KServe v2 metadata of the model: names, datatypes and shapes (-1 for dynamic dimensions).
 
         Raises:
             ClientError: The request failed.
@@ -180,7 +224,7 @@ class Model:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The model's Triton configuration; empty where the server has no such extension.
+        """Triton configuration of the model; empty if the server lacks the configuration extension.
 
         Raises:
             ClientError: The request failed.
@@ -189,16 +233,16 @@ class Model:
 
     @property
     def preprocess(self) -> Preprocess:
-        """The preprocess spec: the given one, or the published one.
+        """Preprocess spec: the one passed to `Client.model`, or the published one.
 
         Raises:
-            InvalidInput: The model publishes none.
-            ProtocolError: It is malformed.
+            InvalidInput: The model publishes no preprocess spec.
+            ProtocolError: The published spec is malformed.
         """
         return run(self._model.preprocess())
 
     def statistics(self) -> dict[str, Any]:
-        """The statistics of this version, or of the preferred one (Triton's statistics extension).
+        """Return the statistics of this version (Triton's statistics extension).
 
         Raises:
             ClientError: The request failed.
@@ -213,7 +257,7 @@ class Model:
             outputs: Names of the requested outputs; empty for all.
 
         Returns:
-            Arrays by output name; read-only views of the response.
+            Arrays by output name, as read-only views of the response.
 
         Raises:
             ClientError: The request failed.
@@ -221,13 +265,13 @@ class Model:
         return run(self._model.infer(inputs, outputs))
 
     def repeatable(self, inputs: Mapping[str, AnyArray]) -> Callable[[], InferResponse]:
-        """Encode a request once, to be sent many times: for load generators, whose own work must not count.
+        """Encode a request once and send it many times, for load generators.
 
         Args:
             inputs: As for `infer`.
 
         Returns:
-            A function that sends the request, without retries. Thread-safe.
+            A thread-safe function that sends the request, without retries.
 
         Raises:
             ClientError: The inputs cannot be sent.
@@ -241,11 +285,11 @@ class Model:
         """Classify one image.
 
         Args:
-            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL where
-                the client may fetch them.
-            top_k: How many classes, best first; at most as many as the model has.
-            softmax: Turn scores into probabilities.
-            outputs: Which outputs to rank; empty for all.
+            image: Path, encoded bytes, Pillow image, uint8 pixels `[height, width, 3]`, or an `https://` URL if the
+                client has `fetch_urls`.
+            top_k: Maximum number of classes, best first.
+            softmax: Convert scores to probabilities.
+            outputs: Names of the outputs to rank; empty for all.
 
         Raises:
             InvalidInput: The image cannot be read, or the model is not an image classifier.
@@ -254,39 +298,39 @@ class Model:
         return run(self._model.classify(image, top_k=top_k, softmax=softmax, outputs=outputs))
 
     def detect(self, image: ImageLike, *, score_threshold: float | None = None) -> Detections:
-        """Find things in an image.
+        """Detect objects in an image.
 
         Args:
             image: As for `classify`.
-            score_threshold: The least score of a detection; None for the model's own.
+            score_threshold: Minimum score of a detection; None for the model's default.
 
         Returns:
-            Detections, best first, in pixels of the image.
+            Detections in pixels of the image, best first.
 
         Raises:
-            InvalidInput: The image cannot be read, or the model is no detector.
+            InvalidInput: The image cannot be read, or the model is not a detector.
             ClientError: The request failed.
         """
         return run(self._model.detect(image, score_threshold=score_threshold))
 
     def segment(self, image: ImageLike) -> SegmentedImage:
-        """Find the class of every pixel of an image.
+        """Classify every pixel of an image.
 
         Raises:
-            InvalidInput: The image cannot be read, or the model is no segmenter.
+            InvalidInput: The image cannot be read, or the model is not a segmenter.
             ClientError: The request failed.
         """
         return run(self._model.segment(image))
 
     def embed(self, image: ImageLike, *, normalize: bool | None = None) -> Vector:
-        """Compute the vector of an image, float32 `[features]`.
+        """Compute the embedding of an image, float32 `[features]`.
 
         Args:
             image: As for `classify`.
-            normalize: Divide it by its length, or do not; None for the model's own choice.
+            normalize: Scale the vector to unit length; None for the model's default.
 
         Raises:
-            InvalidInput: The image cannot be read, or the model gives no vectors.
+            InvalidInput: The image cannot be read, or the model computes no embeddings.
             ClientError: The request failed.
         """
         return run(self._model.embed(image, normalize=normalize))
@@ -303,16 +347,16 @@ class Model:
         on_error: OnError = "raise",
         progress: Progress | None = None,
     ) -> Iterator[Result | ClientError]:
-        """Classify images, several batches at a time, and yield the results in the order of the images.
+        """Classify images in concurrent batches and yield the results in the order of the images.
 
         Args:
             images: As for `classify`; read lazily.
             top_k: As for `classify`.
             softmax: As for `classify`.
             outputs: As for `classify`.
-            batch_size: Most images in one request; limited by what the model takes.
-            concurrency: Most requests in flight; as many threads decode.
-            on_error: `"return"` yields the error of an image in its place instead of raising it.
+            batch_size: Maximum number of images in one request; also limited by the model's maximum batch size.
+            concurrency: Maximum number of requests in flight, and number of decoding threads.
+            on_error: `"raise"`, or `"return"` to yield the error of an image in place of its result.
             progress: Called with the number of results so far, in the caller's thread.
         """
         many = Many(batch_size=batch_size, concurrency=concurrency, on_error=on_error, progress=progress)
@@ -321,19 +365,19 @@ class Model:
     def detect_many(
         self, images: Iterable[ImageLike], *, score_threshold: float | None = None, **options: Unpack[ManyOptions]
     ) -> Iterator[Detections | ClientError]:
-        """As `detect`, several batches at a time; options and order as for `classify_many`."""
+        """Run `detect` on many images; options and order as for `classify_many`."""
         return self._many(images, Detect(score_threshold=score_threshold), Many(**options))
 
     def segment_many(
         self, images: Iterable[ImageLike], **options: Unpack[ManyOptions]
     ) -> Iterator[SegmentedImage | ClientError]:
-        """As `segment`, likewise."""
+        """Run `segment` on many images; options and order as for `classify_many`."""
         return self._many(images, Segment(), Many(**options))
 
     def embed_many(
         self, images: Iterable[ImageLike], *, normalize: bool | None = None, **options: Unpack[ManyOptions]
     ) -> Iterator[Vector | ClientError]:
-        """As `embed`, likewise."""
+        """Run `embed` on many images; options and order as for `classify_many`."""
         return self._many(images, Embed(normalize=normalize), Many(**options))
 
     def _many(self, images: Iterable[ImageLike], task: ImageTask[T], many: Many) -> Iterator[T | ClientError]:
@@ -345,3 +389,19 @@ class Model:
             for answers in answers_by_batch:
                 for each in answers:
                     yield many.report(each)
+
+
+def map_in_threads(work: Callable[[T], R], items: Iterable[T], concurrency: int) -> Generator[R]:
+    """Map items in a thread pool, in order. Items are read lazily in the caller's thread; an error ends the map."""
+    pending: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(concurrency, thread_name_prefix="graphkiln-client") as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) >= 2 * concurrency:  # a queued item for every thread
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()

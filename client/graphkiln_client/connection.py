@@ -1,4 +1,4 @@
-"""Calls with one deadline and retries, over any transport."""
+"""Calls over any transport, with a deadline and retries."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, TypeVar
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady, Overloaded, ProtocolError
 from graphkiln_client.transports.base import Call, Deadline, InferRequest, InferResponse, Transport
 
-_BASE_S, _CAP_S = 0.1, 5.0  # of the delay before another attempt
+_BACKOFF_BASE_S, _BACKOFF_CAP_S = 0.1, 5.0
 
 T = TypeVar("T")
 
 
 class Connection:
-    """Send calls until they succeed, fail for good, or the time is over.
+    """Send calls with retries until success, a permanent error, or the deadline.
 
     Args:
-        transport: Sends them once.
-        timeout_s: Seconds that each call may take, all its attempts together.
-        max_retries: Further attempts after a failure that may pass.
+        transport: Sends each attempt.
+        timeout_s: Deadline in seconds of a call, including its retries.
+        max_retries: Maximum number of retries after transient errors.
     """
 
     def __init__(self, transport: Transport, timeout_s: float, max_retries: int) -> None:
@@ -31,7 +31,7 @@ class Connection:
         self._extensions: frozenset[str] | None = None
 
     async def call(self, call: Call[T]) -> T:
-        """Send a call that is the same at every attempt, and return its value.
+        """Send a call and return its result.
 
         Raises:
             ClientError: The call failed.
@@ -39,7 +39,7 @@ class Connection:
         return await self._attempt(lambda _: call)
 
     async def infer(self, request: InferRequest) -> InferResponse:
-        """Send an inference, with what is left of its time for the server.
+        """Send an inference request; each attempt tells the server the remaining time.
 
         Raises:
             ClientError: The request failed.
@@ -48,10 +48,10 @@ class Connection:
         return await self._attempt(lambda left_s: self.wire.infer(request, left_s, binary=binary))
 
     async def encode_once(self, request: InferRequest) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
-        """Encode an inference for many sendings.
+        """Encode an inference request once.
 
         Returns:
-            A function that sends it, as often as it is called, without retries.
+            A function that sends the request without retries, as often as it is called.
 
         Raises:
             ClientError: The server cannot be reached, or the request cannot be encoded.
@@ -61,16 +61,16 @@ class Connection:
         return lambda: self.transport.send(call, Deadline.after(self.timeout_s))
 
     async def extensions(self) -> frozenset[str]:
-        """The extensions of KServe v2 that the server speaks; requested once.
+        """Return the KServe v2 extensions of the server; requested once.
 
         Raises:
-            ProtocolError: The server's metadata lists none.
-            ClientError: The server cannot be reached.
+            ProtocolError: The server's metadata is malformed.
+            ClientError: The request failed.
         """
         if self._extensions is None:
             names: Any = (await self.call(self.wire.server_metadata())).get("extensions", [])
             if not isinstance(names, list):
-                raise ProtocolError(f"the server's metadata has no list of extensions: {str(names)[:80]}")
+                raise ProtocolError(f"expected a list of extensions in the server's metadata, got {str(names)[:80]}")
             self._extensions = frozenset(map(str, names))
         return self._extensions
 
@@ -89,15 +89,14 @@ class Connection:
 
 
 def retry_delay_s(error: ClientError, attempt: int, deadline: Deadline) -> float | None:
-    """Seconds to wait before the next attempt; None when the error is final.
+    """Return the delay in seconds before the next attempt; None for a permanent error or a delay beyond the deadline.
 
-    Connection failures, 429, 502, 503, 504 and gRPC's UNAVAILABLE and RESOURCE_EXHAUSTED are retried; every other
-    error of the server is final, and so is a deadline.
+    Connection failures, HTTP 429, 502, 503, 504 and gRPC UNAVAILABLE and RESOURCE_EXHAUSTED are retried.
 
     Args:
-        error: The end of the attempt.
+        error: Error of the last attempt.
         attempt: Number of attempts before it.
-        deadline: Of the whole call; a delay that would pass it is not begun.
+        deadline: Deadline of the whole call.
 
     Source: M. Brooker, "Exponential Backoff And Jitter" (full jitter); RFC 9110, "Retry-After".
     """
@@ -105,5 +104,5 @@ def retry_delay_s(error: ClientError, attempt: int, deadline: Deadline) -> float
         return None
     delay = error.retry_after_s
     if delay is None:
-        delay = random.uniform(0, min(_CAP_S, _BASE_S * 2**attempt))  # noqa: S311 - spreads load, guards nothing
+        delay = random.uniform(0, min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2**attempt))  # noqa: S311 - not for security
     return delay if delay < deadline.remaining_s else None

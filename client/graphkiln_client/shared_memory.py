@@ -1,7 +1,7 @@
-"""Tensors through shared memory, for a client on the server's own machine.
+"""Tensors in shared memory, for a client on the same machine as the server.
 
-A region is a file in /dev/shm that both sides map. Its name is removed as soon as the server has mapped it, so that
-nothing is left behind even by a client that is killed; the server forgets it when the context ends.
+A region is a file in /dev/shm that both sides map. The file is unlinked as soon as the server has mapped it, so that
+even a killed client leaves no files behind. The server unmaps it when the client unregisters it.
 
 Source: Triton's system shared memory extension; shm_overview(7).
 """
@@ -26,21 +26,21 @@ from graphkiln_client.connection import Connection
 from graphkiln_client.transports.base import Deadline, InferRequest, InferResponse, RequestedOutput, SharedTensor
 from graphkiln_client.transports.tensors import datatype_of, to_raw
 
-_FOLDER = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory lives on Linux
+_FOLDER = Path("/dev/shm")  # noqa: S108 - POSIX shared memory on Linux
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 _MIN_BYTES = 1 << 20
-_IN_USE = "currently in use"  # what Triton says of a region that a request still refers to
-_RELEASE_S = 5.0
-_RELEASE_PAUSE_S = 0.02
+_IN_USE = "currently in use"  # Triton's error for a region with pending requests
+_UNREGISTER_TIMEOUT_S = 5.0
+_UNREGISTER_RETRY_S = 0.02
 
 
 class Region:
-    """A region of shared memory.
+    """A shared-memory region.
 
     Attributes:
-        name: Its name, in /dev/shm and at the server.
-        size_bytes: Its size.
-        memory: Its bytes, uint8 `[size_bytes]`.
+        name: Name in /dev/shm and on the server.
+        size_bytes: Size in bytes.
+        memory: Content, uint8 `[size_bytes]`.
 
     Raises:
         InvalidInput: The region cannot be created.
@@ -56,7 +56,7 @@ class Region:
             raise InvalidInput(f"cannot create shared memory: {error}", hint="needs Linux and /dev/shm") from error
         self._path: Path | None = path
         try:
-            os.posix_fallocate(file, 0, size_bytes)  # a full /dev/shm is an error now instead of SIGBUS later
+            os.posix_fallocate(file, 0, size_bytes)  # fail now if /dev/shm is full, instead of SIGBUS later
             self._map = mmap.mmap(file, size_bytes)
         except OSError as error:
             self.unlink()
@@ -68,16 +68,16 @@ class Region:
         self.memory = np.frombuffer(self._map, np.uint8)
 
     def unlink(self) -> None:
-        """Remove the name; the memory stays mapped."""
+        """Remove the file; the memory stays mapped."""
         if self._path:
             self._path.unlink(missing_ok=True)
             self._path = None
 
     def close(self) -> None:
-        """Free the memory, once nothing refers to it."""
+        """Remove the file and unmap the memory."""
         self.unlink()
         del self.memory
-        with suppress(BufferError):  # an array of the caller still refers to it: it is freed with that array
+        with suppress(BufferError):  # the caller still holds an array; the memory is unmapped with it
             self._map.close()
 
 
@@ -90,15 +90,15 @@ class RegionPool:
         self._all: list[Region] = []
 
     async def infer(self, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> InferResponse:
-        """Send a request whose tensors are in shared memory.
+        """Send a request with its tensors in shared memory.
 
         Args:
-            request: With arrays, and with every requested output by name. Strings and outputs of unknown size travel in
-                the message.
-            output_sizes: Most bytes, and the datatype, of the outputs to be returned in shared memory.
+            request: Request with arrays as inputs and all outputs named. BYTES tensors and outputs of unknown size are
+                sent in the message.
+            output_sizes: Maximum size in bytes and datatype of each output to return in shared memory.
 
         Returns:
-            The response; its arrays are copies, which nothing else writes to.
+            The response; its arrays are copies.
 
         Raises:
             ClientError: The request failed.
@@ -110,16 +110,16 @@ class RegionPool:
         except (InvalidInput, ModelNotFound):
             if await self._is_known(region):
                 self._idle.append(region)
-                raise  # the server refuses the request, not the region
+                raise  # the server rejected the request, not the region
             await self._discard(region)
             region = await self._acquire(size_bytes)
             response = await self._infer_in(region, request, output_sizes)
-        # Only now: after a deadline or a broken connection the server may still write a late response there.
+        # Not reused after other errors: the server may still write a late response to the region.
         self._idle.append(region)
         return response
 
     async def close(self) -> None:
-        """Unregister all regions and frees their memory, whatever fails on the way."""
+        """Unregister all regions and free their memory, even if some calls fail."""
         self._idle.clear()
         for region in list(self._all):
             await self._discard(region)
@@ -144,7 +144,7 @@ class RegionPool:
         return InferResponse(model=response.model, version=response.version, outputs=arrays)
 
     async def _is_known(self, region: Region) -> bool:
-        """True if the server still knows the region: one that was restarted does not."""
+        """Check that the server still has the region; a restarted server does not."""
         try:
             await self._connection.call(self._connection.wire.region_status(region.name))
         except (InvalidInput, ModelNotFound):
@@ -171,30 +171,30 @@ class RegionPool:
 
     async def _discard(self, region: Region) -> None:
         self._all.remove(region)
-        with suppress(ClientError):  # the server may be gone, and its mapping with it
+        with suppress(ClientError):  # the server may have ended
             await self._unregister(region)
         region.close()
 
     async def _unregister(self, region: Region) -> None:
-        """Make the server forget the region, as soon as it has released the last request in it.
+        """Unregister a region, waiting for its last request.
 
-        It releases a request a little after it has answered it, or much later after a deadline of the client's.
+        The server releases a request shortly after it has responded, or much later if the client's deadline has passed.
         """
         connection = self._connection
-        deadline = Deadline.after(min(connection.timeout_s, _RELEASE_S))
+        deadline = Deadline.after(min(connection.timeout_s, _UNREGISTER_TIMEOUT_S))
         while True:
             try:
                 return await connection.call(connection.wire.unregister_region(region.name))
             except ServerError as error:
-                if _IN_USE not in error.message or deadline.remaining_s <= _RELEASE_PAUSE_S:
+                if _IN_USE not in error.message or deadline.remaining_s <= _UNREGISTER_RETRY_S:
                     raise
-            await connection.transport.sleep(_RELEASE_PAUSE_S)
+            await connection.transport.sleep(_UNREGISTER_RETRY_S)
 
 
 def _write_inputs(
     region: Region, arrays: Mapping[str, AnyArray | SharedTensor]
 ) -> tuple[dict[str, AnyArray | SharedTensor], int]:
-    """Copy the inputs into the region; return their places, and the first free byte behind them."""
+    """Copy inputs into the region; return their locations and the offset of the first free byte."""
     written: dict[str, AnyArray | SharedTensor] = {}
     offset = 0
     for name, array in arrays.items():
@@ -212,15 +212,11 @@ def _write_inputs(
 
 
 def _read_output(region: Region, name: str, tensor: SharedTensor, shape: tuple[int, ...]) -> AnyArray:
-    """Copy an output out of the region.
-
-    Raises:
-        ProtocolError: A tensor of that shape does not fit into its place.
-    """
+    """Copy an output out of the region; raise `ProtocolError` if its shape exceeds the reserved size."""
     dtype = tensor.datatype.numpy
     size_bytes = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or size_bytes > tensor.size_bytes:
-        raise ProtocolError(f"output '{name}' of shape {list(shape)} has no room in {tensor.size_bytes} bytes")
+        raise ProtocolError(f"output '{name}' of shape {list(shape)} does not fit into {tensor.size_bytes} bytes")
     raw = region.memory[tensor.offset : tensor.offset + size_bytes]
     array: AnyArray = raw.view(dtype).reshape(shape).copy()
     return array

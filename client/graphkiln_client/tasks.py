@@ -1,11 +1,12 @@
-"""The image tasks: which outputs of a model answer each of them, and how these are read."""
+"""Image tasks (classify, detect, segment, embed): the outputs that each requests, and the results read from them."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from graphkiln_backend.graph import task as graph_task
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.task import VERBS, Ranking, Task, is_classification, output_names
+from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.images.answers import (
     Detection,
     Sample,
@@ -23,8 +25,7 @@ from graphkiln_backend.images.answers import (
     read_vector,
 )
 from graphkiln_backend.images.frame import Frame, frame_of
-from graphkiln_client.published import ServedVersion
-from graphkiln_client.results import Classification, Result, classifications
+from graphkiln_client.remote_model import ServedVersion
 
 Detections = tuple[Detection, ...]
 Vector = npt.NDArray[np.float32]
@@ -34,16 +35,178 @@ _Task = TypeVar("_Task", graph_task.Detection, graph_task.Segmentation, graph_ta
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reply:
-    """The response to a request of one or several images.
+class Classification:
+    """One class of a ranking.
 
     Attributes:
-        sources: Name of each image.
-        sizes: Height and width of each upright image; empty where the task needs none.
-        samples: The outputs of each image, by name.
-        model: The model that ran.
-        version: Its version.
-        request_id: The id that the request carried.
+        index: Class index, from 0.
+        label: Class name; empty if the model has no labels.
+        score: Score as returned by the model (logit or probability), or softmax probability.
+        position: Position in a per-position output, for example `(y, x)`; empty for an output `[classes]`.
+    """
+
+    index: int
+    label: str
+    score: float
+    position: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Classification:
+        """Parse one element of a classification output, `score:index[:label]`.
+
+        Source: Triton's classification extension.
+
+        Raises:
+            ProtocolError: The text is malformed.
+        """
+        score, _, rest = text.partition(":")
+        index, _, label = rest.partition(":")
+        try:
+            return cls(index=int(index), label=_plain(label), score=float(score))
+        except ValueError:
+            raise ProtocolError(f"expected a classification 'score:index[:label]', got {text[:80]!r}") from None
+
+
+def _plain(label: str) -> str:
+    """Remove the byte order mark and the carriage return of a labels file written on Windows."""
+    return label.removesuffix("\r").removeprefix("\ufeff")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The classification of one image.
+
+    Attributes:
+        source: Path or description of the image.
+        model: Name of the model that ran.
+        version: Version that ran.
+        request_id: Id of the request.
+        latency_ms: Milliseconds from sending the request to receiving the response, including retries. Includes
+            preprocessing only for images that are sent encoded.
+        outputs: Classes by output name, best first; grouped by position for per-position outputs.
+    """
+
+    source: str
+    model: str
+    version: str
+    request_id: str
+    latency_ms: float
+    outputs: Mapping[str, tuple[Classification, ...]]
+
+    @property
+    def classifications(self) -> tuple[Classification, ...]:
+        """Classes of the first output; most models have only one."""
+        return next(iter(self.outputs.values()))
+
+    @property
+    def top(self) -> Classification:
+        """Best class of the first output."""
+        return self.classifications[0]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON-compatible data.
+
+        All classes are in one list, `classifications`. Entries have an `output` key if the model has several outputs,
+        and a `position` key if the output has positions. Scores that are not finite become None.
+        """
+        several = len(self.outputs) > 1
+        rows = [
+            {**({"output": name} if several else {}), **_to_dict(entry)}
+            for name, entries in self.outputs.items()
+            for entry in entries
+        ]
+        fields = {name: getattr(self, name) for name in ("source", "model", "version", "request_id", "latency_ms")}
+        return {**fields, "classifications": rows}
+
+
+def _to_dict(entry: Classification) -> dict[str, Any]:
+    score = entry.score if math.isfinite(entry.score) else None
+    row: dict[str, Any] = {"index": entry.index, "label": entry.label, "score": score}
+    return {**row, "position": list(entry.position)} if entry.position else row
+
+
+def classifications(
+    indices: npt.NDArray[np.int64], scores: AnyArray, labels: Sequence[str]
+) -> tuple[Classification, ...]:
+    """Build the classifications of one sample.
+
+    Args:
+        indices: Class indices, best first, `[*positions, k]`.
+        scores: Their scores, `[*positions, k]`.
+        labels: Labels by class index; may be shorter than the number of classes.
+    """
+    entries = []
+    for position in np.ndindex(indices.shape):
+        index = int(indices[position])
+        label = labels[index] if index < len(labels) else ""
+        entries.append(Classification(index=index, label=label, score=float(scores[position]), position=position[:-1]))
+    return tuple(entries)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """State of a server.
+
+    Attributes:
+        live: True if the server responds.
+        ready: True if every model is ready.
+        server: Name and version of the server, for example `triton 2.51.0`; empty if the server is not live.
+        not_ready: Model versions that are not ready.
+    """
+
+    live: bool
+    ready: bool
+    server: str = ""
+    not_ready: tuple[ServedModel, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model version in a server's repository index.
+
+    Attributes:
+        name: Model name.
+        version: Version; empty if no version was ever loaded.
+        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty if no version was ever loaded.
+        reason: Reason why the version is not ready, or empty.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """True if the version can serve requests."""
+        return self.state == "READY"
+
+    @classmethod
+    def parse(cls, row: dict[str, Any]) -> ServedModel:
+        """Parse a row of the repository index.
+
+        Source: Triton's model repository extension.
+
+        Raises:
+            ProtocolError: The row has no model name.
+        """
+        if not isinstance(row.get("name"), str):
+            raise ProtocolError(f"a row of the repository index has no model name: {str(row)[:80]}")
+        version, state, reason = (str(row.get(key, "")) for key in ("version", "state", "reason"))
+        return cls(name=row["name"], version=version, state=state, reason=plain_reason(reason))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """Response to a request with one or several images.
+
+    Attributes:
+        sources: Path or description of each image.
+        sizes: Height and width of each upright image; empty if the task does not need them.
+        samples: Outputs of each image by name.
+        model: Name of the model that ran.
+        version: Version that ran.
+        request_id: Id of the request.
         latency_ms: See `Result.latency_ms`.
     """
 
@@ -57,31 +220,31 @@ class Reply:
 
 
 class ImageTask(ABC, Generic[T]):
-    """A question about images.
+    """A task that is requested for images.
 
     Attributes:
-        in_pixels: True if answers are in pixels of the image, whose size is then needed.
+        in_pixels: True if answers are in pixels of the image, so that its size is needed.
     """
 
     in_pixels: ClassVar[bool] = False
 
     @abstractmethod
     def outputs(self, served: ServedVersion) -> tuple[str, ...]:
-        """The outputs to request.
+        """Return the names of the outputs to request.
 
         Raises:
             InvalidInput: The version has another task, or lacks an output.
-            ProtocolError: What it publishes is malformed.
+            ProtocolError: The published metadata is malformed.
         """
 
     def labelled_outputs(self, served: ServedVersion) -> tuple[str, ...]:
-        """Outputs whose labels must be known before `read`."""
+        """Return the outputs whose labels `read` needs."""
         del served
         return ()
 
     @abstractmethod
     def read(self, served: ServedVersion, reply: Reply) -> list[T]:
-        """The answer about each image of a reply.
+        """Read the result for each image of a reply.
 
         Raises:
             ClientError: The outputs do not fit the task.
@@ -90,11 +253,11 @@ class ImageTask(ABC, Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classify(ImageTask[Result]):
-    """Rank the classes of images by every output that is requested.
+    """Rank the classes of each image.
 
     Attributes:
-        top_k: Most classes of an image, or of a position of an output.
-        softmax: Turn scores into probabilities.
+        top_k: Maximum number of classes per image and position.
+        softmax: Convert scores to probabilities.
         ranked: Names of the outputs to rank; empty for all.
 
     Raises:
@@ -111,22 +274,22 @@ class Classify(ImageTask[Result]):
 
     def outputs(self, served: ServedVersion) -> tuple[str, ...]:
         """See `ImageTask.outputs`."""
-        # Corners of boxes and features are no scores of classes: they are ranked only where an output is named.
+        # Boxes and embeddings are not class scores: rank them only if the caller names the output.
         task = served.task
         if not (self.ranked or task is None or is_classification(task)):
             raise InvalidInput(
                 f"'{served.model}' cannot classify: its task is {task.kind}",
-                hint=f"use {VERBS[task.kind]}; Python's classify(image, outputs=[NAME]) ranks an output all the same",
+                hint=f"use {VERBS[task.kind]}, or rank an output anyway with classify(image, outputs=[NAME]) in Python",
             )
         names = tuple(output["name"] for output in served.metadata["outputs"])
         if unknown := set(self.ranked) - set(names):
             raise InvalidInput(
-                f"'{served.model}' has no output {', '.join(sorted(unknown))}", hint=f"it has {', '.join(names)}"
+                f"'{served.model}' has no output {', '.join(sorted(unknown))}", hint=f"outputs: {', '.join(names)}"
             )
         ranking = self._embedded(served)
         if ranking and self.softmax:
             raise InvalidInput(
-                f"'{served.model}' returns its best classes only: there is no softmax over some of the scores",
+                f"'{served.model}' returns only its best classes, and a softmax needs all scores",
                 hint="convert the model with --softmax --top-k",
             )
         return (ranking.scores, ranking.indices) if ranking else self.ranked or names
@@ -165,13 +328,13 @@ class Classify(ImageTask[Result]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detect(ImageTask[Detections]):
-    """Find things in images.
+    """Detect objects in images.
 
     Attributes:
-        score_threshold: The least score of a detection; None for the model's own.
+        score_threshold: Minimum score of a detection; None for the model's default.
 
     Raises:
-        InvalidInput: The threshold is no score.
+        InvalidInput: The threshold is not between 0 and 1.
     """
 
     in_pixels: ClassVar[bool] = True
@@ -179,7 +342,7 @@ class Detect(ImageTask[Detections]):
 
     def __post_init__(self) -> None:
         if self.score_threshold is not None and not 0 <= self.score_threshold <= 1:
-            raise InvalidInput(f"score_threshold must be from 0 to 1, got {self.score_threshold:g}")
+            raise InvalidInput(f"score_threshold must be between 0 and 1, got {self.score_threshold:g}")
 
     def outputs(self, served: ServedVersion) -> tuple[str, ...]:
         """See `ImageTask.outputs`."""
@@ -194,7 +357,7 @@ class Detect(ImageTask[Detections]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment(ImageTask[SegmentedImage]):
-    """Find the class of every pixel of images."""
+    """Classify every pixel of images."""
 
     in_pixels: ClassVar[bool] = True
 
@@ -211,10 +374,10 @@ class Segment(ImageTask[SegmentedImage]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Embed(ImageTask[Vector]):
-    """Compute the vectors of images.
+    """Compute embeddings of images.
 
     Attributes:
-        normalize: Divide vectors by their length, or do not; None for the model's own choice.
+        normalize: Scale vectors to unit length; None for the model's default.
     """
 
     normalize: bool | None
@@ -242,39 +405,38 @@ def rank_scores(scores: AnyArray, k: int, labels: Sequence[str], *, softmax: boo
 
 
 def read_ranking(scores: AnyArray, indices: AnyArray, k: int, labels: Sequence[str]) -> tuple[Classification, ...]:
-    """Read one sample's classes as its graph ranked them, no more than `k` of them.
+    """Read the best `k` classes of one sample from a graph with an embedded top-k.
 
     Args:
-        scores: `[*positions, classes]`, best first.
-        indices: Class indices of the same shape.
-        k: How many classes.
-        labels: By class index.
+        scores: Scores, best first, `[*positions, classes]`.
+        indices: Class indices, `[*positions, classes]`.
+        k: Maximum number of classes.
+        labels: Labels by class index.
 
     Raises:
-        ProtocolError: The indices are no class indices of these scores.
+        ProtocolError: The indices are not class indices of these scores.
     """
     fits = indices.shape == scores.shape and indices.dtype.kind in "iu" and indices.ndim
     if not fits or (indices.size and indices.min() < 0):
-        raise ProtocolError(f"{indices.dtype}{list(indices.shape)} are no class indices of {list(scores.shape)} scores")
+        raise ProtocolError(
+            f"expected non-negative class indices of shape {list(scores.shape)}, got "
+            f"{indices.dtype}{list(indices.shape)}"
+        )
     return classifications(indices[..., :k].astype(np.int64), scores[..., :k], labels)
 
 
 def _task_of(served: ServedVersion, kind: type[_Task], verb: str) -> _Task:
-    """The task of a version, which must be of a kind.
-
-    Raises:
-        InvalidInput: It is of another kind.
-    """
+    """Return the task of a version; raise `InvalidInput` if it has another kind."""
     task: Task | None = served.task
     if isinstance(task, kind):
         return task
     if task is None or is_classification(task):
-        reason, other = "its config.pbtxt names no such task", "classify"
+        reason, other = "its config.pbtxt declares no such task", "classify"
     else:
         reason, other = f"its task is {task.kind}", VERBS[task.kind]
     raise InvalidInput(
         f"'{served.model}' cannot {verb}: {reason}",
-        hint=f"use {other}, or convert the model with its task: graphkiln convert --task",
+        hint=f"use {other}, or declare the task with graphkiln convert --task",
     )
 
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from graphkiln.story.worker import Throughput, measure_throughput
+from graphkiln.story.workloads import Throughput, measure_throughput
 
 _WARM_UP_S = 1.0
 _Found = TypeVar("_Found")

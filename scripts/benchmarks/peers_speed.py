@@ -27,7 +27,7 @@ from peers.image import EXACT_PRODUCTS, HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
 
 from graphkiln.story.server import start_server
-from graphkiln.story.worker import Throughput, measure_throughput
+from graphkiln.story.workloads import Throughput, measure_throughput
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import CONFIG_FILE

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from graphkiln.reporting.json_text import json_text
-from graphkiln.story.request import machine_facts
+from graphkiln.story.variants import machine_facts
 
 # Parts of a benchmark that takes long: each is kept as soon as it is done, and what was interrupted goes on.
 

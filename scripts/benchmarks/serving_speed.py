@@ -20,7 +20,7 @@ from measurement import Ratio, ratio_of, take_turns
 from servers import Load, check_backend, find_generator, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
-from graphkiln.story.worker import measure_throughput
+from graphkiln.story.workloads import measure_throughput
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 
 OURS, CPP, BARE = "graphkiln", "C++ backend", "bare session"

@@ -29,8 +29,8 @@ from reporting import RESULTS, Parts
 from servers import PERF_ANALYZER, PerfAnalyzer
 from simulated_server import SimulatedServer, simulated_space, true_rate
 
-from graphkiln.story.request import machine_facts
 from graphkiln.story.server import start_server
+from graphkiln.story.variants import machine_facts
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE, QUEUE_DELAY_US, SPIN, STREAMS, Candidate, changes_of
 from graphkiln.tuning.contest import CandidateScore, RateContest
 from graphkiln.tuning.drift import Reference

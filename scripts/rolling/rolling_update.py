@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 
-from graphkiln.story.request import machine_facts
+from graphkiln.story.variants import machine_facts
 from rolling.pods import ServedPod
 from rolling.servers import Proxy, Replaceable, ServedProcess, wait
 

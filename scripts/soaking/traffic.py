@@ -26,7 +26,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, DeadlineExceeded
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import AsyncClient, Client
-from graphkiln_client.results import Result
+from graphkiln_client.tasks import Result
 from graphkiln_client.transports.endpoint import Security
 from soaking.models import (
     DIGIT_IMAGES,

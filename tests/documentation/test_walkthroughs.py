@@ -13,7 +13,7 @@ import manual
 import pytest
 from walkthrough import Walkthrough
 
-from graphkiln.story.request import machine_facts
+from graphkiln.story.variants import machine_facts
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -21,7 +21,7 @@ import pytest
 from architectures import ARCHITECTURES, Architecture
 from running import Server, Serving
 
-from graphkiln.story.request import machine_facts
+from graphkiln.story.variants import machine_facts
 from graphkiln_client import Client
 
 _MOST_ERROR = 1e-4

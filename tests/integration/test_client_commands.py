@@ -86,7 +86,7 @@ class TestModels:
             assert any(model.ready for model in client.models() if model.name == "digits")
 
     def test_rows_that_name_no_model_break_the_protocol(self) -> None:
-        with pytest.raises(ProtocolError, match="names no model"):
+        with pytest.raises(ProtocolError, match="has no model name"):
             ServedModel.parse({"version": "1"})
 
 

@@ -169,7 +169,7 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
             many = list(client.model("digits", images=form).classify_many([*paths, bad], on_error="return"))
             assert [isinstance(each, InvalidInput) for each in many] == [False] * len(paths) + [True]
         for form in ("encoded", "tensor", "auto"):
-            with pytest.raises(InvalidInput, match="takes encoded images for 'digits'"):
+            with pytest.raises(InvalidInput, match="on behalf of 'digits'"):
                 client.model("digits.images", images=form).classify(paths[0])
 
 

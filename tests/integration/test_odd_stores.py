@@ -12,7 +12,7 @@ import zoo
 from running import Server, Serving
 
 from graphkiln_client import Client
-from graphkiln_client.results import Classification
+from graphkiln_client.tasks import Classification
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -277,7 +277,7 @@ class TestWrongAnswers:
     ) -> None:
         """One variant's predictions are spoiled: the policy must see it, and the chain go on without it."""
         from graphkiln.story import runner
-        from graphkiln.story.request import StoryRequest, this_platform
+        from graphkiln.story.variants import StoryRequest, this_platform
 
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         request = StoryRequest(

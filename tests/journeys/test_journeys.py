@@ -21,7 +21,7 @@ import pytest
 from journey import Journey
 from walkthrough import Walkthrough
 
-from graphkiln.story.request import machine_facts
+from graphkiln.story.variants import machine_facts
 from graphkiln_client import Client
 
 NAMES = ("triton_store", "pytorch", "int8", "tune", "score", "upgrade")

@@ -11,9 +11,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from graphkiln.story.request import Platform, StoryRequest
 from graphkiln.story.results import Judgment, Observation, Record, Round, build_document
-from graphkiln.story.variants import Variant
+from graphkiln.story.variants import Platform, StoryRequest, Variant
 from graphkiln.story.workloads import Predictions, Predictor
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.dtypes import AnyArray

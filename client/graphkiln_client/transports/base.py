@@ -1,28 +1,46 @@
-"""The interface of every transport, and the values that pass through it.
+"""Interfaces of protocols and transports, their values, and size limits of responses.
 
-A protocol has two halves. Its `Wire` builds requests and reads responses, and does no I/O. Its transports send them:
-one blocks, one waits in an event loop; both are written as coroutines (see `graphkiln_client.runner`).
+A protocol has a `Wire`, which builds requests and parses responses without I/O, and two transports, which send them:
+one blocks, one is for event loops. Both are written as coroutines (see `graphkiln_client.client.run`).
 
-What is made for every request is not frozen: making a frozen dataclass takes three times as long.
+Dataclasses that are created for every request are not frozen, because that takes three times as long.
 """
 
 from __future__ import annotations
 
+import os
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import KIB, MIB, format_size
+
+T = TypeVar("T")
+
+VARIABLE = "GRAPHKILN_MAX_RESPONSE_MIB"
+# Size limits of responses, in case the server is faulty or not a Triton server.
+INFER_LIMIT = 256 * MIB  # responses with tensors; overridden by the environment variable
+JSON_LIMIT = 64 * MIB  # tensors in JSON, and the JSON header of binary tensors
+DOCUMENT_LIMIT = 16 * MIB  # metadata, configurations, statistics and the repository index
+HEAD_LIMIT = 256 * KIB  # all HTTP headers
+
+_MAX_JSON_CONTAINERS = 4_000_000  # an empty list takes 2 bytes in the response and 80 in memory
+_CHUNK_OVERHEAD = 8  # bytes per chunk of HTTP's chunked encoding
+_MAX_GZIP_MEMBERS = 16
+_WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 @dataclass(kw_only=True, slots=True)
 class Deadline:
-    """One point in time for a whole call, however many attempts it takes.
+    """Deadline of a call including its retries.
 
     Attributes:
         timeout_s: Seconds from the start of the call.
-        at: The end, on the clock of `time.monotonic()`.
+        at: Time of the deadline on the clock of `time.monotonic()`.
     """
 
     timeout_s: float
@@ -30,28 +48,25 @@ class Deadline:
 
     @classmethod
     def after(cls, timeout_s: float) -> Self:
-        """The deadline `timeout_s` seconds from now."""
+        """Create a deadline `timeout_s` seconds from now."""
         return cls(timeout_s=timeout_s, at=time.monotonic() + timeout_s)
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left; 0 when the time is over."""
+        """Remaining seconds; 0 after the deadline."""
         return max(self.at - time.monotonic(), 0.0)
-
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedTensor:
-    """A tensor's place in a shared-memory region that the server knows.
+    """Location of a tensor in a registered shared-memory region.
 
     Attributes:
-        region: The region's name.
-        offset: Bytes before the tensor.
-        size_bytes: Bytes of the tensor; of an output, the room for it.
+        region: Name of the region.
+        offset: Offset in bytes.
+        size_bytes: Size of an input, or maximum size of an output, in bytes.
         datatype: Element type.
-        shape: Shape; empty for an output, whose shape the server decides.
+        shape: Shape of an input; empty for an output.
     """
 
     region: str
@@ -63,11 +78,11 @@ class SharedTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedOutput:
-    """An output that a request asks for.
+    """Options of a requested output.
 
     Attributes:
-        class_count: Number of classes by the classification extension; 0 for the plain tensor.
-        shared: Its place in shared memory; None to return it in the response.
+        class_count: Number of classes for the classification extension; 0 for the plain tensor.
+        shared: Location in shared memory; None to return the output in the response.
     """
 
     class_count: int = 0
@@ -83,11 +98,11 @@ class InferRequest:
 
     Attributes:
         model: Model name.
-        version: Model version, or empty for the one that the server chooses.
-        inputs: Arrays by input name, or their places in shared memory.
-        outputs: The requested outputs. Empty: all outputs, plain.
-        request_id: Echoed by the server and shown in its logs.
-        contract: Digest of the contract that it is made for: the server refuses it where another holds. Empty for any.
+        version: Model version, or empty for the server's choice.
+        inputs: Arrays or shared-memory locations by input name.
+        outputs: Requested outputs by name; empty for all outputs as plain tensors.
+        request_id: Id that the server returns and logs.
+        contract: Digest of the expected contract; the server rejects the request for any other. Empty to accept any.
     """
 
     model: str
@@ -98,7 +113,7 @@ class InferRequest:
     contract: str = ""
 
     def is_shared(self, output: str) -> bool:
-        """True if the server puts an output into shared memory."""
+        """Check whether an output is returned in shared memory."""
         return output in self.outputs and self.outputs[output].shared is not None
 
 
@@ -108,9 +123,9 @@ class InferResponse:
 
     Attributes:
         model: Name of the model that ran.
-        version: Its version.
-        outputs: Arrays by output name; read-only views of the response.
-        shared_shapes: Shapes of the outputs that the server put into shared memory.
+        version: Version that ran.
+        outputs: Arrays by output name, as read-only views of the response.
+        shared_shapes: Shapes of the outputs in shared memory, by name.
     """
 
     model: str
@@ -121,11 +136,11 @@ class InferResponse:
 
 @dataclass(slots=True)
 class Call(Generic[T]):
-    """One call in a protocol's own form.
+    """One call, encoded for a protocol.
 
     Attributes:
-        request: For the protocol's transport.
-        read: Turns the transport's response into the call's value; raises the `ClientError` family only.
+        request: Request for the transport.
+        read: Parses the transport's response; raises only `ClientError` and its subclasses.
     """
 
     request: Any
@@ -133,63 +148,63 @@ class Call(Generic[T]):
 
 
 class Wire(Protocol):
-    """The calls of KServe v2 and Triton's extensions in one protocol. Pure: builds and reads, never sends."""
+    """Encodes the calls of KServe v2 and of Triton's extensions for one protocol. Does no I/O."""
 
     def ready(self) -> Call[bool]:
-        """True if every model of the server is ready."""
+        """Check that every model of the server is ready."""
         ...
 
     def live(self) -> Call[bool]:
-        """True if the server responds at all."""
+        """Check that the server responds."""
         ...
 
     def server_metadata(self) -> Call[dict[str, Any]]:
-        """The server's name, version and extensions, as the JSON protocol shows them."""
+        """Get the name, version and extensions of the server, in the form of the JSON protocol."""
         ...
 
     def model_metadata(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """The model's KServe v2 metadata, as the JSON protocol shows it."""
+        """Get the KServe v2 metadata of a model, in the form of the JSON protocol."""
         ...
 
     def model_config(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """The model's Triton configuration, as the JSON protocol shows it."""
+        """Get the Triton configuration of a model, in the form of the JSON protocol."""
         ...
 
     def model_statistics(self, model: str, version: str) -> Call[dict[str, Any]]:
-        """The statistics of a model's versions, or of all models where it is empty, as the JSON protocol shows them."""
+        """Get the statistics of a model, or of all models if `model` is empty, in the form of the JSON protocol."""
         ...
 
     def repository_index(self) -> Call[list[dict[str, Any]]]:
-        """Every model version that the server knows, with its state."""
+        """List the model versions in the repository index with their states."""
         ...
 
     def load(self, model: str, config: str = "") -> Call[None]:
-        """Load or reload a model; `config` (JSON) replaces its configuration, unless it is empty."""
+        """Load or reload a model; a non-empty `config` (JSON) overrides its configuration."""
         ...
 
     def unload(self, model: str) -> Call[None]:
-        """Unload a model; return before it is gone."""
+        """Start unloading a model."""
         ...
 
     def register_region(self, name: str, key: str, size_bytes: int) -> Call[None]:
-        """Make a shared-memory region known to the server."""
+        """Register a shared-memory region."""
         ...
 
     def region_status(self, name: str) -> Call[None]:
-        """Fail if the server does not know the region."""
+        """Check that a shared-memory region is registered; fail if not."""
         ...
 
     def unregister_region(self, name: str) -> Call[None]:
-        """Make the server forget a shared-memory region."""
+        """Unregister a shared-memory region."""
         ...
 
     def infer(self, request: InferRequest, timeout_s: float, *, binary: bool) -> Call[InferResponse]:
-        """An inference; the server learns how long the client waits.
+        """Run a model.
 
         Args:
             request: The request.
-            timeout_s: Seconds that are left of the call's time.
-            binary: Send tensors as bytes beside the JSON header; gRPC always does so.
+            timeout_s: Remaining seconds of the call, sent to the server.
+            binary: Send tensors as bytes after the JSON header; gRPC always does so.
         """
         ...
 
@@ -197,26 +212,133 @@ class Wire(Protocol):
 class Transport(Protocol):
     """A connection to one server. Thread-safe, or task-safe in its event loop.
 
-    Every method raises the `ClientError` family only.
+    Methods raise only `ClientError` and its subclasses.
     """
 
     @property
     def wire(self) -> Wire:
-        """Builds and reads this transport's calls."""
+        """Encoder of this transport's calls."""
         ...
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
-        """Send a call once, wait for the response and return the call's value."""
+        """Send a call once and return the parsed response."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Waits."""
+        """Wait between retries."""
         ...
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run CPU-bound work where it does not block other calls."""
+        """Run CPU-bound work without blocking other calls."""
         ...
 
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+def infer_limit() -> int:
+    """Return the maximum size in bytes of a response with tensors.
+
+    Raises:
+        InvalidInput: The environment variable is not a number.
+    """
+    text = os.environ.get(VARIABLE, "")
+    if text and not (text.isdecimal() and 0 < int(text) < 1 << 20):
+        raise InvalidInput(f"{VARIABLE} must be a number of MiB, got {text[:40]!r}")
+    return int(text) * MIB if text else INFER_LIMIT
+
+
+def too_large(limit_bytes: int) -> ProtocolError:
+    """Create the error for a response over its size limit."""
+    hint = f"to allow larger responses, set {VARIABLE} or use shared memory"
+    return ProtocolError(
+        f"the response is larger than {format_size(limit_bytes)} and was not read to its end",
+        hint="" if limit_bytes in (HEAD_LIMIT, JSON_LIMIT, DOCUMENT_LIMIT) else hint,
+    )
+
+
+def check_json(body: bytes) -> None:
+    """Reject JSON that would take a multiple of its size in memory.
+
+    Raises:
+        ProtocolError: The document is too large, or has too many lists and objects.
+    """
+    if len(body) > JSON_LIMIT:
+        raise too_large(JSON_LIMIT)
+    if body.count(b"[") + body.count(b"{") > _MAX_JSON_CONTAINERS:
+        raise ProtocolError(f"the response's JSON has more than {_MAX_JSON_CONTAINERS} lists and objects")
+
+
+def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
+    """Decompress the body of a response.
+
+    Args:
+        body: The body.
+        encoding: `Content-Encoding` header; empty for none.
+        limit_bytes: Maximum size of the result in bytes.
+
+    Raises:
+        ProtocolError: The encoding is unknown, the body is damaged, or the result is too large.
+    """
+    if encoding in ("", "identity"):
+        return body
+    try:
+        return _inflate(body, _WBITS[encoding], limit_bytes)
+    except (KeyError, EOFError, zlib.error) as error:
+        raise ProtocolError(f"the response cannot be decompressed as {encoding[:40]}: {str(error)[:80]}") from error
+
+
+def _inflate(body: bytes, wbits: int, limit_bytes: int) -> bytes:
+    is_gzip, size = wbits == _WBITS["gzip"], 0  # gzip allows several members, one after the other
+    parts: list[bytes] = []
+    while body or not (parts or is_gzip):
+        inflater = zlib.decompressobj(wbits)
+        parts.append(inflater.decompress(body, limit_bytes - size + 1))
+        size += len(parts[-1])
+        if size > limit_bytes or len(parts) > _MAX_GZIP_MEMBERS:
+            raise too_large(limit_bytes)
+        if not inflater.eof:
+            raise EOFError("the data is incomplete")
+        body = inflater.unused_data.lstrip(b"\0") if is_gzip else b""
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class BoundedBody:
+    """Body of a response that is being received, of at most `limit_bytes`."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.size = 0
+        self._limit = limit_bytes
+        self._content = bytearray()
+
+    def expect(self, length: str | None) -> None:
+        """Check the `Content-Length` header.
+
+        Raises:
+            ProtocolError: The length is over the limit.
+        """
+        if length and length.isdecimal() and (len(length) > 18 or int(length) > self._limit):
+            raise too_large(self._limit)
+
+    def add(self, piece: bytes) -> None:
+        """Add a piece. Pieces beyond the limit are only counted, for `check`."""
+        self.size += len(piece)
+        if self.size <= self._limit:
+            self._content += piece
+
+    def check(self, received: int = 0) -> None:
+        """Check the size of the body.
+
+        Args:
+            received: Number of received bytes, including headers and chunk framing.
+
+        Raises:
+            ProtocolError: The body or its framing is too large.
+        """
+        if self.size > self._limit or received > HEAD_LIMIT + (1 + _CHUNK_OVERHEAD) * self.size:
+            raise too_large(self._limit)
+
+    def content(self) -> bytes:
+        """Return the body."""
+        return bytes(self._content)

@@ -1,4 +1,4 @@
-"""The address of a server, and the security of a connection to it."""
+"""Address and security of a connection, and its errors."""
 
 from __future__ import annotations
 
@@ -11,28 +11,50 @@ from pathlib import Path
 from typing import Literal, Self, TypedDict
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.errors import (
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    ModelNotFound,
+    ProtocolError,
+)
 from graphkiln_backend.graph.files import MIB, read_bytes
-from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER, check_key, find_key, is_local
+from graphkiln_backend.system.admin_key import (
+    GRPC_HEADER,
+    HOW_TO_GIVE_IT,
+    HTTP_HEADER,
+    check_key,
+    find_key,
+    is_local,
+    needs_admin_key,
+)
+from graphkiln_client.transports.base import Deadline
 
 Compression = Literal["", "gzip", "deflate"]
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8001, "grpcs": 443}
 _HINT = "use http://HOST:PORT, https://HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
-# What a path may hold beside letters, digits, '-', '.' and '_'. Source: RFC 3986, `pchar`.
+# Characters of a path that are not quoted. Source: RFC 3986, `pchar`.
 _PATH_SIGNS = "/%:@!$&'()*+,;=~"
 _SECRET_PART = re.compile(r"[?#]")
+# With TLS 1.3, a server that requires a client certificate just closes the connection.
+_NO_CERTIFICATE = "a server with mutual TLS requires a client certificate: client_cert=FILE"
+_LIST_MODELS = "graphkiln models or client.models() lists the models of the server"
+# Disabled by default since Triton 26.04. Source: Triton server, `kClientShmDisabledErrorStr`.
+_NO_SHARED_MEMORY = "shared memory is disabled"
+_ALLOW_SHARED_MEMORY = "start the server with --allow-client-shm=true, or send the tensors in the request"
 
 
 class Security(TypedDict, total=False):
-    """Security options of a connection, as the clients take them.
+    """Security options of the clients.
 
     Attributes:
-        headers: Sent with every call, for example `{"Authorization": "Bearer ..."}`; never shown.
-        ca_file: Certificate authorities to trust in place of the system's.
-        client_cert: The client's certificate, for a server that asks for one (mutual TLS).
-        client_key: Its private key; left out where the certificate's file holds it, too.
-        admin_key: For what changes the server; left out for a server of the same user on this machine.
+        headers: Headers of every call, for example `{"Authorization": "Bearer ..."}`; never logged.
+        ca_file: Certificate authorities to trust instead of the system's.
+        client_cert: Client certificate for mutual TLS.
+        client_key: Private key of the client certificate; None if it is in the same file.
+        admin_key: Key for calls that change the server; not needed for the user's own server on this machine.
     """
 
     headers: Mapping[str, str] | None
@@ -44,18 +66,18 @@ class Security(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Endpoint:
-    """A server's address, with what must not be shown kept out of `str` and `repr`.
+    """Address and security options of a server. `str` and `repr` contain no secrets.
 
     Attributes:
         scheme: `http`, `https`, `grpc` or `grpcs`.
-        host: Name, in ASCII, or address, IPv6 without brackets.
+        host: Host name in ASCII, or IP address (IPv6 without brackets).
         port: TCP port.
-        path: Path before the protocol's own paths, quoted, for a server behind a gateway; without a slash at its end.
-        headers: Sent with every call; they may hold credentials.
-        ca_file: Certificate authorities to trust in place of the system's.
-        client_cert: The client's own certificate, or None.
-        client_key: Its private key; None where the certificate's file holds it, too.
-        admin_key: For what changes the server; empty: of the environment, or of a server on this machine.
+        path: Path prefix for a server behind a gateway, quoted, without a trailing slash.
+        headers: Headers of every call; may contain credentials.
+        ca_file: Certificate authorities to trust instead of the system's.
+        client_cert: Client certificate, or None.
+        client_key: Private key of the client certificate; None if it is in the same file.
+        admin_key: Admin key; if empty, it is taken from the environment or from a local server's key file.
     """
 
     scheme: str
@@ -79,10 +101,10 @@ class Endpoint:
         client_key: str | Path | None = None,
         admin_key: str = "",
     ) -> Self:
-        """Read a URL; `user:password@` in it becomes a header.
+        """Parse a URL; `user:password@` becomes a header.
 
         Raises:
-            InvalidInput: The URL, a header or the admin key cannot be used, or there is a private key alone.
+            InvalidInput: The URL, a header or the admin key is invalid, or `client_key` lacks its certificate.
         """
         text = url if "://" in url else f"http://{url}"
         try:
@@ -94,12 +116,12 @@ class Endpoint:
         if parts.scheme not in _PORTS or not host or port == 0:
             raise InvalidInput(f"unsupported URL '{_without_credentials(text)}'", hint=_HINT)
         if path and parts.scheme.startswith("grpc"):
-            raise InvalidInput(f"gRPC has no paths, got '{_without_credentials(text)}'", hint=_HINT)
-        if parts.query or parts.fragment:  # which may hold a token, and are not shown
-            raise InvalidInput("what follows '?' or '#' in the URL of a server would not be sent", hint=_HINT)
+            raise InvalidInput(f"gRPC URLs have no path, got '{_without_credentials(text)}'", hint=_HINT)
+        if parts.query or parts.fragment:  # not shown, because they may contain a token
+            raise InvalidInput("a server URL must not contain '?' or '#'", hint=_HINT)
         sent = _check_headers(headers or {})
         if client_key and not client_cert:
-            raise InvalidInput("a client_key is of no use without its client_cert", hint="client_cert=FILE")
+            raise InvalidInput("client_key requires client_cert", hint="client_cert=FILE")
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             sent = {"Authorization": f"Basic {base64.b64encode(secret).decode()}", **sent}
@@ -122,25 +144,25 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """True if it is on this machine: no proxy is asked for it, even if the environment names one.
+        """True if the server is on this machine, so that proxies from the environment are ignored.
 
         Source: Go's net/http, `ProxyFromEnvironment`.
         """
-        return is_local(self.host) or self.host in ("0.0.0.0", "::")  # noqa: S104 - asked, not listened at
+        return is_local(self.host) or self.host in ("0.0.0.0", "::")  # noqa: S104 - not for listening
 
     @property
     def authority(self) -> str:
-        """`host:port`, IPv6 in brackets."""
+        """`host:port`, with brackets around an IPv6 address."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.path}"
 
     def tls(self) -> ssl.SSLContext | None:
-        """The TLS settings; None for a plain connection.
+        """Create the TLS context; None for a plain connection.
 
         Raises:
-            InvalidInput: The CA file or the client's certificate cannot be read.
+            InvalidInput: The CA file or the client certificate cannot be read.
         """
         if not self.is_secure:
             return None
@@ -150,10 +172,10 @@ class Endpoint:
         return context
 
     def admin_headers(self) -> dict[str, str]:
-        """Headers of a call that changes the server: its admin key; none where none is known.
+        """Return the headers of calls that change the server; empty if no admin key is found.
 
         Raises:
-            InvalidInput: The environment names a file that holds no key.
+            InvalidInput: The key file in the environment variable is invalid.
         """
         name = HTTP_HEADER if self.scheme.startswith("http") else GRPC_HEADER
         key = self.admin_key or find_key(self.host, self.port)
@@ -162,14 +184,14 @@ class Endpoint:
     def _trust(self) -> ssl.SSLContext:
         try:
             if self.ca_file:
-                read_bytes(self.ca_file, MIB)  # OpenSSL would wait for a pipe
+                read_bytes(self.ca_file, MIB)  # rejects pipes, for which OpenSSL would wait
             return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
         except (OSError, ValueError) as error:
             raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
 
 
 def _to_ascii(parts: SplitResult) -> tuple[str, str]:
-    """Host and path as they are sent; ValueError where the host is no name."""
+    """Return the host in ASCII and the quoted path; raise ValueError for an invalid host."""
     host = (parts.hostname or "").encode("idna").decode()
     return host, quote(parts.path.rstrip("/"), safe=_PATH_SIGNS)
 
@@ -179,11 +201,11 @@ def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | No
         context.load_cert_chain(certificate, key, password=_no_password)
     except (OSError, ssl.SSLError) as error:
         files = f"{certificate} and {key}" if key else f"{certificate}"
-        raise InvalidInput(f"cannot read the client's certificate and key from {files}: {error}") from error
+        raise InvalidInput(f"cannot read the client certificate and key from {files}: {error}") from error
 
 
 def _no_password() -> str:
-    """In place of OpenSSL's question on the terminal."""
+    """Prevent OpenSSL from prompting for a password on the terminal."""
     return ""
 
 
@@ -193,14 +215,66 @@ def _path(file: str | Path | None) -> Path | None:
 
 def _check_headers(headers: Mapping[str, str]) -> dict[str, str]:
     for name, value in headers.items():
-        # The value is not shown: it may be a password.
+        # Values are not shown, because they may be secrets.
         if not name.isascii() or not name.replace("-", "").replace("_", "").isalnum():
             raise InvalidInput(f"{name!r} is not a valid header name")
         if not value.isascii() or not value.isprintable():
-            raise InvalidInput(f"header {name} holds characters that cannot be sent")
+            raise InvalidInput(f"header {name} contains characters that cannot be sent")
     return dict(headers)
 
 
 def _without_credentials(url: str) -> str:
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{_SECRET_PART.split(rest.rpartition('@')[2])[0]}"
+
+
+def hint_for(kind: type[ClientError], reason: str) -> str:
+    """Return advice for an error response; empty if there is none."""
+    if needs_admin_key(reason):
+        return HOW_TO_GIVE_IT
+    if _NO_SHARED_MEMORY in reason:
+        return _ALLOW_SHARED_MEMORY
+    return _LIST_MODELS if kind is ModelNotFound else ""
+
+
+def deadline_exceeded(endpoint: Endpoint, deadline: Deadline, status: str | None = None) -> DeadlineExceeded:
+    """Create the error for a call that exceeded its deadline."""
+    return DeadlineExceeded(f"no response from {endpoint} within {deadline.timeout_s:g} s", status=status)
+
+
+def disconnected(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
+    """Create the error for a connection that closed before the response was complete."""
+    return ConnectionFailed(f"{endpoint} closed the connection: {error}", hint=_hint(endpoint, ""))
+
+
+def untrusted(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
+    """Create the error for a server certificate that cannot be verified."""
+    return ConnectionFailed(f"cannot trust {endpoint}: {error}", hint="check its certificate")
+
+
+def tls_failed(endpoint: Endpoint, error: Exception) -> ConnectionFailed:
+    """Create the error for a failed TLS handshake."""
+    hint = (
+        "check that the server uses TLS (not http://)" if "CERTIFICATE" not in str(error).upper() else _NO_CERTIFICATE
+    )
+    return ConnectionFailed(f"TLS handshake with {endpoint} failed: {error}", hint=hint)
+
+
+def unreachable(endpoint: Endpoint, reason: object, status: str | None = None) -> ConnectionFailed:
+    """Create the error for a server to which no connection can be made."""
+    hint = "check that the server is running: graphkiln health --url URL"
+    if endpoint.scheme.startswith("grpc"):
+        hint = "check that a server is running and that this is its gRPC port, usually 8001, "
+        hint += "with TLS" if endpoint.is_secure else "without TLS"
+    if "Socket closed" in str(reason):  # gRPC: the connection was closed right after it was established
+        hint = _hint(endpoint, hint)
+    return ConnectionFailed(f"cannot reach {endpoint}: {reason}", hint=hint, status=status)
+
+
+def not_http(endpoint: Endpoint, error: Exception) -> ProtocolError:
+    """Create the error for a response that is not HTTP."""
+    return ProtocolError(f"{endpoint} does not speak HTTP: {error!r}", hint="for a gRPC port, use grpc://HOST:PORT")
+
+
+def _hint(endpoint: Endpoint, otherwise: str) -> str:
+    return _NO_CERTIFICATE if endpoint.is_secure and not endpoint.client_cert else otherwise

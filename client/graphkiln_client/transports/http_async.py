@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP in an event loop, on aiohttp, which tritonclient's own asynchronous client uses, too."""
+"""KServe v2 over HTTP for event loops, with aiohttp (as in tritonclient's asynchronous client)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from typing import TypeVar
 import aiohttp
 import yarl
 
-from graphkiln_client.transports import failures
-from graphkiln_client.transports.base import Call, Deadline
-from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.base import BoundedBody, Call, Deadline, decompress
+from graphkiln_client.transports.endpoint import (
+    Compression,
+    Endpoint,
+    deadline_exceeded,
+    disconnected,
+    not_http,
+    tls_failed,
+    unreachable,
+    untrusted,
+)
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire
-from graphkiln_client.transports.limits import BoundedBody, decompress
 
 T = TypeVar("T")
 
 
 class AsyncHttpTransport:
-    """A pool of keep-alive connections to one HTTP endpoint. Task-safe; belongs to the loop of its first call."""
+    """Connection pool for one HTTP endpoint. Task-safe; bound to the event loop of its first call."""
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
         self.wire = HttpWire(compression)
@@ -59,19 +66,19 @@ class AsyncHttpTransport:
             ):
                 body = await _read_body(response, request.limit_bytes)
         except TimeoutError as error:
-            raise failures.deadline_exceeded(self._endpoint, deadline) from error
+            raise deadline_exceeded(self._endpoint, deadline) from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, ConnectionResetError) as error:
-            raise failures.disconnected(self._endpoint, error) from error
+            raise disconnected(self._endpoint, error) from error
         except (aiohttp.ClientConnectorCertificateError, ssl.SSLCertVerificationError) as error:
-            raise failures.untrusted(self._endpoint, error) from error
+            raise untrusted(self._endpoint, error) from error
         except (aiohttp.ClientSSLError, ssl.SSLError) as error:
-            raise failures.tls_failed(self._endpoint, error) from error
+            raise tls_failed(self._endpoint, error) from error
         except (aiohttp.ClientConnectionError, OSError) as error:
-            raise failures.unreachable(self._endpoint, error) from error
-        except aiohttp.ClientResponseError as error:  # whose repr shows the headers, and what is secret in them
-            raise failures.not_http(self._endpoint, ValueError(error.message)) from error
+            raise unreachable(self._endpoint, error) from error
+        except aiohttp.ClientResponseError as error:  # its repr would show the headers, which may contain secrets
+            raise not_http(self._endpoint, ValueError(error.message)) from error
         except (aiohttp.ClientError, ValueError, MemoryError) as error:
-            raise failures.not_http(self._endpoint, error) from error
+            raise not_http(self._endpoint, error) from error
         body = decompress(body, response.headers.get("Content-Encoding") or "", request.limit_bytes)
         return HttpResponse(status=response.status, headers=response.headers, body=body)
 
@@ -81,7 +88,7 @@ class AsyncHttpTransport:
                 connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
                 timeout=aiohttp.ClientTimeout(total=None),
                 auto_decompress=False,
-                trust_env=not self._endpoint.is_local,  # the proxy that it names
+                trust_env=not self._endpoint.is_local,  # use the proxy of the environment
             )
         return self._session
 

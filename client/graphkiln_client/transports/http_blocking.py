@@ -1,7 +1,7 @@
-"""KServe v2 over HTTP/1.1, blocking: a pool of connections on sockets, parsed by httptools (llhttp, in C).
+"""KServe v2 over HTTP/1.1, blocking: a pool of sockets, with httptools (llhttp) as the response parser.
 
-Why no larger library: for a request of 1 kB this takes 125 us of CPU, raw tritonclient 170 us, http.client 194 us; with
-one caller, urllib3 reached 0.83 of the requests per second of tritonclient and httpx 0.59.
+HTTP libraries are too slow: a request of 1 kB takes 125 us of CPU here, 170 us with tritonclient and 194 us with
+http.client. With one caller, urllib3 reaches 0.83 of the requests per second of tritonclient, httpx 0.59.
 """
 
 from __future__ import annotations
@@ -21,23 +21,30 @@ from urllib.request import getproxies, proxy_bypass
 
 import httptools
 
-from graphkiln_client.transports import failures
-from graphkiln_client.transports.base import Call, Deadline
-from graphkiln_client.transports.endpoint import Compression, Endpoint
+from graphkiln_client.transports.base import HEAD_LIMIT, BoundedBody, Call, Deadline, decompress, too_large
+from graphkiln_client.transports.endpoint import (
+    Compression,
+    Endpoint,
+    deadline_exceeded,
+    disconnected,
+    not_http,
+    tls_failed,
+    unreachable,
+    untrusted,
+)
 from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, HttpWire
-from graphkiln_client.transports.limits import HEAD_LIMIT, BoundedBody, decompress, too_large
 
 T = TypeVar("T")
 
-_MAX_IDLE = 64  # idle connections that are kept; more are opened where more threads call, and closed after their call
-_FRESH_S = 0.5  # A connection that was idle for longer is polled before it is used: the server may have closed it
-_NEARLY_S = 0.01
+_MAX_IDLE = 64  # more concurrent threads open connections that are closed after their call
+_FRESH_S = 0.5  # connections that were idle for longer are checked, because the server may have closed them
+_TIMEOUT_TOLERANCE_S = 0.01
 _RECEIVED_BYTES = 1 << 16
-_JOINED_BYTES = 1 << 16  # up to here one copy is cheaper than one more system call
+_JOINED_BYTES = 1 << 16  # up to this size a copy is cheaper than another system call
 
 
 class HttpTransport:
-    """A pool of keep-alive connections to one HTTP endpoint. Thread-safe."""
+    """Connection pool for one HTTP endpoint. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
         self.wire = HttpWire(compression)
@@ -69,20 +76,20 @@ class HttpTransport:
         try:
             return self._exchange_on(self._pop_idle() or self._open(deadline), request, deadline)
         except TimeoutError as error:
-            raise failures.deadline_exceeded(self._endpoint, deadline) from error
+            raise deadline_exceeded(self._endpoint, deadline) from error
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
-            raise failures.disconnected(self._endpoint, error) from error
+            raise disconnected(self._endpoint, error) from error
         except (httptools.HttpParserError, http.client.HTTPException) as error:
-            raise failures.not_http(self._endpoint, error) from error
+            raise not_http(self._endpoint, error) from error
         except ssl.SSLCertVerificationError as error:
-            raise failures.untrusted(self._endpoint, error) from error
+            raise untrusted(self._endpoint, error) from error
         except ssl.SSLError as error:
-            raise failures.tls_failed(self._endpoint, error) from error
+            raise tls_failed(self._endpoint, error) from error
         except OSError as error:
-            raise failures.unreachable(self._endpoint, error) from error
+            raise unreachable(self._endpoint, error) from error
 
     def _exchange_on(self, connection: HttpConnection, request: HttpRequest, deadline: Deadline) -> HttpResponse:
-        """Send over a connection, which is kept only if everything went well."""
+        """Send a request over a connection; reuse the connection only after success."""
         try:
             response, reusable = connection.exchange(request, deadline)
         except BaseException:
@@ -96,7 +103,7 @@ class HttpTransport:
         return response
 
     def _pop_idle(self) -> HttpConnection | None:
-        """An idle connection on which nothing has happened since, or None."""
+        """Take an idle connection that is still open; None if there is none."""
         while True:
             try:
                 connection = self._idle.pop()
@@ -107,7 +114,7 @@ class HttpTransport:
             connection.close()
 
     def _open(self, deadline: Deadline) -> HttpConnection:
-        """Connect with http.client, which knows proxies and their tunnels."""
+        """Connect with http.client, which supports proxy tunnels."""
         address = (self._endpoint.host, self._endpoint.port)
         proxy = self._proxy
         first = (proxy.host, proxy.port) if proxy else address
@@ -128,7 +135,7 @@ class HttpTransport:
 
 
 def _proxy(endpoint: Endpoint) -> Endpoint | None:
-    """The proxy that the environment names for this endpoint: `http_proxy`, `https_proxy`, `no_proxy`."""
+    """Return the proxy of the environment (`http_proxy`, `https_proxy`, `no_proxy`), or None."""
     url = getproxies().get(endpoint.scheme)
     if not url or endpoint.is_local or proxy_bypass(endpoint.authority):
         return None
@@ -142,11 +149,11 @@ class HttpConnection:
     """An open connection, used by one thread at a time.
 
     Attributes:
-        sock: The connected socket.
-        prefix: Beginning of every request's path.
+        sock: Connected socket.
+        prefix: Prefix of every request's path.
         headers: Header lines of every request.
-        timeout_s: The socket's timeout.
-        idle_since: End of its last response, on the clock of `time.monotonic()`.
+        timeout_s: Current timeout of the socket.
+        idle_since: End of the last response on the clock of `time.monotonic()`.
     """
 
     sock: socket.socket
@@ -157,7 +164,7 @@ class HttpConnection:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing has come since the last response: neither the connection's end nor a byte too many."""
+        """True if the server has neither closed the connection nor sent unexpected bytes."""
         poll = select.poll()
         poll.register(self.sock, select.POLLIN)
         return not poll.poll(0)
@@ -166,11 +173,11 @@ class HttpConnection:
         """Send a request and read its response.
 
         Returns:
-            The response, and True if the connection can be used again.
+            The response, and whether the connection can be reused.
 
         Raises:
-            OSError: The connection broke, or the time was over.
-            EOFError: The server closed it before the response was complete.
+            OSError: The connection failed, or the deadline passed.
+            EOFError: The server closed the connection before the response was complete.
             httptools.HttpParserError: The response is not HTTP.
             ProtocolError: The response is too large, or cannot be decompressed.
         """
@@ -202,12 +209,9 @@ class HttpConnection:
             self.sock.sendall(part)
 
     def _limit(self, deadline: Deadline) -> None:
-        """Set the socket's timeout, which is for one call, to what is left of the deadline, which is for all of them.
-
-        Nearly right is right: setting it is a system call more.
-        """
+        """Set the socket's timeout to the remaining time, unless it is close enough: setting it takes a system call."""
         left_s = _seconds_left(deadline)
-        if abs(left_s - self.timeout_s) > _NEARLY_S:
+        if abs(left_s - self.timeout_s) > _TIMEOUT_TOLERANCE_S:
             self.timeout_s = left_s
             self.sock.settimeout(left_s)
 
@@ -217,30 +221,26 @@ class HttpConnection:
 
 
 def _header_lines(headers: Mapping[str, str]) -> str:
-    """Header lines. Names and values hold no line ends: `Endpoint` has checked the user's, the rest is ours."""
+    """Format header lines; `Endpoint` has checked that they contain no line breaks."""
     return "".join([f"{name}: {text}\r\n" for name, text in headers.items()])
 
 
 def _seconds_left(deadline: Deadline) -> float:
-    """Seconds left, never zero, which would mean "do not wait".
-
-    Raises:
-        TimeoutError: The time is over.
-    """
+    """Return the remaining seconds; raise TimeoutError instead of 0, which sockets take as non-blocking."""
     if remaining := deadline.remaining_s:
         return remaining
     raise TimeoutError
 
 
 class _Headers(dict[str, str]):
-    """Headers by their names in lower case; `get` takes any case."""
+    """Headers by lower-case name; `get` is case-insensitive."""
 
     def get(self, name: str, default: str | None = None, /) -> str | None:  # type: ignore[override]
         return super().get(name.lower(), default)
 
 
 class _ResponseParser:
-    """One response, parsed as its bytes come in. Methods named `on_...` are called by httptools."""
+    """Incremental parser of one response. httptools calls the `on_...` methods."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.headers = _Headers()
@@ -254,14 +254,14 @@ class _ResponseParser:
 
     @property
     def is_reusable(self) -> bool:
-        """True if the connection stays open, and nothing came behind the response."""
+        """True if the connection stays open and no bytes followed the response."""
         return self._keeps_open and self._messages == 1
 
     def feed(self, data: bytes) -> None:
-        """Parse more of the response.
+        """Parse the next bytes.
 
         Raises:
-            ProtocolError: It is too large.
+            ProtocolError: The response is too large.
         """
         if self._parser:
             self._parser.feed_data(data)
@@ -272,13 +272,13 @@ class _ResponseParser:
         self.body.check(self._received)
 
     def end(self) -> None:
-        """Handle the end of the connection.
+        """Handle a closed connection.
 
         Raises:
-            EOFError: It is in the middle of the response.
+            EOFError: The response is incomplete.
         """
         if not self.status:
-            raise EOFError("there was no response")
+            raise EOFError("the server sent no response")
         if self.headers.get("content-length") or self.headers.get("transfer-encoding"):
             raise EOFError("the response is incomplete")
 
@@ -293,11 +293,11 @@ class _ResponseParser:
             self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        if self._messages == 1:  # a second response, to no request, is dropped
+        if self._messages == 1:  # drop a second response
             self.body.add(body)
 
     def on_message_complete(self) -> None:
         self.is_complete = True
         if self._parser:
             self._keeps_open = self._parser.should_keep_alive()
-            self._parser = None  # the two refer to each other: garbage that only a collection would find
+            self._parser = None  # break the reference cycle

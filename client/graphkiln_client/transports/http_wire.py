@@ -1,4 +1,4 @@
-"""KServe v2 over HTTP: its requests and responses."""
+"""KServe v2 over HTTP: encoding of requests and parsing of responses."""
 
 from __future__ import annotations
 
@@ -29,29 +29,25 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.text import bounded, in_path, without_traceback
 from graphkiln_client.transports.base import (
+    DOCUMENT_LIMIT,
     Call,
     InferRequest,
     InferResponse,
     RequestedOutput,
     SharedTensor,
-)
-from graphkiln_client.transports.endpoint import Compression, Endpoint
-from graphkiln_client.transports.failures import hint_for
-from graphkiln_client.transports.limits import (
-    DOCUMENT_LIMIT,
     check_json,
     infer_limit,
 )
+from graphkiln_client.transports.endpoint import Compression, Endpoint, hint_for
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-_COMPRESSION_LEVEL = 1  # the fastest: pixels and weights hardly shrink further
+_COMPRESSION_LEVEL = 1  # fastest: higher levels hardly compress tensors further
 _SHOWN_BODY = 2000
-_READ_BODY = 1 << 16  # of an error: more than a server's own text, escaped as JSON
-_MOST_DIGITS = 19  # of a length: a 64-bit number
+_READ_BODY = 1 << 16  # longer than any error message of a server
+_MAX_LENGTH_DIGITS = 19  # a 64-bit number
 _PAGE = re.compile(r"\s*<(?:!doctype html|html)\b(?:.*?<title[^>]*>\s*(?P<title>[^<]*?)\s*</title>)?", re.I | re.S)
-# What to do about it.
-_NOT_TRITON = "that is a page in HTML, which Triton never sends: is it another server, or a gateway before it?"
+_NOT_TRITON = "the response is an HTML page, which Triton never sends: check the URL, and any gateway in between"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,11 +56,11 @@ class HttpRequest:
 
     Attributes:
         method: GET or POST.
-        path: Path on the server, quoted.
-        body: Buffers that make up the body, in order.
-        headers: Beside those of the connection.
-        is_admin: True if it changes the server, and needs its admin key.
-        limit_bytes: Most bytes of the response's body.
+        path: Quoted path on the server.
+        body: Parts of the body.
+        headers: Headers in addition to those of the connection.
+        is_admin: True if the request changes the server and needs its admin key.
+        limit_bytes: Maximum size of the response's body in bytes.
     """
 
     method: str
@@ -75,27 +71,21 @@ class HttpRequest:
     is_admin: bool = False
 
     def authorize(self, endpoint: Endpoint) -> HttpRequest:
-        """The request with the admin key, if it needs one."""
+        """Add the admin key if the request needs one."""
         return replace(self, headers={**self.headers, **endpoint.admin_headers()}) if self.is_admin else self
 
 
 class Headers(Protocol):
-    """The headers of a response, by name in any case."""
+    """Response headers with case-insensitive names."""
 
     def get(self, name: str, /) -> str | None:
-        """The header's text, or None."""
+        """Return the value of a header, or None."""
         ...
 
 
 @dataclass(kw_only=True, slots=True)
 class HttpResponse:
-    """One HTTP response.
-
-    Attributes:
-        status: Status code.
-        headers: Its headers.
-        body: Decompressed.
-    """
+    """One HTTP response, with its body decompressed."""
 
     status: int
     headers: Headers
@@ -106,7 +96,7 @@ class HttpWire:
     """See `Wire`.
 
     Args:
-        compression: How request bodies are compressed; responses are requested in the same form.
+        compression: Compression of inference requests and responses.
     """
 
     def __init__(self, compression: Compression = "") -> None:
@@ -202,7 +192,7 @@ def _region_path(name: str) -> str:
 
 
 def _read_ready(response: HttpResponse) -> bool:
-    """200 means yes, 503 (or Triton's 400) no; where the request itself was refused, it is an error."""
+    """Return True for status 200, False for 503 or Triton's 400; raise an error if the request was rejected."""
     if response.status in (401, 403, 404, 429):
         raise http_error(response, None)
     return response.status == 200
@@ -215,13 +205,13 @@ def _read_nothing(response: HttpResponse) -> None:
 def _read_index(response: HttpResponse) -> list[dict[str, Any]]:
     rows = parse_json(_check(response).body)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ProtocolError(f"the server's index is not a list of models: {response.body[:80]!r}")
+        raise ProtocolError(f"expected a list of models as the repository index, got {response.body[:80]!r}")
     return rows
 
 
 def _read_infer(response: HttpResponse, request: InferRequest) -> InferResponse:
     length = _check(response, request.request_id).headers.get(_HEADER_LENGTH) or ""
-    plausible = length.isdecimal() and len(length) < _MOST_DIGITS
+    plausible = length.isdecimal() and len(length) < _MAX_LENGTH_DIGITS
     return decode_response(response.body, int(length) if plausible else None, request)
 
 
@@ -234,13 +224,13 @@ def _check(response: HttpResponse, request_id: str | None = None) -> HttpRespons
 def encode_request(
     request: InferRequest, timeout_s: float | None, *, binary: bool = True
 ) -> tuple[list[bytes | memoryview], int]:
-    """The body of an infer call.
+    """Encode the body of an inference request.
 
     Returns:
-        The body's parts (JSON header, then every input's bytes), and the header's length in bytes.
+        The parts of the body (JSON header, then the bytes of each input), and the length of the header in bytes.
 
     Raises:
-        InvalidInput: An array cannot be sent in this form.
+        InvalidInput: An array cannot be sent.
 
     Source: KServe v2 protocol; Triton's binary tensor data, shared memory and schedule policy extensions.
     """
@@ -265,7 +255,7 @@ def encode_request(
 def _input_row(
     name: str, tensor: AnyArray | SharedTensor, parts: list[bytes | memoryview], *, binary: bool
 ) -> dict[str, Any]:
-    """An input's row of the JSON header; its bytes, where it travels as bytes, are appended to the parts."""
+    """Build an input's entry in the JSON header; append its bytes to `parts` if `binary` is set."""
     if isinstance(tensor, SharedTensor):
         shared = {"name": name, "datatype": tensor.datatype.value, "shape": list(tensor.shape)}
         return {**shared, "parameters": _region_parameters(tensor)}
@@ -296,29 +286,29 @@ def _output_row(name: str, output: RequestedOutput, *, binary: bool) -> dict[str
 
 
 def _json_data(name: str, array: AnyArray) -> list[Any]:
-    """The elements as JSON values. Source: KServe v2, "Tensor Data": 16-bit floats have none."""
+    """Convert the elements to JSON values. Source: KServe v2, "Tensor Data", which excludes 16-bit floats."""
     dtype = DType(datatype_of(name, array))
     if dtype in (DType.FP16, DType.BF16):
-        raise InvalidInput(f"input '{name}' is {dtype}, which the server's JSON protocol cannot carry")
+        raise InvalidInput(f"input '{name}' is {dtype}, which the server's JSON protocol does not support")
     try:
         if dtype is DType.BYTES:
             return [text.decode() if isinstance(text, bytes) else str(text) for text in array.ravel().tolist()]
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"input '{name}' holds bytes that are no text: JSON cannot carry them") from error
+        raise InvalidInput(f"input '{name}' contains bytes that are not UTF-8, which JSON does not support") from error
     if dtype.is_float and not np.isfinite(array.astype(np.float64)).all():
-        raise InvalidInput(f"input '{name}' holds NaN or infinity: JSON cannot carry them")
+        raise InvalidInput(f"input '{name}' contains NaN or infinity, which JSON does not support")
     values: list[Any] = array.ravel().tolist()
     return values
 
 
 def decode_response(body: bytes, header_length: int | None, request: InferRequest) -> InferResponse:
-    """Read the response to a request, with binary, JSON or shared-memory tensors.
+    """Parse the response to an inference request, with tensors in binary form, in JSON or in shared memory.
 
     Raises:
-        ProtocolError: The body does not follow the protocol.
+        ProtocolError: The body is malformed.
     """
     if header_length is not None and header_length > len(body):
-        raise ProtocolError(f"the response's header has {header_length} bytes, the response only {len(body)}")
+        raise ProtocolError(f"the response has {len(body)} bytes, its header declares {header_length} bytes")
     document = json_object(body if header_length is None else body[:header_length])
     if request.request_id and document.get("id", request.request_id) != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {str(document['id'])[:80]}")
@@ -344,15 +334,15 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
 
 def _slice(body: bytes, offset: int, size: int) -> memoryview:
     if size < 0 or offset + size > len(body):
-        raise ProtocolError(f"the response ends after {len(body)} bytes, a tensor in it at {offset + size}")
+        raise ProtocolError(f"the response ends after {len(body)} bytes, but a tensor ends at {offset + size}")
     return memoryview(body)[offset : offset + size]
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse the JSON of a response.
+    """Parse a JSON response.
 
     Raises:
-        ProtocolError: It is something else, or too large.
+        ProtocolError: The body is not JSON, or too large.
     """
     check_json(body)
     try:
@@ -360,15 +350,15 @@ def parse_json(body: bytes) -> Any:
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
             f"the response is not JSON: {body[:80]!r}",
-            hint="is it the HTTP port of a Triton server? Usually that is 8000",
+            hint="check that this is the HTTP port of a Triton server, usually 8000",
         ) from error
 
 
 def json_object(body: bytes) -> dict[str, Any]:
-    """Parse the JSON object of a response.
+    """Parse a JSON object.
 
     Raises:
-        ProtocolError: It is something else.
+        ProtocolError: The body is not a JSON object.
     """
     document = parse_json(body)
     if not isinstance(document, dict):
@@ -384,14 +374,14 @@ _BY_STATUS: dict[int, type[ClientError]] = {
     408: DeadlineExceeded,
     429: Overloaded,
     499: DeadlineExceeded,
-    502: ConnectionFailed,  # of the gateway to the server behind it
+    502: ConnectionFailed,  # a gateway cannot reach the server
     503: ModelNotReady,
     504: ConnectionFailed,
 }
 
 
 def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
-    """One table from HTTP status to the error tree. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
+    """Convert an error response to an exception. Source: Triton's `HTTPAPIServer` status mapping; RFC 9110."""
     body = response.body[:_READ_BODY].decode("utf-8", "replace")
     page = _PAGE.match(body)
     try:
@@ -410,5 +400,5 @@ def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
 
 
 def _seconds(text: str) -> float | None:
-    """`Retry-After` in seconds; its other form, a date, is not worth a clock that both sides agree on."""
+    """Parse `Retry-After` in seconds; a date is ignored, because the clocks may differ."""
     return float(text) if text.isdecimal() else None

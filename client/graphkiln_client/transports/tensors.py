@@ -1,4 +1,4 @@
-"""Tensors in their raw representation, which both protocols carry, and the names of their datatypes."""
+"""Raw and plain representations of tensors in messages, and the protocol's datatype names."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ManifestError, ProtocolError
 
-_MOST_DIMENSIONS = 32  # of numpy's arrays
-_COPIED_BYTES = 1 << 12  # up to here a copy costs less than the four steps to a view
+_MAX_DIMENSIONS = 32  # numpy's limit
+_COPIED_BYTES = 1 << 12  # up to this size a copy is faster than creating a view
 
 
 def datatype_of(name: str, array: AnyArray) -> str:
-    """The protocol's name of an array's dtype.
-
-    Args:
-        name: Name of the input, for the error.
-        array: The input.
+    """Return the protocol's datatype of an input array.
 
     Raises:
-        InvalidInput: Arrays of that dtype cannot be sent.
+        InvalidInput: The dtype is not supported.
     """
     try:
         return _datatype(array.dtype)
@@ -33,10 +29,10 @@ def datatype_of(name: str, array: AnyArray) -> str:
 
 @functools.cache
 def parse_datatype(name: str) -> DType:
-    """The dtype that a response names.
+    """Parse the datatype in a response.
 
     Raises:
-        ProtocolError: The protocol has no such type.
+        ProtocolError: The datatype is unknown.
     """
     try:
         return DType(name)
@@ -45,10 +41,10 @@ def parse_datatype(name: str) -> DType:
 
 
 def to_raw(array: AnyArray) -> bytes | memoryview:
-    """A tensor's raw representation as a buffer: little-endian, C order; BYTES elements with 4-byte lengths.
+    """Convert a tensor to its raw representation: little-endian, C order; BYTES elements with 4-byte lengths.
 
     Returns:
-        A view of the array where its memory is that representation already and large, else a copy.
+        A view of a large contiguous array, otherwise a copy.
 
     Source: KServe v2 binary tensor data extension; `tritonclient.utils`.
     """
@@ -61,13 +57,13 @@ def to_raw(array: AnyArray) -> bytes | memoryview:
 
 
 def from_raw(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> AnyArray:
-    """The tensor of a raw representation.
+    """Convert a raw representation to a tensor.
 
     Returns:
         A read-only view of `raw`; for BYTES a new array.
 
     Raises:
-        ProtocolError: The bytes do not fit the datatype and the shape.
+        ProtocolError: The bytes do not match the datatype and the shape.
     """
     layout = _layout(datatype)
     _check_shape(shape)
@@ -79,15 +75,10 @@ def from_raw(raw: bytes | memoryview, datatype: str, shape: tuple[int, ...]) -> 
 
 
 def from_values(values: Any, datatype: str, shape: tuple[int, ...]) -> AnyArray:
-    """The tensor of plain numbers or strings, as JSON and protobuf hold them.
-
-    Args:
-        values: The elements, flat or nested.
-        datatype: The protocol's name of their type.
-        shape: Shape of the tensor.
+    """Convert numbers or strings from JSON or protobuf, flat or nested, to a tensor.
 
     Raises:
-        ProtocolError: The values do not fit the datatype and the shape.
+        ProtocolError: The values do not match the datatype and the shape.
     """
     dtype = parse_datatype(datatype)
     _check_shape(shape)
@@ -104,10 +95,10 @@ def from_values(values: Any, datatype: str, shape: tuple[int, ...]) -> AnyArray:
 
 
 def _to_integers(values: Any, dtype: np.dtype[np.generic]) -> AnyArray:
-    """Integers of that type and of the same values: numpy before 2.0 wraps what is out of range."""
+    """Convert to integers; raise an error for values out of range, which numpy before 2.0 would wrap."""
     numbers: Any = np.asarray(values)
     if numbers.dtype.kind not in "iub":
-        numbers = np.asarray(values, np.object_)  # numpy makes floats of a list with numbers above 2**63
+        numbers = np.asarray(values, np.object_)  # numpy converts lists with numbers above 2**63 to floats
     limits = np.iinfo(dtype.str)
     if numbers.size and not limits.min <= numbers.min() <= numbers.max() <= limits.max:
         raise OverflowError(f"a value is out of the range of {dtype}")
@@ -118,14 +109,14 @@ def _to_integers(values: Any, dtype: np.dtype[np.generic]) -> AnyArray:
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
-        raise ProtocolError(f"a tensor of the response has the shape {str(list(shape[:_MOST_DIMENSIONS]))[:80]}")
+    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+        raise ProtocolError(f"a tensor in the response has invalid shape {str(list(shape[:_MAX_DIMENSIONS]))[:80]}")
 
 
-# Cached, because members of an enumeration are found by Python code, at each request anew.
+# Cached, because looking up enum members is slow.
 @functools.cache
 def _layout(datatype: str) -> np.dtype[np.generic] | None:
-    """Memory layout of the elements of a datatype; None for BYTES."""
+    """Return the numpy dtype of a datatype; None for BYTES."""
     dtype = parse_datatype(datatype)
     return None if dtype is DType.BYTES else dtype.numpy
 

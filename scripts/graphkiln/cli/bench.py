@@ -101,8 +101,8 @@ def bench(
     the moment when a request was due. Exit code 1 when a request failed.
     """
     from graphkiln.bench import processes as load_processes
-    from graphkiln.bench.job import Target
     from graphkiln.bench.meters import ServerMeter
+    from graphkiln.bench.processes import Target
     from graphkiln.cli.bench_report import bench_report, print_tables
     from graphkiln.cli.bench_requests import RANDOM, plan_loads, read_feeds, read_samples
 

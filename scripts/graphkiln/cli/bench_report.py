@@ -6,8 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkiln.bench.meters import STAGES
-from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
-from graphkiln.reporting.report import Report, Section, Table
+from graphkiln.reporting.report import (
+    Bar,
+    Report,
+    Section,
+    Span,
+    Table,
+    bar_chart,
+    linear_across,
+    log_across,
+    span_chart,
+)
 
 PERCENTILES = ("p50", "p90", "p99", "p99.9")
 # Of the requests that were due: a share, and a number, that may be on their way at the end.

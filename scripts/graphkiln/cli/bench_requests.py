@@ -10,7 +10,7 @@ import numpy as np
 
 from graphkiln.bench.arrivals import bursts, constant, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS
-from graphkiln.bench.job import Load
+from graphkiln.bench.processes import Load
 from graphkiln.cli.tensor_input import parse_inputs, read_archive, to_feeds
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput
@@ -239,7 +239,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 def _takes_encoded(model: Model) -> bool:
     """Return true for the front end of another model, which takes encoded images."""
-    from graphkiln_client.published import published_tensor_model
+    from graphkiln_client.remote_model import published_tensor_model
 
     return bool(published_tensor_model(model.config))
 

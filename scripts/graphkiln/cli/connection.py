@@ -14,7 +14,7 @@ import typer
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.system.admin_key import KEY_FILE_VARIABLE, read_key
-from graphkiln_client.defaults import DEFAULT_TIMEOUT_S, DEFAULT_URL
+from graphkiln_client import DEFAULT_TIMEOUT_S, DEFAULT_URL
 
 if TYPE_CHECKING:
     from graphkiln_client import Client

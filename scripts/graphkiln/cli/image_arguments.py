@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from graphkiln.cli.connection import ConnectionOptions
     from graphkiln_client import Model
-    from graphkiln_client.preparing import Form
+    from graphkiln_client.image_requests import Form
 
 T = TypeVar("T")
 

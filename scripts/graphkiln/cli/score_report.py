@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from graphkiln.cli.score_summary import STAGES, stage_rows
-from graphkiln.reporting.charts import Bar, bar_chart, linear_across
-from graphkiln.reporting.report import Report, Section, Table
+from graphkiln.reporting.report import Bar, Report, Section, Table, bar_chart, linear_across
 
 if TYPE_CHECKING:
     from graphkiln.scoring.record import RunRecord

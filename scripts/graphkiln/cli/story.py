@@ -59,8 +59,8 @@ def story(
     Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
     try:
-        from graphkiln.story.request import StoryRequest, find_trained_weights, this_platform
         from graphkiln.story.runner import StoryRunner
+        from graphkiln.story.variants import StoryRequest, find_trained_weights, this_platform
     except ImportError as error:
         raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
     if weights is not None and not weights.is_file():

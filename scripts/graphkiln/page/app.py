@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Collection
+import socket
+import ssl
+import sys
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -17,12 +21,12 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from graphkiln.page.answers import answer_image
-from graphkiln.page.models import describe_version, list_models
+from graphkiln.page.answers import answer_image, answer_tensors, golden_sample
+from graphkiln.page.launch import PageFacts
+from graphkiln.page.listening_child import run_until_orphaned
 from graphkiln.page.security import BODY_LIMIT, Guard, read_body
-from graphkiln.page.server import ShownServer
+from graphkiln.page.server import ShownServer, Stores, describe_version, list_models
 from graphkiln.page.snippets import snippets
-from graphkiln.page.tensors import answer_tensors, golden_sample
 from graphkiln.reporting import LOOK
 from graphkiln.reporting.json_text import json_text
 from graphkiln_backend.graph.errors import (
@@ -34,6 +38,7 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
+from graphkiln_client import AsyncClient
 
 STATIC = Path(__file__).parent / "static"  # the files of the page
 _STATUS: dict[type[GraphkilnError], int] = {
@@ -186,3 +191,55 @@ async def _http_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as it is registered
     body = {"kind": "HTTP", "message": error.detail, "hint": ""}
     return JSONResponse({"error": body}, error.status_code, headers=error.headers)
+
+
+# The process of the page: the application on a listener that its parent holds.
+#
+#     python -m graphkiln.page.app LISTENER DOCUMENT
+#
+# DOCUMENT is JSON, of `PageFacts`.
+
+_MOST_CONNECTIONS = 256
+_IDLE_S = 60
+_RETRIES = 0  # a person who waits sees the error, and tries again
+# Otherwise the client would find the key of a server of this user, and everyone who sees the page could use it.
+_NO_KEY = "none"
+
+
+def shown_server(facts: PageFacts) -> ShownServer:
+    """The server that the facts name, asked without the admin key that this user could find."""
+    return ShownServer(
+        connect=lambda key: AsyncClient(facts.inner_url, max_retries=_RETRIES, admin_key=key or _NO_KEY),
+        stores=Stores([Path(folder) for folder in facts.stores]),
+        url=facts.url,
+        metrics_url=facts.metrics_url,
+        everywhere=facts.everywhere,
+    )
+
+
+def configure(facts: PageFacts) -> uvicorn.Config:
+    """Configuration of the ASGI server."""
+    certificate, key, authorities = facts.tls or ("", "", "")
+    return uvicorn.Config(
+        build_app(shown_server(facts), facts.names),
+        log_level="warning",
+        limit_concurrency=_MOST_CONNECTIONS,
+        timeout_keep_alive=_IDLE_S,
+        server_header=False,
+        ws="none",
+        ssl_certfile=certificate or None,
+        ssl_keyfile=key or None,
+        ssl_ca_certs=authorities or None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if authorities else ssl.CERT_NONE,
+    )
+
+
+async def run(arguments: Sequence[str]) -> None:
+    """Serve until the parent is gone."""
+    descriptor, document = arguments
+    server = uvicorn.Server(configure(PageFacts(**json.loads(document))))
+    await run_until_orphaned(server.serve([socket.socket(fileno=int(descriptor))]))
+
+
+if __name__ == "__main__":
+    asyncio.run(run(sys.argv[1:]))

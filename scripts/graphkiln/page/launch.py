@@ -154,7 +154,7 @@ def open_page(
     _check_port(address, flags)
     _warn_if_open(address, tls)
     try:
-        return ListeningChild("page", "graphkiln.page.process", (json.dumps(asdict(facts)),), address)
+        return ListeningChild("page", "graphkiln.page.app", (json.dumps(asdict(facts)),), address)
     except ServerSetupError as error:
         raise ServerSetupError(error.message, hint=_other_port(address)) from error
 

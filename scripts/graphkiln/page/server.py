@@ -3,25 +3,140 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from graphkiln.page.metrics import parse_metrics, placements, read_metrics, traffic
 from graphkiln_backend.graph.decoding import encode
-from graphkiln_backend.graph.errors import ClientError, ModelNotReady
+from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, GraphkilnError, ModelNotReady
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.task import is_classification
 from graphkiln_backend.graph.text import fault_in_served_name
 from graphkiln_backend.repository.version import read_manifest
 from graphkiln_backend.repository.version_folders import is_version
+from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import AsyncClient, AsyncModel
-from graphkiln_client.published import ServedVersion
+from graphkiln_client.remote_model import ServedVersion, published_tensor_model
+
+# The metrics of a running server for the page's charts: counters by model version, never reset here.
+#
+# A rate is the difference of two readings. The browser makes it, so that the page keeps no state.
+
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
+_COUNTERS = {
+    "nv_inference_request_success": "answered",
+    "nv_inference_request_failure": "failed",
+    "graphkiln_failed_requests_total": "failed",
+    "nv_inference_count": "samples",
+    "nv_inference_exec_count": "batches",
+    "nv_inference_request_duration_us": "request_us",
+    "nv_inference_queue_duration_us": "queue_us",
+    "nv_inference_pending_request_count": "waiting",
+}
+_QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
+_SUMMARY = "nv_inference_request_summary_us"
+_BATCHES = "graphkiln_batch_size_bucket"
+_GIVEN_UP = {"CANCELED", "CANCELLED"}  # as Triton and instances call requests whose clients hung up
+_INFO = "graphkiln_instance_info"
+_FACTS = {
+    "graphkiln_self_test_error": "self_test_error",
+    "graphkiln_self_test_timestamp_seconds": "self_test_at_s",
+    "graphkiln_self_test_failures_total": "self_test_failures",
+    "graphkiln_self_test_replays_total": "self_test_replays",
+    "graphkiln_load_seconds": "load_s",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One line of Prometheus' text format.
+
+    Attributes:
+        name: Of the metric.
+        labels: By name.
+        value: May be NaN.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+def parse_metrics(text: str) -> Iterator[Sample]:
+    """The samples of a text. Source: Prometheus, "Exposition formats", text format 0.0.4."""
+    for name, labels, value in _SAMPLE.findall(text):
+        found = {key: _ESCAPED.sub(_unescaped, escaped) for key, escaped in _LABEL.findall(labels)}
+        try:
+            yield Sample(name, found, float(value))
+        except ValueError:
+            continue
+
+
+def read_metrics(url: str) -> str:
+    """The text that a server publishes.
+
+    Raises:
+        ConnectionFailed: There is no server, or the response is no metrics.
+    """
+    try:
+        return fetch_metrics(url)
+    except (OSError, ValueError) as error:
+        raise ConnectionFailed(f"the metrics cannot be read: {error}", hint="is the server running?") from error
+
+
+def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
+    """Counters of each version since it was loaded, by name and version.
+
+    Returns:
+        Rows of `model`, `version`, the counters (durations in microseconds, `failed` without clients that cancelled;
+        of `answered`, those too that an instance answered with an error, which are among `failed`),
+        `p50_us` and `p99_us` where the server has them, and `sizes`: how many batches had at most so many rows.
+    """
+    rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"sizes": defaultdict(float)})
+    for sample in samples:
+        key = sample.labels.get("model", ""), sample.labels.get("version", "")
+        if name := _name_of(sample):
+            rows[key][name] = rows[key].get(name, 0.0) + sample.value
+        elif sample.name == _BATCHES:
+            rows[key]["sizes"][sample.labels.get("le", "")] += sample.value
+    return [{"model": model, "version": version, **rows[model, version]} for model, version in sorted(rows)]
+
+
+def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Engine, device and precision of each version, and its self-tests: the worst of its instances."""
+    facts: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"instances": 0})
+    for sample in samples:
+        row = facts[sample.labels.get("model", ""), sample.labels.get("version", "")]
+        if sample.name == _INFO:
+            row |= {key: sample.labels.get(key, "") for key in ("engine", "device", "precision")}
+            row["instances"] += 1
+        elif name := _FACTS.get(sample.name):
+            worst = min if name == "self_test_at_s" else max
+            row[name] = worst(row.get(name, sample.value), sample.value)
+    return {key: row for key, row in facts.items() if row["instances"]}
+
+
+def _name_of(sample: Sample) -> str:
+    """Key of a sample in a row of `traffic`; empty for one that is not part of it."""
+    if math.isnan(sample.value) or {sample.labels.get("reason"), sample.labels.get("code")} & _GIVEN_UP:
+        return ""
+    if sample.name == _SUMMARY:
+        return _QUANTILES.get(sample.labels.get("quantile", ""), "")
+    return _COUNTERS.get(sample.name, "")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
 
 _SHOWN = ("sha256", "digest", "verification", "weights")
 _HIDDEN = {"..", "."}
@@ -174,3 +289,102 @@ class ShownServer:
         if not self.metrics_url:
             raise ModelNotReady("the server publishes no metrics", hint="start it without --allow-metrics=false")
         return await asyncio.to_thread(lambda: read(read_metrics(self.metrics_url)))
+
+
+# The list of models, and the description of one version.
+
+_READY = "READY"
+
+
+async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
+    """Every model version that is loaded; with the admin key, those too that are not, and why.
+
+    Returns:
+        Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` where they are known.
+
+    Raises:
+        Unauthorized: The key is wrong.
+        ClientError: The request failed.
+    """
+    found = await _index(server, admin_key) if admin_key else await _loaded(server)
+    placed = await server.placements()
+    return [{**row, **placed.get((row["name"], row["version"]), {})} for row in found]
+
+
+async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:
+    """Describe a version from the server and the store as they are now.
+
+    Returns:
+        `inputs` and `outputs` of the signature, `max_batch_size`, `kind` of task (empty for a model that takes no
+        images), `preprocess`, `labels`, `proof` with `proof_problem`, `image_model`, and how it is placed.
+
+    Raises:
+        ClientError: The request failed.
+    """
+    server.forget(name, version)
+    served = await server.served(name, version)
+    placed = await server.placements()
+    return {
+        "name": name,
+        "version": version,
+        "inputs": served.metadata["inputs"],
+        "outputs": served.metadata["outputs"],
+        "platform": served.metadata.get("platform", ""),
+        "max_batch_size": served.config.get("max_batch_size", 0),
+        "image_model": served.image_model(),
+        "tensor_model": published_tensor_model(served.config),
+        **_image_facts(served),
+        **_proof(server, name, version),
+        **placed.get((name, version), {}),
+    }
+
+
+def kind_of(served: ServedVersion) -> str:
+    """Task of a version: `classification`, `detection`, ...; empty for a model that takes no images.
+
+    Raises:
+        ProtocolError: What it publishes cannot be read.
+    """
+    if not _takes_images(served):
+        return ""
+    task = served.task
+    return "classification" if task is None or is_classification(task) else task.kind
+
+
+def _takes_images(served: ServedVersion) -> bool:
+    try:
+        return bool(served.preprocess)
+    except ClientError:
+        return False
+
+
+def _image_facts(served: ServedVersion) -> dict[str, Any]:
+    kind = kind_of(served)
+    labels = served.contract.labels if served.contract else ()
+    ranking = served.ranking
+    return {
+        "kind": kind,
+        "preprocess": encode(served.preprocess) if kind else None,
+        "labels": list(labels or (ranking.labels if ranking else ())),
+    }
+
+
+def _proof(server: ShownServer, name: str, version: str) -> dict[str, Any]:
+    try:
+        return {"proof": server.stores.proof(name, version), "proof_problem": ""}
+    except GraphkilnError as error:
+        return {"proof": None, "proof_problem": str(error)}
+
+
+async def _loaded(server: ShownServer) -> list[dict[str, Any]]:
+    rows = [(str(row.get("name", "")), str(row.get("version", ""))) for row in await server.client.statistics()]
+    return [{"name": name, "version": version, "state": _READY, "reason": ""} for name, version in sorted(rows)]
+
+
+async def _index(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
+    async with server.connect(admin_key) as client:
+        models = await client.models()
+    return [
+        {"name": row.name, "version": row.version, "state": row.state or "UNLOADED", "reason": row.reason}
+        for row in models
+    ]

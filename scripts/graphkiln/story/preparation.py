@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from graphkiln.story.digits import CLASSES, split_digits
-from graphkiln.story.request import Platform, StoryRequest
 from graphkiln.story.training_step import TrainingStep
-from graphkiln.story.variants import GraphSpec, convert_options
+from graphkiln.story.variants import GraphSpec, Platform, StoryRequest, convert_options
 from graphkiln.story.workloads import open_source_model, source_preprocess
 from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest

@@ -9,8 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln.reporting.charts import Bar, Span, bar_chart, log_across, span_chart
-from graphkiln.reporting.report import Report, Section, render
+from graphkiln.reporting.report import Bar, Report, Section, Span, bar_chart, log_across, render, span_chart
 from graphkiln.reporting.report import Table as HtmlTable
 from graphkiln.story.variants import REPORTED_TOTAL
 

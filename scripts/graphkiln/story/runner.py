@@ -12,7 +12,6 @@ from typing import Any
 
 from graphkiln.bench.meters import ProcessMeter
 from graphkiln.story.preparation import ImageSet, PreparedModel, choose_images, prepare_model
-from graphkiln.story.request import Platform, StoryRequest, story_facts
 from graphkiln.story.results import (
     Judgment,
     Observation,
@@ -27,16 +26,19 @@ from graphkiln.story.variants import (
     BASE_GRAPH,
     LOWEST_PRECISIONS,
     TOP_K,
+    Platform,
+    StoryRequest,
     Variant,
     final_variants,
     initial_variants,
     repeat_commands,
     sample_paths,
     setting_flags,
+    story_facts,
 )
-from graphkiln.story.worker import Worker
 from graphkiln.story.workloads import (
     Predictions,
+    Worker,
     Workload,
     eager_workload,
     served_workload,

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from graphkiln.story.digits import CLASSES, Digits, split_digits
-from graphkiln.story.request import weights_path
+from graphkiln.story.variants import weights_path
 from graphkiln.training.augmentation import random_affine
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample

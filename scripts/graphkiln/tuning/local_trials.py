@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from graphkiln.bench.job import receive_message, send_message
+from graphkiln.bench.processes import receive_message, send_message
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement

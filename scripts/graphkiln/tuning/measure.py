@@ -16,10 +16,9 @@ import psutil
 
 from graphkiln.bench.arrivals import Moments, bursts, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS, Recording
-from graphkiln.bench.job import Load, Target
 from graphkiln.bench.meters import ProcessMeter
-from graphkiln.bench.processes import record_load
-from graphkiln.page.metrics import parse_metrics, read_metrics
+from graphkiln.bench.processes import Load, Target, record_load
+from graphkiln.page.server import parse_metrics, read_metrics
 from graphkiln.tuning.candidate import PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.statistics import Interval, Latency, throughput

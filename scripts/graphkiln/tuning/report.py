@@ -10,10 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from graphkiln.reporting.charts import Axis, linear_axis, log_axis
 from graphkiln.reporting.json_text import finite
+from graphkiln.reporting.report import Axis, environment, linear_axis, log_axis
 from graphkiln.reporting.report import Table as HtmlTable
-from graphkiln.reporting.report import environment
 from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.contest import Point
 from graphkiln.tuning.journal import Progress

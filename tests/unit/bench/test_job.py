@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphkiln.bench.job import Load
+from graphkiln.bench.processes import Load
 
 
 def test_shares_of_a_closed_loop_are_all_callers() -> None:

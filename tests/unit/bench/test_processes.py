@@ -17,8 +17,17 @@ import pytest
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.arrivals import constant
-from graphkiln.bench.job import Feeds, Job, Load, Target, receive_message, send_message
-from graphkiln.bench.processes import measure_load, process_count, share
+from graphkiln.bench.processes import (
+    Feeds,
+    Job,
+    Load,
+    Target,
+    measure_load,
+    process_count,
+    receive_message,
+    send_message,
+    share,
+)
 from graphkiln_backend.graph.errors import MeasurementError
 
 Started = Callable[[], list[psutil.Process]]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln.bench import worker as load_worker
-from graphkiln.bench.job import Feeds, Target
+from graphkiln.bench import processes as load_worker
+from graphkiln.bench.processes import Feeds, Target
 
 SAMPLES: list[Feeds] = [{"X": np.full((1,), number)} for number in range(3)]
 
@@ -46,7 +46,7 @@ def test_shared_memory_is_opened_where_it_is_wanted(monkeypatch: pytest.MonkeyPa
         def model(self, name: str, version: str) -> tuple[str, str]:
             return name, version
 
-    monkeypatch.setattr(load_worker, "Client", FakeClient)
+    monkeypatch.setattr("graphkiln_client.Client", FakeClient)
     with load_worker.ExitStack() as stack:
         for shared in (False, True):
             target = Target(client={"url": "u"}, model="m", version="3", shared_memory=shared)

@@ -11,7 +11,7 @@ import measurement
 import pytest
 from measurement import measure, show_progress
 
-from graphkiln.story.worker import Throughput
+from graphkiln.story.workloads import Throughput
 
 
 class FakeLoad:

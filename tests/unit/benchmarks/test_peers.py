@@ -11,7 +11,7 @@ import peers_speed
 import pytest
 from peers.protocols import PEERS, Peer, parse_json
 
-from graphkiln.story.worker import Throughput
+from graphkiln.story.workloads import Throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.generator import Measurement
-from graphkiln.bench.job import Feeds, Load, Target
+from graphkiln.bench.processes import Feeds, Load, Target
 from graphkiln.cli.bench_requests import read_feeds, read_samples
 from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ServerError
 

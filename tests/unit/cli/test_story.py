@@ -12,8 +12,8 @@ from commands import RunVerb
 from stories import CHAIN, make_observation, story_document
 
 from graphkiln.story import runner as running
-from graphkiln.story.request import Platform, StoryRequest, weights_path
 from graphkiln.story.runner import Progress
+from graphkiln.story.variants import Platform, StoryRequest, weights_path
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 
 MODEL = ("--model", "torchvision:resnet18")

@@ -23,8 +23,8 @@ from graphkiln_backend.graph.errors import (
     Overloaded,
     ProtocolError,
 )
+from graphkiln_client.client import run
 from graphkiln_client.connection import Connection, retry_delay_s
-from graphkiln_client.runner import run
 from graphkiln_client.transports.base import Deadline, InferRequest
 
 X = InferRequest(model="m", version="", inputs={"X": np.arange(3)})
@@ -98,7 +98,7 @@ class TestInfer:
     @pytest.mark.parametrize("extensions", [None, 7, "binary_tensor_data", {"binary_tensor_data": 1}])
     def test_extensions_that_are_no_list(self, extensions: Any) -> None:
         transport = FakeTransport({"server_metadata": {"extensions": extensions}})
-        with pytest.raises(ProtocolError, match="no list of extensions"):
+        with pytest.raises(ProtocolError, match="list of extensions"):
             run(Connection(transport, 10.0, 0).extensions())
 
 

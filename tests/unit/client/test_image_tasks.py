@@ -20,11 +20,11 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
-from graphkiln_client import preparing
+from graphkiln_client import image_requests as preparing
 from graphkiln_client.async_client import AsyncModel
 from graphkiln_client.client import Model
 from graphkiln_client.connection import Connection
-from graphkiln_client.preparing import Form
+from graphkiln_client.image_requests import Form
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), layout="HWC", dtype=DType.UINT8, interpolation="box")
@@ -134,7 +134,7 @@ def test_the_threshold_is_the_callers() -> None:
 
 @pytest.mark.parametrize("threshold", [50, -0.1, float("nan")])
 def test_a_threshold_that_is_no_score_does_not_find_nothing(threshold: float) -> None:
-    with pytest.raises(InvalidInput, match="score_threshold must be from 0 to 1, got"):
+    with pytest.raises(InvalidInput, match="score_threshold must be between"):
         model(DETECTION)[0].detect(image(8, 8), score_threshold=threshold)
 
 
@@ -188,8 +188,8 @@ def test_event_loops_get_the_same() -> None:
 @pytest.mark.parametrize(
     ("task", "verb", "words"),
     [
-        (None, "detect", "'m' cannot detect: its config.pbtxt names no such task (use classify"),
-        (Classification(), "embed", "'m' cannot embed: its config.pbtxt names no such task (use classify"),
+        (None, "detect", "'m' cannot detect: its config.pbtxt declares no such task"),
+        (Classification(), "embed", "'m' cannot embed: its config.pbtxt declares no such task"),
         (DETECTION, "segment", "'m' cannot segment: its task is detection (use detect"),
         (Embedding(vectors="v"), "detect", "its task is embedding (use embed"),
     ],
@@ -259,7 +259,7 @@ def test_damaged_files_among_good_ones(form: Form) -> None:
 
 
 def test_a_model_that_takes_no_encoded_images() -> None:
-    with pytest.raises(InvalidInput, match="takes no encoded images"):
+    with pytest.raises(InvalidInput, match="does not accept encoded"):
         model(DETECTION, form="encoded")[0].detect(FILES[0])
 
 
@@ -269,7 +269,7 @@ def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
     asked, server = model(DETECTION, form=form)
     server.responses["model_config"]["parameters"]["tensor_model"] = {"string_value": "m0"}
     for ask in (lambda: asked.detect(FILES[0]), lambda: list(asked.detect_many(FILES)), lambda: asked.classify(b"")):
-        with pytest.raises(InvalidInput, match="'m' takes encoded images for 'm0'"):
+        with pytest.raises(InvalidInput, match="on behalf of 'm0'"):
             ask()
 
 

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from graphkiln_backend.graph.errors import InvalidInput
-from graphkiln_client.many import Many, map_in_tasks, map_in_threads
+from graphkiln_client.async_client import Many, map_in_tasks
+from graphkiln_client.client import Client, map_in_threads
 
 
 def numbers(read: list[int], count: int = 1000) -> Iterator[int]:
@@ -24,21 +25,6 @@ def numbers(read: list[int], count: int = 1000) -> Iterator[int]:
 
 
 class TestMany:
-    @pytest.mark.parametrize(
-        ("count", "most", "expected"), [(0, 9, []), (3, 9, [3]), (7, 9, [3, 3, 1]), (3, 1, [1, 1, 1])]
-    )
-    def test_batches_of_what_is_wanted_and_what_the_model_takes(
-        self, count: int, most: int, expected: list[int]
-    ) -> None:
-        batches = list(Many(batch_size=3).split([b"x"] * count, most))
-        assert [len(batch) for batch in batches] == expected
-
-    def test_no_image_is_read_too_early(self) -> None:
-        read: list[int] = []
-        images: Any = numbers(read)
-        next(iter(Many(batch_size=4).split(images, 99)))
-        assert read == [0, 1, 2, 3]
-
     def test_answers_are_counted_and_errors_raised(self) -> None:
         counts: list[int] = []
         many = Many(progress=counts.append)
@@ -58,17 +44,10 @@ class TestMany:
     ["street.jpg", b"\xff\xd8", Path("street.jpg"), Image.new("L", (2, 2)), np.zeros((4, 5, 3)), np.zeros((4, 5))],
     ids=lambda each: type(each).__name__,
 )
-def test_one_image_is_not_taken_for_several(one: Any) -> None:
-    """Each letter of a path was a file that is not there, and each row of pixels was an image, which was answered."""
-    with pytest.raises(InvalidInput, match="expected several images"):
-        Many().split(one, 4)
-
-
-@pytest.mark.parametrize(
-    "several", [np.zeros((2, 4, 5, 3), np.uint8), np.zeros((2, 4, 5), np.uint8), {"a.png", "b.png"}]
-)
-def test_several_are_whatever_can_be_gone_through(several: Any) -> None:
-    assert [len(batch) for batch in Many().split(several, 4)] == [2]
+def test_a_single_image_is_refused(one: Any) -> None:
+    model = Client("http://localhost:1").model("m")
+    with pytest.raises(InvalidInput, match="several images"):
+        next(model.classify_many(one))
 
 
 class TestInThreads:

@@ -17,8 +17,8 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_client import preparing as module
-from graphkiln_client.preparing import download, prepare, to_tensor
+from graphkiln_client import image_requests as module
+from graphkiln_client.image_requests import download, prepare, to_tensor
 
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 NOISE = Image.effect_noise((6, 4), 80).convert("RGB")
@@ -164,9 +164,9 @@ def test_no_more_than_the_limit(
     [
         (hang_up, ConnectionFailed, "cannot fetch"),
         (b"nonsense\r\n\r\n", ConnectionFailed, "cannot fetch"),
-        (lambda connection: connection.sendall(http(b"x", length=9)), ConnectionFailed, "too early"),
+        (lambda connection: connection.sendall(http(b"x", length=9)), ConnectionFailed, "before the end"),
         (silence, ConnectionFailed, "timed out"),
-        (trickle(http(bytes(1000)), 0.01), DeadlineExceeded, "did not come within"),
+        (trickle(http(bytes(1000)), 0.01), DeadlineExceeded, "not downloaded within"),
     ],
     ids=["closed", "other protocol", "cut short", "silence", "byte after byte"],
 )

@@ -16,12 +16,12 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking
-from graphkiln_client.published import (
+from graphkiln_client.image_requests import parse_labels
+from graphkiln_client.remote_model import (
     ALL_CLASSES,
     ServedVersion,
     check_config,
     check_metadata,
-    parse_labels,
     published_graph,
 )
 
@@ -222,7 +222,7 @@ class TestParseLabels:
 
     @pytest.mark.parametrize("index", [-1, ALL_CLASSES, 10**12])
     def test_an_index_that_no_model_has(self, index: int) -> None:
-        with pytest.raises(ProtocolError, match=f"class of index {index}"):
+        with pytest.raises(ProtocolError, match=f"class index {index}"):
             parse_labels(np.array([f"1:{index}:x".encode()], object))
 
     @pytest.mark.parametrize("element", [b"", b"cat", b"1:x:cat", b"one:1:cat"])

@@ -11,9 +11,9 @@ import pytest
 from fake_transport import FakeTransport, echo
 
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_client.client import run
 from graphkiln_client.connection import Connection
 from graphkiln_client.remote_model import RemoteModel, new_request_id
-from graphkiln_client.runner import run
 from graphkiln_client.transports.base import PLAIN
 
 METADATA = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1]}], "outputs": []}
@@ -83,14 +83,14 @@ def test_a_single_number_travels_in_one_dimension() -> None:
 def test_dimensions_that_no_server_could_hold_are_not_sent(shape: tuple[int, ...]) -> None:
     transport = FakeTransport({"infer": echo})
     empty = np.zeros(shape, np.float32)
-    with pytest.raises(InvalidInput, match="cannot be sent"):
+    with pytest.raises(InvalidInput, match="too large to send"):
         run(remote(transport).infer({"X": empty}, {}, "id"))
-    with pytest.raises(InvalidInput, match="cannot be sent"):
+    with pytest.raises(InvalidInput, match="too large to send"):
         run(remote(transport).encode_once({"X": empty}))
     assert transport.inferred() == []
 
 
 def test_nested_lists_of_different_lengths() -> None:
     ragged: Any = [[1, 2], [3]]
-    with pytest.raises(InvalidInput, match="is no array"):
+    with pytest.raises(InvalidInput, match="is not an array"):
         run(remote(FakeTransport({"infer": echo})).infer({"X": ragged}, {}, "id"))

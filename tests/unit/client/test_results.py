@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.results import Classification, Result, ServedModel, classifications
+from graphkiln_client.tasks import Classification, Result, ServedModel, classifications
 
 
 class TestClassification:
@@ -86,5 +86,5 @@ class TestServedModel:
 
     @pytest.mark.parametrize("row", [{}, {"name": None}, {"name": 7, "version": "1"}])
     def test_a_row_without_a_name(self, row: dict[str, Any]) -> None:
-        with pytest.raises(ProtocolError, match="names no model"):
+        with pytest.raises(ProtocolError, match="has no model name"):
             ServedModel.parse(row)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from graphkiln_client.runner import run
+from graphkiln_client.client import run
 
 
 async def add(left: int, right: int) -> int:

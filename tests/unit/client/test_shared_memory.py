@@ -25,8 +25,8 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_client import Client
 from graphkiln_client.async_client import AsyncModel
+from graphkiln_client.client import run
 from graphkiln_client.connection import Connection
-from graphkiln_client.runner import run
 from graphkiln_client.shared_memory import Region, RegionPool
 from graphkiln_client.transports.base import InferRequest, InferResponse, SharedTensor
 

@@ -17,6 +17,7 @@ from certificates import write
 from running import free_ports
 
 from graphkiln.page import launch
+from graphkiln.page.app import configure, shown_server
 from graphkiln.page.launch import (
     PageFacts,
     chosen_address,
@@ -28,7 +29,6 @@ from graphkiln.page.launch import (
     page_url,
     with_quantiles,
 )
-from graphkiln.page.process import configure, shown_server
 from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shown_server import LABELS, PIXELS, Shown, config
 
-from graphkiln.page.models import describe_version, list_models
+from graphkiln.page.server import describe_version, list_models
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.manifest import Manifest
 

@@ -12,8 +12,8 @@ import pytest
 from fake_transport import echo
 from shown_server import Shown, config
 
-from graphkiln.page import tensors
-from graphkiln.page.tensors import answer_tensors, golden_sample
+from graphkiln.page import answers as tensors
+from graphkiln.page.answers import answer_tensors, golden_sample
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.golden import GoldenSamples

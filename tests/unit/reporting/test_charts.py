@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln.reporting.charts import (
+from graphkiln.reporting.report import (
     Bar,
     bar_chart,
     linear_across,

@@ -7,8 +7,19 @@ import re
 import jinja2
 import pytest
 
-from graphkiln.reporting.charts import Bar, Span, bar_chart, linear_across, log_across, span_chart
-from graphkiln.reporting.report import Report, Section, Table, environment, render
+from graphkiln.reporting.report import (
+    Bar,
+    Report,
+    Section,
+    Span,
+    Table,
+    bar_chart,
+    environment,
+    linear_across,
+    log_across,
+    render,
+    span_chart,
+)
 
 TABLE = Table(columns=("what", "per s"), rows=[("<b>one</b>", "10"), ("two", "20")])
 BARS = bar_chart([Bar(title="<i>", begin=0, end=10, label="10")], linear_across([10.0]))

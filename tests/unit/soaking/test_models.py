@@ -12,7 +12,7 @@ import pytest
 
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import read_version
-from graphkiln_client.results import Classification, Result
+from graphkiln_client.tasks import Classification, Result
 from soaking.faults import Field, bad_version, put_other_contract
 from soaking.models import DIGIT_LABELS, MODELS, MODELS_BY_NAME, SoakModel, build_store, difference, digit_labels
 from soaking.traffic import IMAGES, Ledger, Versions, WrongAnswer, check, expected_scores

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stories import ON_CPU, ON_GPU, story_request
 
-from graphkiln.story import request as module
-from graphkiln.story.request import find_trained_weights, machine_facts, this_platform, weights_path
+from graphkiln.story import variants as module
+from graphkiln.story.variants import find_trained_weights, machine_facts, this_platform, weights_path
 
 
 class TestFolder:

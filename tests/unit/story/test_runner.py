@@ -16,7 +16,6 @@ from stories import ON_CPU, story_request
 
 from graphkiln.story import runner as module
 from graphkiln.story.preparation import ImageSet, choose_images
-from graphkiln.story.request import Platform
 from graphkiln.story.results import Record, Round
 from graphkiln.story.runner import (
     Progress,
@@ -25,9 +24,8 @@ from graphkiln.story.runner import (
     start_variant,
 )
 from graphkiln.story.server import LocalServer
-from graphkiln.story.variants import GraphSpec, Variant, final_variants, initial_variants
-from graphkiln.story.worker import Throughput
-from graphkiln.story.workloads import Predictions, Workload, served_workload
+from graphkiln.story.variants import GraphSpec, Platform, Variant, final_variants, initial_variants
+from graphkiln.story.workloads import Predictions, Throughput, Workload, served_workload
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess

@@ -10,11 +10,11 @@ from stories import ON_CPU, ON_GPU, story_request
 from typer.testing import CliRunner
 
 from graphkiln.cli.main import app
-from graphkiln.story.request import Platform
 from graphkiln.story.variants import (
     BASE_GRAPH,
     LOWEST_PRECISIONS,
     GraphSpec,
+    Platform,
     convert_options,
     final_variants,
     initial_variants,

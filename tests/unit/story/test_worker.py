@@ -12,8 +12,8 @@ import psutil
 import pytest
 from stories import JPEGS, FakeWorkload
 
-from graphkiln.story import worker as module
-from graphkiln.story.worker import Worker, _rate, measure_throughput
+from graphkiln.story import workloads as module
+from graphkiln.story.workloads import Worker, _rate, measure_throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 

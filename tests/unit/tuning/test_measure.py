@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from graphkiln.bench.generator import Recording, _Trace
-from graphkiln.bench.job import Load
+from graphkiln.bench.processes import Load
 from graphkiln.tuning import measure
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.measure import (

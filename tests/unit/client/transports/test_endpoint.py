@@ -69,13 +69,13 @@ class TestUrls:
 
     @pytest.mark.parametrize("scheme", ["grpc", "grpcs"])
     def test_a_path_that_no_call_would_have(self, scheme: str) -> None:
-        with pytest.raises(InvalidInput, match="gRPC has no paths"):
+        with pytest.raises(InvalidInput, match="no path"):
             parse(f"{scheme}://gateway/triton")
         assert parse(f"{scheme}://host:1/").path == ""
 
     @pytest.mark.parametrize("rest", ["?key=s3cret", "/a?key=s3cret", "#s3cret"])
     def test_what_would_not_be_sent_is_refused_and_not_shown(self, rest: str) -> None:
-        with pytest.raises(InvalidInput, match="would not be sent") as caught:
+        with pytest.raises(InvalidInput, match="must not contain") as caught:
             parse(f"http://host:8000{rest}")
         assert "s3cret" not in str(caught.value)
 
@@ -131,7 +131,7 @@ class TestHeaders:
 
     @pytest.mark.parametrize("value", ["a\r\nX-B: b", "a\nb", "\x00", "\x7f", "\u00e4", "a\tb"])
     def test_what_cannot_be_sent_is_refused_and_not_shown(self, value: str) -> None:
-        with pytest.raises(InvalidInput, match="header X-Token holds characters that cannot be sent") as caught:
+        with pytest.raises(InvalidInput, match="X-Token contains characters") as caught:
             parse("http://host", {"X-Token": f"s3cret{value}"})
         assert "s3cret" not in str(caught.value)
 

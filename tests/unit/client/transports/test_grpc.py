@@ -31,8 +31,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_client import AsyncClient, Client
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
-from graphkiln_client.transports.grpc_transport import open_channel, translate_error
-from graphkiln_client.transports.grpc_wire import GrpcWire
+from graphkiln_client.transports.grpc_transport import GrpcWire, open_channel, translate_error
 
 Infer = Callable[..., dict[str, AnyArray]]
 

@@ -70,7 +70,7 @@ class TestHttp:
             (http(b"{}", "200 OK", "Content-Encoding: gzip"), ProtocolError, "decompressed as gzip"),
             (http(b"{}", "200 OK", "Content-Encoding: br"), ProtocolError, "decompressed as br"),
             (http(b'{"id": "of another", "outputs": []}'), ProtocolError, "has the id of another"),
-            (http(b"{}", "200 OK", "Inference-Header-Content-Length: 999"), ProtocolError, "header has 999 bytes"),
+            (http(b"{}", "200 OK", "Inference-Header-Content-Length: 999"), ProtocolError, "declares 999 bytes"),
             (http(b"{}", "200 OK", f"Inference-Header-Content-Length: {'9' * 5000}"), ProtocolError, "malformed"),
             (hang_up, ConnectionFailed, "closed the connection|cannot reach"),
         ],

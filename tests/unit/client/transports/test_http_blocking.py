@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded
 from graphkiln_client import Client
-from graphkiln_client.runner import run
+from graphkiln_client.client import run
 from graphkiln_client.transports import http_blocking
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint

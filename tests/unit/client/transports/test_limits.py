@@ -9,8 +9,8 @@ import pytest
 
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import MIB
-from graphkiln_client.transports import limits
-from graphkiln_client.transports.limits import check_json, decompress, infer_limit
+from graphkiln_client.transports import base as limits
+from graphkiln_client.transports.base import check_json, decompress, infer_limit
 
 
 class TestInferLimit:
